@@ -1,0 +1,93 @@
+"""A RunConfig as JSON and back, strictly: what the reader does not know, it refuses."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, get_args
+
+import cattrs
+
+from memtrain.config import DataConfig, RunConfig
+from memtrain.errors import MemtrainError, nearest
+
+CONFIG_VERSION = 1
+"""Raised when a saved config can no longer be read as it was meant."""
+
+
+def to_json(config: RunConfig) -> str:
+    """The config as indented JSON, every field written out."""
+    plain = cattrs.Converter().unstructure(config)
+    return json.dumps({"version": CONFIG_VERSION, **plain}, indent=2) + "\n"
+
+
+def from_json(text: str) -> RunConfig:
+    """Read what `to_json` wrote. Unknown fields, wrong types and bad values are refused."""
+    try:
+        plain = json.loads(text)
+    except ValueError as error:
+        raise MemtrainError(f"not a config: {error}") from None
+    if not isinstance(plain, dict):
+        raise MemtrainError("not a config: a JSON object is needed")
+    version = plain.pop("version", CONFIG_VERSION)
+    if version != CONFIG_VERSION:
+        raise MemtrainError(
+            f"version={version}: this memtrain reads config version {CONFIG_VERSION}; "
+            "use the memtrain that wrote it"
+        )
+    _check_data_kind(plain.get("data"))
+    return _structure(plain)
+
+
+def _check_data_kind(data: Any) -> None:
+    """cattrs picks the data's class by its kind; say so in words when there is none."""
+    kinds = [config().kind for config in get_args(DataConfig)]
+    if isinstance(data, dict) and data.get("kind") not in kinds:
+        raise MemtrainError(f"data.kind={data.get('kind')!r}: {nearest(str(data.get('kind')), kinds)}")
+
+
+def _structure(plain: Mapping[str, Any]) -> RunConfig:
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    # cattrs turns "12" into 12 and 2.7 into 2; a config says what it means.
+    for kind, accepted in ((int, int), (float, (int, float)), (str, str), (bool, bool)):
+        converter.register_structure_hook(kind, _strict(kind, accepted))
+    converter.register_structure_hook(str | int | float | bool, _scalar)
+    try:
+        return converter.structure(plain, RunConfig)
+    except MemtrainError:
+        raise
+    except Exception as error:
+        for cause in _causes(error):
+            if isinstance(cause, MemtrainError):
+                raise cause from None
+            if isinstance(cause, cattrs.errors.ForbiddenExtraKeysError):
+                name = sorted(cause.extra_fields)[0]
+                known = [f.name for f in fields(cause.cl)]
+                guess = get_close_matches(name, known, n=1)
+                raise MemtrainError(
+                    f"{name}: {cause.cl.__name__} has no such field"
+                    + (f"; did you mean {guess[0]}?" if guess else f" ({', '.join(known)})")
+                ) from None
+        raise MemtrainError("not a config: " + "; ".join(cattrs.transform_error(error))) from None
+
+
+def _strict(kind: type, accepted: Any):
+    def structure(value: Any, _: type) -> Any:
+        if isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted):
+            raise TypeError(f"{value!r} is no {kind.__name__}")
+        return kind(value)
+
+    return structure
+
+
+def _scalar(value: Any, _: Any) -> Any:
+    if not isinstance(value, (str, int, float, bool)):
+        raise TypeError(f"{value!r} is no text, number or truth value")
+    return value
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)

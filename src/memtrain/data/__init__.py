@@ -1,0 +1,1 @@
+"""What is learned: tasks that make batches of token sequences."""

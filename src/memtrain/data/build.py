@@ -1,0 +1,21 @@
+"""From a data config to its task."""
+
+from memtrain.config import Custom, DataConfig, Digits
+from memtrain.data.images import DigitsTask
+from memtrain.data.synthetic import TASKS
+from memtrain.data.task import Task, check_task
+from memtrain.errors import MemtrainError
+from memtrain.load import load_class
+
+
+def build_task(config: DataConfig) -> Task:
+    """The task a config names; a task of the user's is checked against the contract."""
+    if isinstance(config, Digits):
+        return DigitsTask(config)
+    if isinstance(config, Custom):
+        task_class = load_class(config.path, "data.path")
+        try:
+            return check_task(task_class(**config.options))
+        except TypeError as error:
+            raise MemtrainError(f"data.path={config.path}: {error}") from None
+    return TASKS[type(config)](config)

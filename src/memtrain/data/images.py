@@ -1,0 +1,68 @@
+"""Images as sequences of pixels, and back."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from memtrain.config import Digits
+from memtrain.data.task import Task
+from memtrain.shapes import Batch
+
+SIDE, LEVELS = 8, 17
+
+
+class DigitsTask(Task):
+    """The 8x8 digits that come with scikit-learn. Their writers' order is shuffled once."""
+
+    vocab_size = LEVELS + 1
+    sequence_length = SIDE * SIDE
+    start_token = LEVELS
+    """Read before the first pixel, so that an image can be drawn from nothing."""
+
+    def __init__(self, config: Digits) -> None:
+        from sklearn.datasets import load_digits
+
+        pixels = load_digits().images.reshape(-1, SIDE * SIDE)
+        images = torch.from_numpy(pixels.astype(np.int64))
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        kept = max(1, round(config.held_out * len(images)))
+        self.test_images = images[order[:kept]]
+        self.train_images = images[order[kept:]]
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        chosen = torch.randint(len(self.train_images), (count,), generator=generator)
+        return self._batch(self.train_images[chosen])
+
+    def held_out(self, count: int, generator: torch.Generator) -> Batch:
+        """Test images without repetition, all of them if more are asked for."""
+        order = torch.randperm(len(self.test_images), generator=generator)
+        return self._batch(self.test_images[order[:count]])
+
+    def _batch(self, images: Int[Tensor, "B 64"]) -> Batch:
+        start = torch.full((len(images), 1), self.start_token)
+        return Batch(torch.cat([start, images[:, :-1]], dim=1), images)
+
+    def describe(self, inputs: list[int], targets: list[int]) -> str:
+        shades = " .:-=+*#%@"
+        ink = [shades[level * (len(shades) - 1) // (LEVELS - 1)] * 2 for level in targets]
+        return "\n".join("".join(ink[row : row + SIDE]) for row in range(0, len(ink), SIDE))
+
+
+def save_grid(images: Int[Tensor, "N L"], path: Path, *, columns: int = 0, scale: int = 6) -> None:
+    """Write images, given as rows of grey levels, as one PNG grid of dark ink on white."""
+    from matplotlib.image import imsave
+
+    columns = columns or int(np.ceil(np.sqrt(len(images))))
+    rows = -(-len(images) // columns)
+    side, gap = SIDE * scale, scale
+    canvas = np.full((rows * (side + gap) + gap, columns * (side + gap) + gap), 0.92)
+    for index, image in enumerate(images.cpu().numpy().reshape(-1, SIDE, SIDE)):
+        top = gap + (index // columns) * (side + gap)
+        left = gap + (index % columns) * (side + gap)
+        ink = np.kron(image / (LEVELS - 1), np.ones((scale, scale)))
+        canvas[top : top + side, left : left + side] = 1 - ink
+    path.parent.mkdir(parents=True, exist_ok=True)
+    imsave(path, canvas, cmap="gray", vmin=0, vmax=1)

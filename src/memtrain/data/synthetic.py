@@ -1,0 +1,230 @@
+"""The paper's five synthetic tasks (appendix, "Synthetic Tasks").
+
+Each task is a draw, which only the generator decides, and a rendering, a function without chance
+that the paper's worked examples pin down. Beside the letters of `shapes.py`:
+
+| letter | meaning                          |
+| ------ | -------------------------------- |
+| P      | key-value pairs in a sequence    |
+| K, L   | symbols in a key, in a value     |
+| E      | examples (x, y) in a sequence    |
+"""
+
+from collections.abc import Callable
+from string import ascii_letters
+from typing import final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from memtrain.config import Arithmetic, Copy, Recall, Retrieval, Stack
+from memtrain.data.task import Task
+from memtrain.shapes import IGNORE_INDEX, Batch
+
+# ------------------------------------------------------------------------------------ retrieval
+
+
+def retrieval_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Ask at the last position for the token behind the first 0."""
+    marker = (inputs == 0).int().argmax(1, keepdim=True)  # (B, 1); of equals, the first
+    targets = torch.full_like(inputs, IGNORE_INDEX)
+    targets[:, -1:] = inputs.gather(1, marker + 1)
+    return targets
+
+
+@final
+class RetrievalTask(Task):
+    """x = [3,4,0,2,1,3,1,0] -> y = [·,·,·,·,·,·,·,2]"""
+
+    def __init__(self, config: Retrieval):
+        self.vocab_size = config.vocab_size
+        self.sequence_length = config.sequence_length
+        self.noise = config.noise
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        length = self.sequence_length
+        inputs = torch.randint(1, self.vocab_size, (count, length), generator=generator)
+        # At most T-3, so that the token behind the marker is never the query.
+        marker = torch.randint(length - 2, (count, 1), generator=generator)
+        inputs.scatter_(1, marker, 0)
+        inputs[:, -1] = 0
+        targets = retrieval_targets(inputs)
+        # Drawn even without noise: a seed then gives the same inputs at every noise level.
+        noisy = torch.rand(count, generator=generator) < self.noise
+        noise = torch.randint(1, self.vocab_size, (count,), generator=generator)
+        targets[:, -1] = torch.where(noisy, noise, targets[:, -1])
+        return Batch(inputs, targets)
+
+
+# ----------------------------------------------------------------------------------------- copy
+
+
+def copy_batch(strings: Int[Tensor, "B L"]) -> Batch:
+    """Read the strings, then say them backwards while reading zeros."""
+    return Batch(
+        inputs=torch.cat([strings, torch.zeros_like(strings)], 1),
+        targets=torch.cat([torch.full_like(strings, IGNORE_INDEX), strings.flip(1)], 1),
+    )
+
+
+@final
+class CopyTask(Task):
+    """x = [3,4,1,2,0,0,0,0] -> y = [·,·,·,·,2,1,4,3]"""
+
+    def __init__(self, config: Copy):
+        self.vocab_size = config.vocab_size
+        self.sequence_length = config.sequence_length
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        shape = (count, self.sequence_length // 2)
+        return copy_batch(torch.randint(1, self.vocab_size, shape, generator=generator))
+
+
+# ---------------------------------------------------------------------------------------- stack
+
+
+def stack_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Ask at every pop, 0, for the symbol that it takes; no pop may meet an empty stack."""
+    pop = inputs == 0
+    # The slot of the stack that an operation fills or empties.
+    slot = torch.where(pop, -1, 1).cumsum(1) - (~pop).long()
+    # On one slot pushes and pops alternate: sorted by slot, then time, a pop follows its push.
+    order = slot.argsort(dim=1, stable=True)
+    operation = inputs.gather(1, order)
+    answer = torch.where(operation == 0, operation.roll(1, dims=1), IGNORE_INDEX)
+    return torch.empty_like(inputs).scatter_(1, order, answer)
+
+
+@final
+class StackTask(Task):
+    """x = [1,0,2,3,0,1,0,0] -> y = [·,1,·,·,3,·,1,2]"""
+
+    def __init__(self, config: Stack):
+        self.vocab_size = config.vocab_size
+        self.sequence_length = config.sequence_length
+        self.depth = config.depth
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        shape = (count, self.sequence_length)
+        symbols = torch.randint(1, self.vocab_size, shape, generator=generator)
+        # A free walk, folded between 0 and the depth: the step is forced where the stack is empty
+        # or full and a fair coin elsewhere.
+        walk = (2 * torch.randint(2, shape, generator=generator) - 1).cumsum(1)
+        height = self.depth - (walk % (2 * self.depth) - self.depth).abs()
+        push = height.diff(dim=1, prepend=torch.zeros(count, 1, dtype=torch.long)) > 0
+        inputs = torch.where(push, symbols, 0)
+        return Batch(inputs, stack_targets(inputs))
+
+
+# --------------------------------------------------------------------------------------- recall
+
+
+def recall_batch(
+    keys: Int[Tensor, "B P K"], values: Int[Tensor, "B P L"], query: Int[Tensor, " B"]
+) -> Batch:
+    """Read all pairs, then the key number `query`; say its value from the key's last symbol on."""
+    rows = torch.arange(len(query))
+    asked, answer = keys[rows, query], values[rows, query]  # (B, K), (B, L)
+    pairs = torch.cat([keys, values], 2).flatten(1)  # (B, P * (K + L))
+    blanks = torch.zeros_like(answer[:, 1:])
+    inputs = torch.cat([pairs, asked, blanks], 1)
+    targets = torch.full_like(inputs, IGNORE_INDEX)
+    targets[:, -answer.shape[1] :] = answer
+    return Batch(inputs, targets)
+
+
+def draw_distinct_keys(
+    config: Recall, count: int, generator: torch.Generator
+) -> Int[Tensor, "B P K"]:
+    """Draw the keys of each sequence without replacement, as strings over 0..key_symbols-1."""
+    symbols, length = config.key_symbols, config.key_length
+    spellable = symbols**length
+    if spellable <= 4 * config.pairs:
+        ranks = torch.rand(count, spellable, dtype=torch.float64, generator=generator)
+        numbers = ranks.argsort(1)[:, : config.pairs, None]  # (B, P, 1)
+        return numbers // symbols ** torch.arange(length) % symbols
+    # Too many to list, perhaps beyond int64. Redrawing repeats until none is left favours no key:
+    # only equality is looked at, so every choice of distinct keys is as likely as any other.
+    # A key repeats with probability below 1/4, so the loop is short.
+    keys = torch.randint(symbols, (count, config.pairs, length), generator=generator)
+    unsure = torch.arange(count)
+    while len(unsure):
+        drawn = keys[unsure]
+        same = (drawn[:, :, None] == drawn[:, None]).all(-1)  # (N, P, P)
+        repeats = same.tril(-1).any(-1)  # (N, P): equal to an earlier key
+        drawn[repeats] = torch.randint(symbols, (int(repeats.sum()), length), generator=generator)
+        keys[unsure] = drawn
+        unsure = unsure[repeats.any(1)]
+    return keys
+
+
+@final
+class RecallTask(Task):
+    """x = [b,1,a,3,d,2,a] -> y = [·,·,·,·,·,·,3]
+
+    Token 0 is the blank; then come the keys' symbols, then the values'.
+    """
+
+    def __init__(self, config: Recall):
+        self.vocab_size = 1 + config.key_symbols + config.value_symbols
+        pair_length = config.key_length + config.value_length
+        self.sequence_length = (config.pairs + 1) * pair_length - 1
+        self.config = config
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        config = self.config
+        keys = 1 + draw_distinct_keys(config, count, generator)
+        shape = (count, config.pairs, config.value_length)
+        values = torch.randint(config.value_symbols, shape, generator=generator)
+        query = torch.randint(config.pairs, (count,), generator=generator)
+        return recall_batch(keys, 1 + config.key_symbols + values, query)
+
+    def describe(self, inputs: list[int], targets: list[int]) -> str:
+        """As in the paper: letters for keys, numbers from 1 for values."""
+        if self.config.key_symbols > len(ascii_letters):
+            return super().describe(inputs, targets)
+        letters = ascii_letters[: self.config.key_symbols]
+        names = ["_", *letters, *map(str, range(1, self.config.value_symbols + 1))]
+        asked = " ".join("·" if y == IGNORE_INDEX else names[y] for y in targets)
+        return f"x  {' '.join(names[x] for x in inputs)}\ny  {asked}"
+
+
+# ----------------------------------------------------------------------------------- arithmetic
+
+
+def arithmetic_batch(
+    x: Int[Tensor, "B E"], a: Int[Tensor, " B"], b: Int[Tensor, " B"], vocab_size: int
+) -> Batch:
+    """Read x and say y = (a x + b) mod V, then read that y, for each example in turn."""
+    y = (a[:, None] * x + b[:, None]) % vocab_size
+    return Batch(
+        inputs=torch.stack([x, y], 2).flatten(1),  # (B, 2E)
+        targets=torch.stack([y, torch.full_like(y, IGNORE_INDEX)], 2).flatten(1),
+    )
+
+
+@final
+class ArithmeticTask(Task):
+    """x = [x0,y0,x1,y1,...] -> y = [y0,·,y1,·,...]"""
+
+    def __init__(self, config: Arithmetic):
+        self.vocab_size = config.vocab_size
+        self.sequence_length = 2 * config.examples
+        self.config = config
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        config = self.config
+        x = torch.randint(config.vocab_size, (count, config.examples), generator=generator)
+        a, b = torch.randint(config.difficulty, (2, count), generator=generator)
+        return arithmetic_batch(x, a, b, config.vocab_size)
+
+
+TASKS: dict[type, Callable[..., Task]] = {
+    Retrieval: RetrievalTask,
+    Copy: CopyTask,
+    Stack: StackTask,
+    Recall: RecallTask,
+    Arithmetic: ArithmeticTask,
+}
+"""The task that each config makes."""

@@ -1,0 +1,71 @@
+"""The task contract: anything that makes batches of sequences can be learned."""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from memtrain.errors import MemtrainError
+from memtrain.shapes import IGNORE_INDEX, Batch
+
+
+class Task(ABC):
+    """A source of sequences, all of one length.
+
+    A task of your own sets the two numbers and writes `sample`:
+
+        class Parity(Task):
+            vocab_size, sequence_length = 2, 24
+
+            def sample(self, count, generator):
+                bits = torch.randint(2, (count, 24), generator=generator)
+                return Batch(bits, bits.cumsum(1) % 2)
+    """
+
+    vocab_size: int
+    """Inputs and targets are 0..vocab_size-1; a target may also be IGNORE_INDEX."""
+    sequence_length: int
+    """Tokens in a sequence."""
+
+    @abstractmethod
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        """Draw training sequences; the generator is the only source of chance."""
+
+    def held_out(self, count: int, generator: torch.Generator) -> Batch:
+        """Draw sequences for evaluation. Fresh draws are held out; finite data must override."""
+        return self.sample(count, generator)
+
+    def describe(self, inputs: list[int], targets: list[int]) -> str:
+        """One sequence as text for a person."""
+        asked = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)
+        return f"x  {' '.join(map(str, inputs))}\ny  {asked}"
+
+
+def check_task(task: object) -> Task:
+    """Return the task if it keeps the contract; say in words which rule it breaks if not."""
+    name = type(task).__name__
+    if not isinstance(task, Task):
+        raise MemtrainError(f"{name}: a task must be a subclass of memtrain.Task")
+    for attribute in ("vocab_size", "sequence_length"):
+        value = getattr(task, attribute, None)
+        if not isinstance(value, int) or value < 1:
+            raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
+    batch = task.sample(3, torch.Generator().manual_seed(0))
+    if not isinstance(batch, Batch):
+        raise MemtrainError(f"{name}.sample: must return a memtrain.Batch, not {type(batch)}")
+    shape = (3, task.sequence_length)
+    for role, tokens in (("inputs", batch.inputs), ("targets", batch.targets)):
+        if tuple(tokens.shape) != shape or tokens.dtype != torch.long:
+            raise MemtrainError(
+                f"{name}.sample(3): {role} must be int64 of shape {shape}, "
+                f"not {tokens.dtype} of shape {tuple(tokens.shape)}"
+            )
+        allowed = (tokens >= 0) & (tokens < task.vocab_size)
+        if role == "targets":
+            allowed |= tokens == IGNORE_INDEX
+        if not bool(allowed.all()):
+            bad = int(tokens[~allowed][0])
+            raise MemtrainError(
+                f"{name}.sample: {role} contain {bad}, outside 0..{task.vocab_size - 1}"
+                + (f" and not IGNORE_INDEX ({IGNORE_INDEX})" if role == "targets" else "")
+            )
+    return task

@@ -1,0 +1,1 @@
+"""Measuring what was trained, and what the training cost."""

@@ -1,0 +1,1 @@
+"""The models: Transformer blocks, the teacher, the recurrent cells, the RNN."""

@@ -1,0 +1,53 @@
+"""The RNN: a cell, a readout and the empty memory. It needs no teacher."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from memtrain.nn.teacher import Decoder
+
+
+class RNN(nn.Module):
+    """A recurrent network that reads token after token in constant time and memory.
+
+    Example:
+        memory = rnn.empty_memory(batch_size=1)
+        for token in tokens:
+            logits, memory = rnn.step(memory, token)
+    """
+
+    def __init__(self, cell: nn.Module, readout: Decoder) -> None:
+        super().__init__()
+        self.cell = cell
+        self.readout = readout
+
+    def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
+        """The memory of having read nothing: zeros."""
+        weight = self.readout.head.weight
+        return torch.zeros(
+            batch_size, self.cell.memory_tokens, self.cell.memory_dim, device=weight.device
+        )
+
+    def step(
+        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+    ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B M D"]]:
+        """Read one token: the logits of its target, and the new memory."""
+        memory = self.cell(memory, token)
+        return self.predict(memory), memory
+
+    def predict(self, memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows V"]:
+        """Logits of the target that is due when this memory was just made."""
+        rows = memory.shape[:-2]
+        return self.readout(memory.flatten(0, -3))[:, 0].unflatten(0, rows)
+
+    def unroll(
+        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None
+    ) -> Float[Tensor, "B T M D"]:
+        """The memories after each input, one step after another, from the empty memory."""
+        if memory is None:
+            memory = self.empty_memory(len(inputs))
+        memories = []
+        for token in inputs.unbind(1):
+            memory = self.cell(memory, token)
+            memories.append(memory)
+        return torch.stack(memories, dim=1)

@@ -1,0 +1,196 @@
+"""The teacher: an encoder that turns the past into a memory, a decoder that tells the future.
+
+Both encoders answer one call, `teacher.encode(inputs, steps)`: the memories after the given
+steps. They differ in what they read: the bidirectional one (the paper's) reads a window of its
+own for every memory, the causal one reads the sequence once for all memories.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from memtrain.config import TeacherConfig
+from memtrain.nn.blocks import Block, Stack, normalize_memory, projection
+
+
+class BidirectionalEncoder(nn.Module):
+    """[context, registers] through full attention; the registers come out as the memory."""
+
+    def __init__(self, config: TeacherConfig, memory_tokens: int, memory_dim: int) -> None:
+        super().__init__()
+        self.context_length = config.context_length
+        self.registers = nn.Parameter(torch.randn(memory_tokens, config.width))
+        self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
+        self.to_memory = projection(config.width, memory_dim)
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "B T"],
+        steps: Int[Tensor, "B S"],
+        embedding: nn.Embedding,
+    ) -> Float[Tensor, "B S M D"]:
+        """Memories after `steps`, each from the window of context that ends there."""
+        window = min(self.context_length, inputs.shape[1])
+        positions = steps[:, :, None] + torch.arange(1 - window, 1, device=inputs.device)
+        present = positions >= 0  # (B, S, C): what lies before the sequence is padding
+        rows = torch.arange(len(inputs), device=inputs.device)[:, None, None]
+        context = inputs[rows, positions.clamp(min=0)]  # (B, S, C)
+        memory = self.encode_windows(embedding(context.flatten(0, 1)), present.flatten(0, 1))
+        return memory.unflatten(0, steps.shape)
+
+    def encode_windows(
+        self, context: Float[Tensor, "N C W"], present: Tensor
+    ) -> Float[Tensor, "N M D"]:
+        """One memory a window. RoPE is relative, so left padding needs a mask and nothing more."""
+        count = len(self.registers)
+        registers = self.registers.expand(len(context), -1, -1)
+        mask = torch.cat([present, present.new_ones(len(context), count)], dim=1)
+        x = torch.cat([context, registers.to(context.dtype)], dim=1)  # (N, C+M, W)
+        return self.to_memory(self.stack(x, keep=slice(-count, None), mask=mask))
+
+
+class CausalEncoder(nn.Module):
+    """All memories of a sequence in one pass.
+
+    Tokens attend causally, at most `context_length` back in every layer. The registers of step t
+    attend to the tokens that step t may see and to one another; nothing attends to the registers
+    of another step. So the memory after t is what a run on the tokens 0..t alone would give.
+    """
+
+    def __init__(self, config: TeacherConfig, memory_tokens: int, memory_dim: int) -> None:
+        super().__init__()
+        self.context_length = config.context_length
+        self.registers = nn.Parameter(torch.randn(memory_tokens, config.width))
+        self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
+        self.to_memory = projection(config.width, memory_dim)
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "B T"],
+        steps: Int[Tensor, "B S"],
+        embedding: nn.Embedding,
+    ) -> Float[Tensor, "B S M D"]:
+        """Memories after `steps`."""
+        length, count = inputs.shape[1], len(self.registers)
+        device = inputs.device
+        self.stack.rotary.reserve(length + count)
+        time = torch.arange(length, device=device)
+        age = time[:, None] - time  # (T, T): how far back a key lies
+        token_mask = (age >= 0) & (age < self.context_length)
+        register_mask = token_mask[steps][:, None, :, None]  # (B, 1, S, 1, T)
+        register_positions = steps[..., None] + 1 + torch.arange(count, device=device)  # (B, S, M)
+
+        tokens = embedding(inputs)
+        registers = self.registers.to(tokens.dtype).expand(*steps.shape, -1, -1)  # (B, S, M, W)
+        *inner, last = self.stack.blocks
+        for block in inner:
+            tokens, registers = self._layer(
+                block, tokens, registers, time, register_positions, token_mask, register_mask
+            )
+        _, registers = self._layer(
+            last, tokens, registers, time, register_positions, None, register_mask
+        )
+        return self.to_memory(self.stack.norm(registers))
+
+    def _layer(
+        self,
+        block: nn.Module,
+        tokens: Float[Tensor, "B T W"],
+        registers: Float[Tensor, "B S M W"],
+        time: Int[Tensor, " T"],
+        register_positions: Int[Tensor, "B S M"],
+        token_mask: Tensor | None,
+        register_mask: Tensor,
+    ) -> tuple[Float[Tensor, "B T W"], Float[Tensor, "B S M W"]]:
+        """One block over tokens and registers; without a token mask the tokens are left alone."""
+        assert isinstance(block, Block)
+        rotary = self.stack.rotary
+        query, key, value = block.attention.heads_of(block.attention_norm(tokens))
+        key = rotary(key, time)
+        own_query, own_key, own_value = block.attention.heads_of(block.attention_norm(registers))
+        own_query = rotary(own_query, register_positions)  # (B, S, H, M, E)
+        own_key = rotary(own_key, register_positions)
+
+        past = torch.einsum("bshme,bhte->bhsmt", own_query, key)
+        own = torch.einsum("bshme,bshne->bhsmn", own_query, own_key)
+        past = past.masked_fill(~register_mask, float("-inf"))
+        scale = 1 / math.sqrt(block.attention.head_dim)
+        weights = (torch.cat([past, own], dim=-1) * scale).softmax(dim=-1)
+        past, own = weights.split([key.shape[-2], own_key.shape[-2]], dim=-1)
+        mixed = torch.einsum("bhsmt,bhte->bshme", past, value)
+        mixed = mixed + torch.einsum("bhsmn,bshne->bshme", own, own_value)
+        registers = block.finish(registers, mixed)
+
+        if token_mask is not None:
+            mixed = nn.functional.scaled_dot_product_attention(
+                rotary(query, time), key, value, attn_mask=token_mask
+            )
+            tokens = block.finish(tokens, mixed)
+        return tokens, registers
+
+
+ENCODERS = {"bidirectional": BidirectionalEncoder, "causal": CausalEncoder}
+
+
+class Decoder(nn.Module):
+    """[memory, future inputs] through attention to the logits of the future targets.
+
+    Causal, it is the teacher's decoder; with no future inputs it is the RNN's readout, and then
+    it may also be bidirectional.
+    """
+
+    def __init__(
+        self, config: TeacherConfig, vocab_size: int, memory_dim: int, *, causal: bool = True
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        self.from_memory = projection(memory_dim, config.width)
+        self.stack = Stack(config.width, config.decoder_layers, config.heads, config.head_dim)
+        self.head = nn.Linear(config.width, vocab_size, bias=False)
+
+    def forward(
+        self, memory: Float[Tensor, "N M D"], future: Float[Tensor, "N K W"] | None = None
+    ) -> Float[Tensor, "N F V"]:
+        """Logits of F = K + 1 targets, the first from the memory alone."""
+        x = self.from_memory(memory)
+        first = x.shape[1] - 1  # the last memory position predicts the first target
+        if future is not None:
+            x = torch.cat([x, future.to(x.dtype)], dim=1)  # (N, M+K, W)
+        return self.head(self.stack(x, keep=slice(first, None), causal=self.causal))
+
+
+class Teacher(nn.Module):
+    """Encoder and decoder over one shared embedding."""
+
+    def __init__(
+        self, config: TeacherConfig, vocab_size: int, memory_tokens: int, memory_dim: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(vocab_size, config.width)
+        self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
+        self.decoder = Decoder(config, vocab_size, memory_dim)
+
+    def encode(
+        self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"] | None = None
+    ) -> Float[Tensor, "B S M D"]:
+        """The memories after the given steps of each sequence, or after every step.
+
+        Example: `teacher.encode(inputs)[:, -1]` is the memory of the whole sequence.
+        """
+        if steps is None:
+            steps = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape)
+        memory = self.encoder(inputs, steps, self.embedding)
+        return normalize_memory(memory) if self.config.normalize_memory else memory
+
+    def decode(
+        self, memory: Float[Tensor, "N M D"], future_inputs: Int[Tensor, "N K"]
+    ) -> Float[Tensor, "N F V"]:
+        """Logits of the K + 1 targets that follow the memory; the k-th has read k inputs."""
+        return self.decoder(memory, self.embedding(future_inputs))
+
+    def predict(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N V"]:
+        """Logits of the next target alone."""
+        return self.decoder(memory)[:, 0]

@@ -1,0 +1,1 @@
+"""What is minimised: SMT, DMT and BPTT, and the losses they are made of."""

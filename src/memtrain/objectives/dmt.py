@@ -1,0 +1,83 @@
+"""DAgger Memory Training: the cell meets its own mistakes, the teacher says what was right.
+
+The rollout runs without autograd. What trains is one step from each rolled-out memory towards
+the teacher's next memory, all steps at once; the teacher is frozen. The readout learns the
+targets from the same rolled-out memories, and its loss does not reach the cell.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from memtrain.config import DMTConfig
+from memtrain.nn.rnn import RNN
+from memtrain.nn.teacher import Teacher
+from memtrain.objectives.losses import dynamics_loss, readout_loss
+from memtrain.objectives.objective import Objective
+from memtrain.shapes import Batch, Losses
+
+
+class DMT(Objective):
+    """dynamics_weight · MSE(rollout, teacher) + readout_weight · next-target loss."""
+
+    def __init__(self, config: DMTConfig, teacher: Teacher, rnn: RNN) -> None:
+        super().__init__()
+        self.config = config
+        self.teacher = teacher
+        self.rnn = rnn
+
+    def trained(self) -> dict[str, nn.Module]:
+        return {"cell": self.rnn.cell, "readout": self.rnn.readout}
+
+    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+        config = self.config
+        memory, steps = self._start(batch, generator)
+        rows = torch.arange(len(steps), device=steps.device)[:, None]
+        inputs, targets = batch.inputs[rows, steps], batch.targets[rows, steps]
+
+        labelled = self._labelled(steps.shape[1], generator)
+        with torch.no_grad():
+            labels = self.teacher.encode(batch.inputs, steps[:, labelled])
+        with torch.set_grad_enabled(config.through_time):
+            rollout = self.rnn.unroll(inputs, memory)  # (B, R, M, D)
+        if config.through_time:
+            predicted = rollout[:, labelled]
+        else:
+            before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)[:, labelled]
+            token = inputs[:, labelled].flatten()
+            predicted = self.rnn.cell(before.flatten(0, 1), token).unflatten(0, labels.shape[:2])
+        dynamics = dynamics_loss(predicted, labels)
+        readout = readout_loss(self.rnn, rollout.detach(), targets)
+        total = config.dynamics_weight * dynamics + config.readout_weight * readout
+        return Losses(total, {"dynamics": dynamics.detach(), "readout": readout.detach()})
+
+    def _start(
+        self, batch: Batch, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B M D"], Int[Tensor, "B R"]]:
+        """The memory each rollout starts from, and the steps it goes through.
+
+        A rollout from the empty memory starts at the first input. One from a teacher's memory
+        starts after a random step that leaves room for the rollout.
+        """
+        rows, length = batch.inputs.shape
+        device = batch.inputs.device
+        rollout = min(self.config.rollout_length or length, length)
+        memory = self.rnn.empty_memory(rows)
+        first = torch.zeros(rows, dtype=torch.long, device=device)
+        taught = rows - round(self.config.empty_start * rows)
+        if taught:
+            # A rollout as long as the sequence leaves a taught row no past: it is shortened.
+            rollout = min(rollout, length - 1)
+            after = torch.randint(
+                length - rollout, (taught, 1), generator=generator, device=generator.device
+            ).to(device)
+            with torch.no_grad():
+                memory[:taught] = self.teacher.encode(batch.inputs[:taught], after)[:, 0]
+            first[:taught] = after[:, 0] + 1
+        return memory, first[:, None] + torch.arange(rollout, device=device)
+
+    def _labelled(self, rollout: int, generator: torch.Generator) -> slice:
+        """Every `label_stride`-th step, from a random offset."""
+        stride = min(self.config.label_stride, rollout)
+        offset = torch.randint(stride, (), generator=generator, device=generator.device)
+        return slice(int(offset), None, stride)

@@ -1,0 +1,73 @@
+"""One pure function an equation of the paper."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from memtrain.nn.rnn import RNN
+from memtrain.shapes import IGNORE_INDEX
+
+
+def decode_loss(
+    logits: Float[Tensor, "*rows V"], targets: Int[Tensor, "*rows"]
+) -> Float[Tensor, ""]:
+    """L^dec: cross-entropy in nats, the mean over all positions that carry a target."""
+    logits, targets = logits.flatten(0, -2).float(), targets.flatten()
+    total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / (targets != IGNORE_INDEX).sum().clamp(min=1)
+
+
+def readout_loss(
+    rnn: RNN, memories: Float[Tensor, "B T M D"], targets: Int[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """L^dec of the RNN's readout. Only memories at which a target is due are read out."""
+    asked = targets != IGNORE_INDEX
+    return decode_loss(rnn.predict(memories[asked]), targets[asked])
+
+
+def dynamics_loss(
+    predicted: Float[Tensor, "*rows M D"], memory: Float[Tensor, "*rows M D"]
+) -> Float[Tensor, ""]:
+    """L^dyn, and the drift delta_t: mean squared error over every dimension of the memory."""
+    return F.mse_loss(predicted.float(), memory.float())
+
+
+def uniformity_loss(
+    memory: Float[Tensor, "*rows M D"], samples: int, generator: torch.Generator
+) -> Float[Tensor, ""]:
+    """L^unif: log of the mean Gaussian potential between memory tokens of unit length.
+
+    0 when all memories are one point, about -4 when they cover the sphere evenly. Pairs of a
+    token with itself are left out; the paper's equation keeps them and omits the scaling.
+    """
+    tokens = F.normalize(memory.flatten(0, -2).float(), dim=-1)
+    if len(tokens) > samples:
+        chance = torch.rand(len(tokens), generator=generator, device=generator.device)
+        tokens = tokens[chance.topk(samples).indices.to(tokens.device)]
+    count = len(tokens)
+    squared_distance = 2 - 2 * tokens @ tokens.T
+    itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+    potential = (-2 * squared_distance).masked_fill(itself, float("-inf"))
+    pairs = torch.tensor(float(count * (count - 1)), device=tokens.device)
+    return potential.flatten().logsumexp(0) - pairs.log()
+
+
+def drift(
+    rollout: Float[Tensor, "B T M D"], memory: Float[Tensor, "B T M D"]
+) -> Float[Tensor, " T"]:
+    """delta_t: squared distance from the teacher's memory at every step of a rollout."""
+    return (rollout.float() - memory.float()).square().mean(dim=(0, 2, 3))
+
+
+def unexplained_variance(
+    rollout: Float[Tensor, "B T M D"], memory: Float[Tensor, "B T M D"]
+) -> Float[Tensor, " T"]:
+    """1 - R^2 at every step: the drift as a share of the variance of the teacher's memories.
+
+    The variance is taken over sequences and steps together: at one step alone it may vanish
+    (before anything worth remembering was read), and the ratio would mean nothing.
+    """
+    memory = memory.float()
+    variance = (memory - memory.mean(dim=(0, 1))).square().mean()
+    return drift(rollout, memory) / variance.clamp(min=1e-12)

@@ -1,0 +1,31 @@
+"""The objective contract: all that the trainer knows about a way of training."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+
+from memtrain.shapes import Batch, Losses
+
+
+class Objective(nn.Module, ABC):
+    """Owns the loss; the trainer owns the loop."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+        """The loss of a batch; the generator is the only source of chance."""
+
+    @abstractmethod
+    def trained(self) -> dict[str, nn.Module]:
+        """The modules that train, by name; each is clipped to its own gradient norm."""
+
+    def settle(self) -> None:
+        """Make the RNN whole, before it is looked at and when the stage ends."""
+
+
+def draw_steps(
+    rows: int, count: int, below: int, generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    """`count` distinct timesteps of 0..below-1 for each of `rows` sequences, (rows, count)."""
+    chance = torch.rand(rows, below, generator=generator, device=generator.device)
+    return chance.topk(count, dim=1).indices.to(device)

@@ -1,0 +1,23 @@
+"""From sequences to windows: the timesteps to train, and the future of each."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from memtrain.shapes import IGNORE_INDEX, Batch, Window
+
+
+def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -> Window:
+    """What the memories made after `steps` have to predict.
+
+    A future that reaches beyond its sequence is cut off: its missing targets are IGNORE_INDEX.
+    The inputs there are arbitrary, since the decoder is causal and nothing reads them.
+    """
+    length = batch.inputs.shape[1]
+    future_length = min(future_length, length)
+    due = steps[..., None] + torch.arange(future_length, device=steps.device)  # (B, S, F)
+    rows = torch.arange(len(steps), device=steps.device)[:, None, None]
+    inside = due < length
+    due = due.clamp(max=length - 1)
+    targets = batch.targets[rows, due].where(inside, IGNORE_INDEX)
+    return Window(steps, batch.inputs[rows, due[..., 1:]], targets)

@@ -1,0 +1,29 @@
+"""Recipes: functions that return a whole RunConfig. `memtrain train NAME` runs one.
+
+A recipe is a starting point: every field of what it returns can be changed, on the command line
+(`--smt.steps 2000`) or with `dataclasses.replace`.
+"""
+
+from collections.abc import Callable
+
+from memtrain.config import RunConfig
+from memtrain.errors import MemtrainError, nearest
+from memtrain.recipes.digits import digits
+from memtrain.recipes.synthetic import arithmetic, copy, recall, retrieval, retrieval_bptt, stack
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "retrieval": retrieval,
+    "retrieval-bptt": retrieval_bptt,
+    "copy": copy,
+    "stack": stack,
+    "recall": recall,
+    "arithmetic": arithmetic,
+    "digits": digits,
+}
+
+
+def recipe(name: str) -> RunConfig:
+    """The config of a recipe by name."""
+    if name not in RECIPES:
+        raise MemtrainError(f"recipe {name!r}: {nearest(name, RECIPES)}")
+    return RECIPES[name]()

@@ -1,0 +1,40 @@
+"""scikit-learn's 8x8 digits: real handwriting, small enough for a laptop."""
+
+from memtrain.config import (
+    CellConfig,
+    Digits,
+    DMTConfig,
+    LogConfig,
+    RunConfig,
+    SMTConfig,
+    TeacherConfig,
+)
+
+
+def digits() -> RunConfig:
+    """Draw 8x8 digits pixel by pixel from an empty memory. Minutes on two cores."""
+    return RunConfig(
+        name="digits",
+        data=Digits(),
+        teacher=TeacherConfig(
+            encoder="causal",
+            context_length=64,
+            width=64,
+            encoder_layers=3,
+            decoder_layers=1,
+            heads=4,
+            head_dim=16,
+        ),
+        cell=CellConfig(memory_tokens=4, memory_dim=64, width=64, layers=2, heads=4, head_dim=16),
+        smt=SMTConfig(
+            steps=1000,
+            batch_size=32,
+            learning_rate=2e-3,
+            schedule="cosine",
+            timesteps="all",
+            decode_timesteps=8,
+            future_length=16,
+        ),
+        dmt=DMTConfig(steps=300, batch_size=32, learning_rate=1e-3),
+        log=LogConfig(evaluate_every=100),
+    )

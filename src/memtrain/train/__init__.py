@@ -1,0 +1,1 @@
+"""How training runs: the step, the engine under it, checkpoints, metrics."""

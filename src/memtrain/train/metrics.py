@@ -1,0 +1,157 @@
+"""What a run says while it runs: metrics.jsonl for programs, progress for people."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class MetricsFile:
+    """One JSON object a line, appended; cut back to a checkpoint's length on resume."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def sync(self) -> int:
+        """Force all lines to disk and return the file's length in bytes."""
+        if not self.path.exists():
+            return 0
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def cut(self, length: int) -> None:
+        """Forget what was written after a checkpoint: it will be written again."""
+        if self.path.exists():
+            os.truncate(self.path, min(length, self.path.stat().st_size))
+
+    def read(self) -> list[dict]:
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+class Reporter(Protocol):
+    """Whoever wants to hear how a run goes."""
+
+    def stage(self, name: str, step: int, steps: int) -> None: ...
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SilentReporter:
+    """For tests and for programs."""
+
+    def stage(self, name: str, step: int, steps: int) -> None: ...
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TerminalReporter:
+    """A live bar a stage with rate and time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[metrics]}"),
+            console=console,
+        )
+        self.bar: TaskID | None = None
+        self.began = (0, 0.0)
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.progress.start()
+        self.bar = self.progress.add_task(name, total=steps, completed=step, metrics="", rate="")
+        self.began = (step, time.monotonic())
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        assert self.bar is not None
+        first, then = self.began
+        rate = (step - first) / max(1e-9, time.monotonic() - then)
+        self.progress.update(
+            self.bar, completed=step, rate=f"{rate:.1f}/s", metrics=_brief(metrics)
+        )
+
+    def say(self, message: str) -> None:
+        self.progress.console.print(message, highlight=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+class LineReporter:
+    """A plain line every few seconds, for logs and pipes."""
+
+    def __init__(self, console: Console, seconds: float = 5.0) -> None:
+        self.console = console
+        self.seconds = seconds
+        self.name, self.steps = "", 0
+        self.began = (0, 0.0)
+        self.spoke = 0.0
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.name, self.steps = name, steps
+        self.began = (step, time.monotonic())
+        self.spoke = time.monotonic()
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        now = time.monotonic()
+        if now - self.spoke < self.seconds and step < self.steps:
+            return
+        self.spoke = now
+        first, then = self.began
+        rate = (step - first) / max(1e-9, now - then)
+        left = (self.steps - step) / max(1e-9, rate)
+        self.say(
+            f"{self.name}  {step}/{self.steps}  {rate:.1f} steps/s  "
+            f"left {int(left // 60)}:{int(left % 60):02d}  {_brief(metrics)}"
+        )
+
+    def say(self, message: str) -> None:
+        self.console.print(message, highlight=False, soft_wrap=True)
+
+    def close(self) -> None: ...
+
+
+def make_reporter() -> TerminalReporter | LineReporter:
+    """Progress on stderr, so that stdout stays clean for results."""
+    console = Console(stderr=True)
+    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return TerminalReporter(console) if live else LineReporter(console)
+
+
+def _brief(metrics: dict[str, float]) -> str:
+    return "  ".join(
+        f"{name} {value:.3f}" for name, value in metrics.items() if "norm" not in name
+    )

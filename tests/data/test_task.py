@@ -1,0 +1,113 @@
+import textwrap
+
+import pytest
+import torch
+
+from memtrain.data.task import Task, check_task
+from memtrain.errors import MemtrainError
+from memtrain.shapes import IGNORE_INDEX, Batch
+
+
+class Constant(Task):
+    """Gives back whatever it is told to."""
+
+    def __init__(self, inputs, targets=None, *, vocab_size=4, sequence_length=5):
+        self.vocab_size, self.sequence_length = vocab_size, sequence_length
+        self.batch = Batch(inputs, inputs.clone() if targets is None else targets)
+
+    def sample(self, count, generator):
+        return self.batch
+
+
+def zeros(*shape, dtype=torch.long):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def with_one(value):
+    tokens = zeros(3, 5)
+    tokens[1, 2] = value
+    return tokens
+
+
+def refusal(task):
+    with pytest.raises(MemtrainError) as caught:
+        check_task(task)
+    return str(caught.value)
+
+
+def test_the_docstrings_example_keeps_the_contract():
+    _, example = (Task.__doc__ or "").split("writes `sample`:\n")
+    names = {"Task": Task, "Batch": Batch, "torch": torch}
+    exec(textwrap.dedent(example), names)
+    parity = names["Parity"]()  # pyright: ignore[reportCallIssue]
+    assert check_task(parity) is parity
+
+
+def test_a_task_may_leave_targets_out():
+    task = Constant(zeros(3, 5), with_one(IGNORE_INDEX))
+    assert check_task(task) is task
+
+
+def test_what_is_no_task_is_refused():
+    assert refusal(3) == "int: a task must be a subclass of memtrain.Task"
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "sequence_length"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "4", None])
+def test_a_number_that_is_not_whole_and_positive_is_refused(field, value):
+    task = Constant(zeros(3, 5), **{field: value})
+    assert refusal(task) == f"Constant.{field}={value!r}: must be a whole number above 0"
+
+
+def test_a_number_that_was_never_set_is_refused():
+    class Unset(Task):
+        vocab_size = 4
+
+        def sample(self, count, generator):
+            raise AssertionError("the numbers are looked at first")
+
+    assert refusal(Unset()) == "Unset.sequence_length=None: must be a whole number above 0"
+
+
+def test_a_sample_that_is_no_batch_is_refused():
+    class Pair(Task):
+        vocab_size, sequence_length = 4, 5
+
+        def sample(self, count, generator):
+            return zeros(count, 5), zeros(count, 5)  # pyright: ignore
+
+    assert refusal(Pair()) == "Pair.sample: must return a memtrain.Batch, not <class 'tuple'>"
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3, 4)])
+def test_a_wrong_shape_is_refused(shape):
+    assert refusal(Constant(zeros(*shape))) == (
+        "Constant.sample(3): inputs must be int64 of shape (3, 5), "
+        f"not torch.int64 of shape {shape}"
+    )
+
+
+def test_inputs_of_a_wrong_dtype_are_refused():
+    assert refusal(Constant(zeros(3, 5, dtype=torch.int32))) == (
+        "Constant.sample(3): inputs must be int64 of shape (3, 5), not torch.int32 of shape (3, 5)"
+    )
+
+
+def test_targets_of_a_wrong_dtype_are_refused():
+    assert refusal(Constant(zeros(3, 5), zeros(3, 5, dtype=torch.int32))) == (
+        "Constant.sample(3): targets must be int64 of shape (3, 5), not torch.int32 of shape (3, 5)"
+    )
+
+
+@pytest.mark.parametrize("value", [4, -1, IGNORE_INDEX])
+def test_an_input_outside_the_vocabulary_is_refused(value):
+    assert refusal(Constant(with_one(value), zeros(3, 5))) == (
+        f"Constant.sample: inputs contain {value}, outside 0..3"
+    )
+
+
+@pytest.mark.parametrize("value", [4, -1])
+def test_a_target_outside_the_vocabulary_is_refused(value):
+    assert refusal(Constant(zeros(3, 5), with_one(value))) == (
+        f"Constant.sample: targets contain {value}, outside 0..3 and not IGNORE_INDEX (-100)"
+    )
