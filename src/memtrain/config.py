@@ -150,7 +150,9 @@ class Digits:
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise MemtrainError(f"held_out={self.held_out}: must lie between 0 and 1, both excluded")
+            raise MemtrainError(
+                f"held_out={self.held_out}: must lie between 0 and 1, both excluded"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +162,7 @@ class Custom:
     kind: Literal["custom"] = "custom"
     path: str = "my_task:MyTask"
     """Where the class is, as package.module:Class. The current folder is searched too."""
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    options: dict[str, int | float | bool | str] = field(default_factory=dict)
     """Keyword arguments of the class."""
 
     def __post_init__(self) -> None:
@@ -223,7 +225,7 @@ class CellConfig:
     """Attention heads (Transformer)."""
     head_dim: int = 64
     """Width of one head (Transformer)."""
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    options: dict[str, int | float | bool | str] = field(default_factory=dict)
     """Keyword arguments for a class of yours, beside vocab_size."""
 
     def __post_init__(self) -> None:

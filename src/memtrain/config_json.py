@@ -43,7 +43,9 @@ def _check_data_kind(data: Any) -> None:
     """cattrs picks the data's class by its kind; say so in words when there is none."""
     kinds = [config().kind for config in get_args(DataConfig)]
     if isinstance(data, dict) and data.get("kind") not in kinds:
-        raise MemtrainError(f"data.kind={data.get('kind')!r}: {nearest(str(data.get('kind')), kinds)}")
+        raise MemtrainError(
+            f"data.kind={data.get('kind')!r}: {nearest(str(data.get('kind')), kinds)}"
+        )
 
 
 def _structure(plain: Mapping[str, Any]) -> RunConfig:
@@ -51,7 +53,7 @@ def _structure(plain: Mapping[str, Any]) -> RunConfig:
     # cattrs turns "12" into 12 and 2.7 into 2; a config says what it means.
     for kind, accepted in ((int, int), (float, (int, float)), (str, str), (bool, bool)):
         converter.register_structure_hook(kind, _strict(kind, accepted))
-    converter.register_structure_hook(str | int | float | bool, _scalar)
+    converter.register_structure_hook(int | float | bool | str, _scalar)
     try:
         return converter.structure(plain, RunConfig)
     except MemtrainError:

@@ -1,8 +1,8 @@
 """A run: a folder, its models, and the stages that train them.
 
-    runs/NAME/config.json       the whole RunConfig
-              metrics.jsonl     a line every few steps: losses, counters, evaluations
-              checkpoints/      the last few, each enough to go on to the bit
+runs/NAME/config.json       the whole RunConfig
+          metrics.jsonl     a line every few steps: losses, counters, evaluations
+          checkpoints/      the last few, each enough to go on to the bit
 """
 
 import shutil
@@ -23,7 +23,7 @@ from memtrain.data.task import Task, check_task
 from memtrain.errors import DivergedError, MemtrainError
 from memtrain.eval.cost import sequential_ops
 from memtrain.eval.evaluate import Evaluation, evaluate
-from memtrain.nn.cells import build_cell, check_cell
+from memtrain.nn.cells import build_cell, check_cell, memory_shape
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder, Teacher
 from memtrain.objectives.bptt import BPTT
@@ -32,12 +32,22 @@ from memtrain.objectives.objective import Objective
 from memtrain.objectives.smt import SMT
 from memtrain.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from memtrain.train.engine import Engine
-from memtrain.train.metrics import MetricsFile, Reporter, SilentReporter
+from memtrain.train.metrics import MetricsFile, Reporter
 from memtrain.train.trainer import Trainer
 
 
 class Interrupted(Exception):
-    """The user asked to stop; everything is saved."""
+    """Someone asked to stop; everything is saved."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+class StopRequest:
+    """Which signal asked to stop, if any did."""
+
+    signal_number = 0
 
 
 class Run:
@@ -59,13 +69,17 @@ class Run:
         vocab_size = self.task.vocab_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            cell = check_cell(cell, vocab_size) if cell is not None else build_cell(config.cell, vocab_size)
+            if cell is None:
+                cell = build_cell(config.cell, vocab_size)
+            else:
+                check_cell(cell, vocab_size)
+            memory_tokens, memory_dim = memory_shape(cell)
             causal = config.readout_attention == "causal"
-            readout = Decoder(config.teacher, vocab_size, cell.memory_dim, causal=causal)
+            readout = Decoder(config.teacher, vocab_size, memory_dim, causal=causal)
             self.rnn = RNN(cell, readout).to(self.engine.device)
             self.teacher = None
             if config.has_teacher:
-                teacher = Teacher(config.teacher, vocab_size, cell.memory_tokens, cell.memory_dim)
+                teacher = Teacher(config.teacher, vocab_size, memory_tokens, memory_dim)
                 self.teacher = teacher.to(self.engine.device)
         self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": []}
         self.pending: Checkpoint | None = None
@@ -145,7 +159,7 @@ class Run:
         run = cls(config, folder, cell=cell, task=task)
         checkpoint, problems = latest_checkpoint(folder / "checkpoints")
         for problem in problems:
-            (reporter or SilentReporter()).say(f"passed over a broken checkpoint: {problem}")
+            (reporter or Reporter()).say(f"passed over a broken checkpoint: {problem}")
         if checkpoint is not None:
             run._load(checkpoint)
         return run
@@ -191,7 +205,7 @@ class Run:
             Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last full step is on disk.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
         """
-        reporter = reporter or SilentReporter()
+        reporter = reporter or Reporter()
         self.metrics.cut(self.pending.progress["metrics_bytes"] if self.pending else 0)
         try:
             while not self.finished:
@@ -223,9 +237,10 @@ class Run:
             with stop_signals() as stop:
                 while trainer.step < stage.steps:
                     self._step(trainer, name, reporter)
-                    if stop.is_set() and trainer.step < stage.steps:
+                    if stop.signal_number and trainer.step < stage.steps:
                         self._save(trainer)
-                        raise Interrupted(f"stopped after step {trainer.step} of {name}")
+                        message = f"stopped after step {trainer.step} of {name}, all is saved"
+                        raise Interrupted(message, stop.signal_number)
             trainer.objective.settle()
         self.progress |= {"stage": index + 1, "step": 0}
         self._save(trainer)
@@ -282,7 +297,7 @@ class Run:
 
     # -------------------------------------------------------------------------------- look
 
-    def totals(self) -> dict[str, float]:
+    def totals(self) -> dict[str, int | float]:
         """Steps, tokens, sequential operations and training seconds of all stages so far."""
         stages = self.progress["stages"]
         return {
@@ -298,15 +313,15 @@ class Run:
 
 
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets; a second one stops at once, as usual."""
-    stop = threading.Event()
+def stop_signals() -> Iterator[StopRequest]:
+    """A request that Ctrl-C or SIGTERM sets; a second one stops at once, as usual."""
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
     def request(number: int, frame: object) -> None:
-        stop.set()
+        stop.signal_number = number
         for name, handler in before.items():
             signal.signal(name, handler)
 

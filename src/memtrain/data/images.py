@@ -19,14 +19,15 @@ class DigitsTask(Task):
 
     vocab_size = LEVELS + 1
     sequence_length = SIDE * SIDE
+    unit = "pixel"
     start_token = LEVELS
-    """Read before the first pixel, so that an image can be drawn from nothing."""
+    writable = LEVELS
 
     def __init__(self, config: Digits) -> None:
         from sklearn.datasets import load_digits
 
-        pixels = load_digits().images.reshape(-1, SIDE * SIDE)
-        images = torch.from_numpy(pixels.astype(np.int64))
+        pixels, _ = load_digits(return_X_y=True)
+        images = torch.from_numpy(np.asarray(pixels, dtype=np.int64))
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         kept = max(1, round(config.held_out * len(images)))
         self.test_images = images[order[:kept]]
@@ -42,13 +43,16 @@ class DigitsTask(Task):
         return self._batch(self.test_images[order[:count]])
 
     def _batch(self, images: Int[Tensor, "B 64"]) -> Batch:
-        start = torch.full((len(images), 1), self.start_token)
+        start = torch.full((len(images), 1), LEVELS)  # the start token
         return Batch(torch.cat([start, images[:, :-1]], dim=1), images)
 
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         shades = " .:-=+*#%@"
         ink = [shades[level * (len(shades) - 1) // (LEVELS - 1)] * 2 for level in targets]
         return "\n".join("".join(ink[row : row + SIDE]) for row in range(0, len(ink), SIDE))
+
+    def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
+        save_grid(tokens, path)
 
 
 def save_grid(images: Int[Tensor, "N L"], path: Path, *, columns: int = 0, scale: int = 6) -> None:

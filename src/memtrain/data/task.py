@@ -1,8 +1,11 @@
 """The task contract: anything that makes batches of sequences can be learned."""
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
@@ -25,6 +28,12 @@ class Task(ABC):
     """Inputs and targets are 0..vocab_size-1; a target may also be IGNORE_INDEX."""
     sequence_length: int
     """Tokens in a sequence."""
+    unit: str = "target"
+    """What one target is called in results: nats a target, nats a pixel."""
+    start_token: int | None = None
+    """What is read before the first written token, if sequences of the task can be written."""
+    writable: int = 0
+    """Only tokens below this number may be written (0: all)."""
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Batch:
@@ -38,6 +47,10 @@ class Task(ABC):
         """One sequence as text for a person."""
         asked = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)
         return f"x  {' '.join(map(str, inputs))}\ny  {asked}"
+
+    def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
+        """Write sequences that a model wrote to a file, as a person would like to see them."""
+        raise MemtrainError(f"{type(self).__name__}: has no picture of its sequences")
 
 
 def check_task(task: object) -> Task:

@@ -10,6 +10,7 @@ The contract, which `check_cell` checks and any module of yours may keep:
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -120,6 +121,13 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
     return check_cell(cell, vocab_size)
 
 
+def memory_shape(cell: nn.Module) -> tuple[int, int]:
+    """(M, D) of a cell that keeps the contract."""
+    tokens, dim = cell.memory_tokens, cell.memory_dim
+    assert isinstance(tokens, int) and isinstance(dim, int)
+    return tokens, dim
+
+
 def check_cell(cell: object, vocab_size: int) -> nn.Module:
     """Return the cell if it keeps the contract.
 
@@ -149,13 +157,14 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
         token = torch.randint(vocab_size, (rows,), generator=generator)
         return memory.to(device), token.to(device)
 
-    def step(memory: Tensor, token: Tensor) -> Tensor:
+    def step(memory: Tensor, token: Tensor) -> Any:
         try:
             return cell(memory, token)
         except Exception as error:  # the user's code: any error is a broken contract
+            said = str(error).strip().partition("\n")[0]
             raise CellContractError(
                 f"{name}: forward(memory {tuple(memory.shape)}, token {tuple(token.shape)}) "
-                f"raised {type(error).__name__}: {str(error).splitlines()[0]}"
+                f"raised {type(error).__name__}{said and ': ' + said}"
             ) from error
 
     training = cell.training

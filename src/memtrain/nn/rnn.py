@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from memtrain.nn.cells import memory_shape
 from memtrain.nn.teacher import Decoder
 
 
@@ -23,10 +24,8 @@ class RNN(nn.Module):
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
         """The memory of having read nothing: zeros."""
-        weight = self.readout.head.weight
-        return torch.zeros(
-            batch_size, self.cell.memory_tokens, self.cell.memory_dim, device=weight.device
-        )
+        device = self.readout.head.weight.device
+        return torch.zeros(batch_size, *memory_shape(self.cell), device=device)
 
     def step(
         self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]

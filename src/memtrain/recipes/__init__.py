@@ -9,7 +9,15 @@ from collections.abc import Callable
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError, nearest
 from memtrain.recipes.digits import digits
-from memtrain.recipes.synthetic import arithmetic, copy, recall, retrieval, retrieval_bptt, stack
+from memtrain.recipes.synthetic import (
+    arithmetic,
+    copy,
+    custom,
+    recall,
+    retrieval,
+    retrieval_bptt,
+    stack,
+)
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "retrieval": retrieval,
@@ -19,6 +27,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "recall": recall,
     "arithmetic": arithmetic,
     "digits": digits,
+    "custom": custom,
 }
 
 

@@ -5,6 +5,7 @@ from memtrain.config import (
     BPTTConfig,
     CellConfig,
     Copy,
+    Custom,
     DataConfig,
     DMTConfig,
     LogConfig,
@@ -17,14 +18,17 @@ from memtrain.config import (
 )
 
 
-def _small(name: str, data: DataConfig, length: int, *, memory_tokens: int = 1) -> RunConfig:
-    """SMT then DMT with small models and the causal encoder, all timesteps trained."""
+def _small(name: str, data: DataConfig, *, memory_tokens: int = 1) -> RunConfig:
+    """SMT then DMT with small models and the causal encoder, all timesteps trained.
+
+    Context and future reach over the whole sequence, T_c = T_f = T, up to 256 tokens.
+    """
     return RunConfig(
         name=name,
         data=data,
         teacher=TeacherConfig(
             encoder="causal",
-            context_length=length,
+            context_length=256,
             width=64,
             encoder_layers=2,
             decoder_layers=1,
@@ -40,7 +44,7 @@ def _small(name: str, data: DataConfig, length: int, *, memory_tokens: int = 1) 
             schedule="cosine",
             timesteps="all",
             decode_timesteps=8,
-            future_length=length,
+            future_length=256,
         ),
         dmt=DMTConfig(steps=150, learning_rate=1e-3),
         log=LogConfig(evaluate_every=50),
@@ -49,12 +53,12 @@ def _small(name: str, data: DataConfig, length: int, *, memory_tokens: int = 1) 
 
 def retrieval() -> RunConfig:
     """Remember one token over 32 steps; BPTT with the same cell stays at chance. A minute."""
-    return _small("retrieval", Retrieval(), 32)
+    return _small("retrieval", Retrieval())
 
 
 def retrieval_bptt() -> RunConfig:
     """The same task and cell trained by BPTT alone, for comparison."""
-    config = _small("retrieval-bptt", Retrieval(), 32)
+    config = _small("retrieval-bptt", Retrieval())
     return RunConfig(
         name=config.name,
         data=config.data,
@@ -67,19 +71,24 @@ def retrieval_bptt() -> RunConfig:
 
 def copy() -> RunConfig:
     """Say a string of 8 symbols backwards."""
-    return _small("copy", Copy(), 16, memory_tokens=4)
+    return _small("copy", Copy(), memory_tokens=4)
 
 
 def stack() -> RunConfig:
     """Track a stack of depth 4 over 16 operations."""
-    return _small("stack", Stack(), 16, memory_tokens=2)
+    return _small("stack", Stack(), memory_tokens=2)
 
 
 def recall() -> RunConfig:
     """Recall the value of one of 4 keys."""
-    return _small("recall", Recall(), 9, memory_tokens=4)
+    return _small("recall", Recall(), memory_tokens=4)
+
+
+def custom() -> RunConfig:
+    """A task of yours: --data.path my_file:MyTask, a class that derives from memtrain.Task."""
+    return _small("custom", Custom(), memory_tokens=4)
 
 
 def arithmetic() -> RunConfig:
     """Infer a linear rule modulo 11 from 8 examples."""
-    return _small("arithmetic", Arithmetic(), 16, memory_tokens=2)
+    return _small("arithmetic", Arithmetic(), memory_tokens=2)

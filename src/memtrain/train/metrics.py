@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -48,31 +47,23 @@ class MetricsFile:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
-class Reporter(Protocol):
-    """Whoever wants to hear how a run goes."""
+class Reporter:
+    """Hears how a run goes. This one keeps it to itself; the others tell a person."""
 
-    def stage(self, name: str, step: int, steps: int) -> None: ...
+    def stage(self, name: str, step: int, steps: int) -> None:
+        """A stage begins, or goes on, at a step."""
 
-    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """A step of the stage is done."""
 
-    def say(self, message: str) -> None: ...
+    def say(self, message: str) -> None:
+        """Something a person should know."""
 
-    def close(self) -> None: ...
-
-
-class SilentReporter:
-    """For tests and for programs."""
-
-    def stage(self, name: str, step: int, steps: int) -> None: ...
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
-
-    def say(self, message: str) -> None: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """No more will come."""
 
 
-class TerminalReporter:
+class TerminalReporter(Reporter):
     """A live bar a stage with rate and time left."""
 
     def __init__(self, console: Console) -> None:
@@ -110,7 +101,7 @@ class TerminalReporter:
         self.progress.stop()
 
 
-class LineReporter:
+class LineReporter(Reporter):
     """A plain line every few seconds, for logs and pipes."""
 
     def __init__(self, console: Console, seconds: float = 5.0) -> None:
@@ -141,10 +132,8 @@ class LineReporter:
     def say(self, message: str) -> None:
         self.console.print(message, highlight=False, soft_wrap=True)
 
-    def close(self) -> None: ...
 
-
-def make_reporter() -> TerminalReporter | LineReporter:
+def make_reporter() -> Reporter:
     """Progress on stderr, so that stdout stays clean for results."""
     console = Console(stderr=True)
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -152,6 +141,4 @@ def make_reporter() -> TerminalReporter | LineReporter:
 
 
 def _brief(metrics: dict[str, float]) -> str:
-    return "  ".join(
-        f"{name} {value:.3f}" for name, value in metrics.items() if "norm" not in name
-    )
+    return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if "norm" not in name)

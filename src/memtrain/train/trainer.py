@@ -120,7 +120,9 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer and random state as named tensors."""
         state = self.optimizer.state_dict()["state"]
-        named = {f"adam.{i}.{key}": value for i, slot in state.items() for key, value in slot.items()}
+        named = {
+            f"adam.{i}.{key}": value for i, slot in state.items() for key, value in slot.items()
+        }
         named["random.stage"] = self.generator.get_state()
         named["random.torch"] = torch.get_rng_state()
         if self.engine.device.type == "cuda":

@@ -1,0 +1,400 @@
+"""The command line. `memtrain --help` shows the commands, `memtrain COMMAND --help` teaches one.
+
+Only what a command needs is imported when it runs: help is quick, training imports torch.
+"""
+
+import contextlib
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from memtrain.errors import MemtrainError, nearest
+from memtrain.version import VERSION
+
+OVERVIEW = f"""\
+memtrain {VERSION}: recurrent networks, trained without unrolling them.
+
+usage: memtrain COMMAND [OPTIONS]
+
+  demo              one minute each of SMT -> DMT and of BPTT on the same cell, a table, a page
+  train RECIPE      train a recipe, or a config.json, into a run folder
+  resume RUN        go on where a run stopped
+  eval RUN          losses, accuracy, drift and cost of a run
+  generate RUN      let the recurrent network write: digits as a PNG grid
+  data [NAME]       list the tasks, or show samples of one
+
+Start with
+  memtrain demo
+  memtrain train digits
+  memtrain eval runs/digits
+  memtrain generate runs/digits
+
+Every command explains itself with --help; `memtrain train RECIPE --help` lists every knob.
+"""
+
+Parsed = TypeVar("Parsed")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(OVERVIEW, end="")
+        return 0
+    if arguments[0] in ("--version", "-V"):
+        print(VERSION)
+        return 0
+    name, *rest = arguments
+    try:
+        if name not in COMMANDS:
+            raise MemtrainError(f"command {name!r}: {nearest(name, COMMANDS)}")
+        return COMMANDS[name](rest)
+    except MemtrainError as error:
+        print(f"memtrain: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("memtrain: stopped", file=sys.stderr)
+        return 130
+
+
+# -------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True)
+class _TrainOptions:
+    folder: Path | None = None
+    """Where the run lives; runs/NAME unless given."""
+    resume: bool = False
+    """Go on with the run that is there; its own config is used."""
+    overwrite: bool = False
+    """Delete the run that is there."""
+
+
+def train(arguments: list[str]) -> int:
+    """Train a recipe or a config.json, then evaluate it."""
+    from memtrain.config_json import from_json
+    from memtrain.recipes import RECIPES, recipe
+
+    if not arguments or arguments[0].startswith("-"):
+        print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
+        for name, function in RECIPES.items():
+            print(f"  {name:<16}{(function.__doc__ or '').splitlines()[0]}")
+        print(
+            "\nRECIPE may also be a config.json, for example that of another run."
+            "\n`memtrain train RECIPE --help` lists every knob; for example"
+            "\n  memtrain train digits --smt.steps 2000 --cell.kind gru --folder runs/gru"
+        )
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    name, *rest = arguments
+    path = Path(name)
+    default = from_json(path.read_text()) if path.suffix == ".json" else recipe(name)
+    options, config = _parse_train(rest, name, default)
+    if options.resume and options.overwrite:
+        raise MemtrainError("--resume and --overwrite: choose one")
+
+    from memtrain.run import Run
+    from memtrain.train.metrics import make_reporter
+
+    reporter = make_reporter()
+    folder = options.folder or Path("runs") / config.name
+    if options.resume and (folder / "config.json").exists():
+        run = Run.open(folder, allow_code=True, reporter=reporter)
+    else:
+        run = Run.create(config, folder, overwrite=options.overwrite)
+    return _train(run, reporter)
+
+
+def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainOptions, Any]:
+    import tyro
+
+    from memtrain.config import RunConfig
+
+    @dataclass(frozen=True)
+    class Train(_TrainOptions):
+        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
+
+    Train.__doc__ = f"Train {name}. Each option changes one field of the run's config."
+    parsed = _parse(Train, arguments, f"memtrain train {name}")
+    return parsed, parsed.run
+
+
+def resume(arguments: list[str]) -> int:
+    """Go on where a run stopped, with its own config."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Resume:
+        """Go on where a run stopped: the result is that of a run never stopped, to the bit."""
+
+        run: tyro.conf.Positional[Path]
+        """The run's folder."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = _parse(Resume, arguments, "memtrain resume")
+
+    from memtrain.run import Run
+    from memtrain.train.metrics import make_reporter
+
+    reporter = make_reporter()
+    run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter)
+    if run.finished:
+        print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
+        return 0
+    return _train(run, reporter)
+
+
+def _train(run: Any, reporter: Any) -> int:
+    from memtrain.run import Interrupted
+    from memtrain.tables import print_evaluation
+
+    try:
+        run.train(reporter)
+    except Interrupted as interrupted:
+        print(f"memtrain: {interrupted}; go on with: memtrain resume {run.folder}", file=sys.stderr)
+        return 0 if interrupted.signal_number == signal.SIGTERM else 130
+    print_evaluation(run, run.evaluate())
+    print(f"\nrun folder  {run.folder}")
+    if run.task.start_token is not None:
+        print(f"let it write  memtrain generate {run.folder}")
+    return 0
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Losses, accuracy, drift and cost of a run."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Evaluate:
+        """Score a run on held-out sequences: teacher, RNN from the empty memory and from the
+        teacher's, how far their memories drift apart, and what training cost."""
+
+        run: tyro.conf.Positional[Path]
+        """The run's folder."""
+        sequences: int = 1024
+        """Held-out sequences to score (fewer if the data has fewer)."""
+        json: bool = False
+        """Print one JSON object as the last line of stdout, nothing else there."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = _parse(Evaluate, arguments, "memtrain eval")
+    if options.sequences < 1:
+        raise MemtrainError(f"sequences={options.sequences}: must be at least 1")
+
+    from memtrain.tables import print_evaluation
+
+    run = _open(options.run, options.allow_code)
+    result = run.evaluate(options.sequences)
+    if options.json:
+        record = {"run": str(options.run), "unit": run.task.unit, **asdict(result)}
+        print(json.dumps(record | {"stages": run.progress["stages"], **run.totals()}))
+    else:
+        print_evaluation(run, result)
+    return 0
+
+
+def generate(arguments: list[str]) -> int:
+    """Let the recurrent network write, from the empty memory and without its teacher."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Generate:
+        """Let the recurrent network write from the empty memory; the teacher is not used."""
+
+        run: tyro.conf.Positional[Path]
+        """The run's folder."""
+        count: int = 64
+        """How many sequences."""
+        temperature: float = 1.0
+        """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
+        top_k: int = 0
+        """Choose among the k likeliest tokens only (0: all)."""
+        top_p: float = 1.0
+        """Choose among the likeliest tokens that together have this probability."""
+        seed: int = 0
+        """The same seed gives the same sequences."""
+        out: Path | None = None
+        """The picture's file; RUN/samples/... unless given."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = _parse(Generate, arguments, "memtrain generate")
+    if options.count < 1:
+        raise MemtrainError(f"count={options.count}: must be at least 1")
+
+    import torch
+
+    from memtrain.eval.rollout import write
+
+    run = _open(options.run, options.allow_code)
+    task = run.task
+    if task.start_token is None:
+        raise MemtrainError(
+            f"{options.run}: its task ({run.config.data.kind}) asks for answers and has no "
+            "sequences to write; try a run of digits"
+        )
+    prompt = torch.full((options.count, 1), task.start_token, device=run.engine.device)
+    generator = torch.Generator().manual_seed(options.seed)
+    tokens = write(
+        run.rnn.eval(),
+        prompt,
+        task.sequence_length,
+        generator,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        allowed=task.writable,
+    )
+    path = options.out or options.run / "samples" / f"{options.count}-seed{options.seed}.png"
+    task.save_samples(tokens.cpu(), path)
+    print(path)
+    return 0
+
+
+def data(arguments: list[str]) -> int:
+    """List the tasks, or show samples of one."""
+    import tyro
+
+    from memtrain.recipes import RECIPES
+
+    @dataclass(frozen=True)
+    class Data:
+        """List the tasks, or show samples of one: what is read (x) and what is asked (y)."""
+
+        name: tyro.conf.Positional[str] = ""
+        """A task's name; nothing lists them all."""
+        count: int = 2
+        """How many samples."""
+        seed: int = 0
+        """The same seed gives the same samples."""
+
+    options = _parse(Data, arguments, "memtrain data")
+    tasks = {make().data.kind: make().data for make in RECIPES.values()}
+    tasks.pop("custom")
+    if not options.name:
+        for name, config in tasks.items():
+            print(f"{name:<12}{(type(config).__doc__ or '').splitlines()[0]}")
+        print("\n`memtrain data NAME` shows samples; `memtrain train NAME` learns it.")
+        return 0
+    if options.name not in tasks:
+        raise MemtrainError(f"data {options.name!r}: {nearest(options.name, tasks)}")
+    if options.count < 1:
+        raise MemtrainError(f"count={options.count}: must be at least 1")
+
+    import torch
+
+    from memtrain.data.build import build_task
+
+    task = build_task(tasks[options.name])
+    batch = task.sample(options.count, torch.Generator().manual_seed(options.seed))
+    print(f"{options.name}: {task.sequence_length} tokens of {task.vocab_size}\n")
+    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        print(task.describe(inputs, targets), end="\n\n")
+    return 0
+
+
+def demo(arguments: list[str]) -> int:
+    """SMT -> DMT against BPTT on the same cell."""
+
+    @dataclass(frozen=True)
+    class Demo:
+        """Remember one token over 32 steps. The same Transformer cell is trained by SMT -> DMT and
+        by BPTT (for the longer of equal steps and equal seconds); a table and a page tell."""
+
+        folder: Path = Path("runs/demo")
+        """Where the two runs and the page go; what a demo left there is replaced."""
+        seed: int = 0
+        """Everything random follows from this."""
+
+    options = _parse(Demo, arguments, "memtrain demo")
+
+    from memtrain.demo import run_demo
+    from memtrain.run import Interrupted
+    from memtrain.train.metrics import make_reporter
+
+    try:
+        run_demo(options.folder, options.seed, make_reporter)
+    except Interrupted:
+        print("memtrain: stopped; the demo starts anew next time", file=sys.stderr)
+        return 130
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "demo": demo,
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "generate": generate,
+    "data": data,
+}
+
+# --------------------------------------------------------------------------------------- helpers
+
+
+def _open(folder: Path, allow_code: bool) -> Any:
+    from memtrain.run import Run
+    from memtrain.train.metrics import make_reporter
+
+    run = Run.open(folder, allow_code=allow_code, reporter=make_reporter())
+    if not run.progress["stages"]:
+        raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
+    return run
+
+
+def _parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
+    """Parse with tyro; its boxed errors become one line, unknown options get the nearest name."""
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                kind,
+                args=arguments,
+                prog=program,
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()]
+        told = [line for line in lines if line and not line.startswith(("---", "For full"))]
+        ending = next((i for i, line in enumerate(told) if line.startswith("Argument help")), None)
+        message = " ".join(told[1:ending]).removeprefix("Error parsing ").rstrip(".")
+        raise MemtrainError(f"{message}; see {program} --help") from None
+    if unknown:
+        known = _option_names(kind, parsed)
+        guess = get_close_matches(unknown[0].replace("_", "-"), known, n=1, cutoff=0.5)
+        hint = f"did you mean {guess[0]}?" if guess else f"see {program} --help"
+        raise MemtrainError(f"{unknown[0]}: no such option; {hint}")
+    return parsed
+
+
+def _option_names(kind: type, value: Any, prefix: str = "--") -> list[str]:
+    names = []
+    for field in fields(kind):
+        inner = getattr(value, field.name)
+        name = "" if field.name == "run" and is_dataclass(inner) else field.name.replace("_", "-")
+        if is_dataclass(inner):
+            names += _option_names(type(inner), inner, f"{prefix}{name}." if name else prefix)
+        else:
+            names.append(prefix + name)
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Results as tables for a terminal."""
+
+from rich.console import Console
+from rich.table import Table
+
+from memtrain.eval.evaluate import Evaluation, Score
+from memtrain.run import Run
+
+
+def print_evaluation(run: Run, result: Evaluation) -> None:
+    """Scores, drift and cost of a run, on stdout."""
+    console = Console(highlight=False)
+    unit = run.task.unit
+    scores = Table(title=f"{run.config.name}: {result.sequences} held-out sequences")
+    scores.add_column("")
+    for column in (f"nats a {unit}", f"bits a {unit}", "accuracy"):
+        scores.add_column(column, justify="right")
+    rows: list[tuple[str, Score | None]] = [
+        ("teacher", result.teacher),
+        ("RNN, empty memory", result.rnn),
+        (f"RNN, teacher's memory at t={result.start}", result.rnn_from_teacher),
+        (f"RNN, empty memory, t>{result.start}", result.rnn_after_start),
+    ]
+    for name, score in rows:
+        if score is not None:
+            scores.add_row(name, f"{score.nats:.4f}", f"{score.bits:.4f}", f"{score.accuracy:.4f}")
+    console.print(scores)
+    if result.drift is not None:
+        path = result.drift.unexplained
+        places = sorted({0, len(path) // 4, len(path) // 2, len(path) - 1})
+        along = ", ".join(f"{path[t]:.3f} at t={t}" for t in places)
+        console.print(
+            f"memory drift (1-R²): one step {result.drift.one_step_unexplained:.4f}; "
+            f"rollout {along}"
+        )
+    cost = Table(title="cost of training")
+    cost.add_column("stage")
+    for column in ("steps", "tokens", "sequential operations", "seconds"):
+        cost.add_column(column, justify="right")
+    for stage in run.progress["stages"]:
+        cost.add_row(
+            stage["name"],
+            f"{stage.get('steps', 0):,}",
+            f"{stage.get('tokens', 0):,}",
+            f"{stage.get('sequential_ops', 0):,}",
+            f"{stage.get('seconds', 0):.1f}",
+        )
+    console.print(cost)

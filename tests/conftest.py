@@ -1,0 +1,96 @@
+"""Tiny models and sequences that the tests share: `from conftest import tiny_teacher`."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memtrain.config import CellConfig, TeacherConfig
+from memtrain.nn.cells import build_cell
+from memtrain.nn.rnn import RNN
+from memtrain.nn.teacher import Decoder, Teacher
+from memtrain.shapes import IGNORE_INDEX, Batch
+
+torch.set_num_threads(1)
+
+VOCAB = 7
+ENCODERS = ("bidirectional", "causal")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tiny_config(encoder: Any = "bidirectional", **options: Any) -> TeacherConfig:
+    sizes = dict(context_length=8, width=16, encoder_layers=2, decoder_layers=2)
+    return TeacherConfig(encoder=encoder, **{**sizes, "heads": 2, "head_dim": 8, **options})
+
+
+def tiny_teacher(
+    encoder: str = "bidirectional",
+    *,
+    memory_tokens: int = 2,
+    memory_dim: int = 16,
+    seed: int = 0,
+    **options: Any,
+) -> Teacher:
+    """Two layers of width 16; `options` go to its TeacherConfig."""
+    torch.manual_seed(seed)
+    return Teacher(tiny_config(encoder, **options), VOCAB, memory_tokens, memory_dim)
+
+
+def tiny_cell(kind: str = "transformer", *, seed: int = 1, **options: Any) -> nn.Module:
+    """One layer of width 16 with a memory of 2 x 16; `options` go to its CellConfig."""
+    torch.manual_seed(seed)
+    sizes = dict(memory_tokens=2, memory_dim=16, width=16, layers=1, heads=2, head_dim=8)
+    return build_cell(CellConfig(kind=kind, **{**sizes, **options}), VOCAB)
+
+
+def tiny_rnn(cell: Any = None, *, seed: int = 2, **options: Any) -> RNN:
+    """A Transformer cell, unless given another, under a readout of the tiny teacher's shape."""
+    cell = tiny_cell() if cell is None else cell
+    torch.manual_seed(seed)
+    return RNN(cell, Decoder(tiny_config(**options), VOCAB, cell.memory_dim))
+
+
+def random_tokens(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=seeded(seed))
+
+
+def random_batch(rows: int, length: int, *, seed: int = 0, asked: float = 0.6) -> Batch:
+    """Random inputs and targets; a share of the positions, the last one always, asks."""
+    targets = random_tokens(rows, length, seed=seed + 1)
+    chosen = torch.rand(rows, length, generator=seeded(seed + 2)) < asked
+    chosen[:, -1] = True
+    return Batch(random_tokens(rows, length, seed=seed), targets.where(chosen, IGNORE_INDEX))
+
+
+def gradients(loss: Tensor, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradient of each parameter, zeros where none arrives."""
+    wanted = list(parameters)
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, retain_graph=True)
+    return [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(wanted, found, strict=True)
+    ]
+
+
+def receives_gradient(loss: Tensor, module: nn.Module) -> bool:
+    return any(bool(gradient.any()) for gradient in gradients(loss, module.parameters()))
+
+
+def other_token(tokens: Tensor) -> Tensor:
+    """A different token at every place."""
+    return (tokens + 1) % VOCAB
+
+
+def recorded(calls: list[tuple], function: Callable) -> Callable:
+    """The function, which also notes its arguments and its result."""
+
+    def call(*args: Any) -> Any:
+        result = function(*args)
+        calls.append((*args, result))
+        return result
+
+    return call
