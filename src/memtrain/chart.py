@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeGuard
 
 from memtrain.errors import MemtrainError
 
 Number = int | float
-Points = list[tuple[float, float] | None]
+Point = tuple[Number, Number]
+Points = Sequence[Point | None]
 """The points of one series; None where it has a gap."""
 
 BOX = 1000
@@ -24,6 +26,8 @@ COLOURS = 6
 """Colours in the palette; the style sheet knows them as c0, the accent, to c5."""
 LABEL_GAP = 0.07
 """Least distance of two labels at line ends, as a share of the plot's height."""
+LABEL_LENGTH = 28
+"""A name of more characters is too wide for the end of a line; the legend has it then."""
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -79,27 +83,44 @@ def linear_axis(
     return Axis(low=float(low), high=float(high), log=False, ticks=ticks, labels=labels)
 
 
-def log_axis(values: Sequence[Number]) -> Axis:
-    """The logarithmic axis of `values`, all above 0: decades, or 1-2-5 where those are few."""
+def log_axis(values: Sequence[Number], *, whole: bool = False) -> Axis:
+    """The logarithmic axis of `values`, all above 0: decades, or finer ticks where those are few.
+
+    `whole` extends an axis over two decades or more to whole decades.
+    """
     low, high = math.log10(min(values, default=1)), math.log10(max(values, default=10))
     if high - low < 0.3:
         low, high = low - 0.5, high + 0.5
+    if whole and high - low >= 2:
+        # Beyond these decades there are no floats.
+        low, high = float(max(-323, math.floor(low))), float(min(308, math.ceil(high)))
+        low, high = min(low, math.log10(min(values))), max(high, math.log10(max(values)))
     decades = range(math.floor(low), math.floor(high) + 1)
     mantissas = (1, 2, 5) if high - low < 2 else (1,)
+
+    def inside(tick: float) -> bool:
+        return tick > 0 and low - 1e-9 <= math.log10(tick) <= high + 1e-9
+
     ticks = [float(f"{mantissa}e{decade}") for decade in decades for mantissa in mantissas]
-    ticks = [tick for tick in ticks if tick > 0 and low - 1e-9 <= math.log10(tick) <= high + 1e-9]
-    stride = math.ceil(len(ticks) / 7)
-    ticks = ticks[(len(ticks) - 1) % stride :: stride]
+    ticks = [tick for tick in ticks if inside(tick)]
     labels = [label for tick in ticks for label in tick_labels([tick], tick)]
-    return Axis(low=low, high=high, log=True, ticks=ticks, labels=labels)
+    if len(ticks) < 3:
+        linear = linear_axis(values)
+        shown = [index for index, tick in enumerate(linear.ticks) if inside(tick)]
+        if len(shown) > len(ticks):
+            ticks = [linear.ticks[index] for index in shown]
+            labels = [linear.labels[index] for index in shown]
+    stride = max(1, math.ceil(len(ticks) / 7))
+    kept = slice((len(ticks) - 1) % stride, None, stride)
+    return Axis(low=low, high=high, log=True, ticks=ticks[kept], labels=labels[kept])
 
 
-def tick_labels(ticks: Sequence[float], step: float) -> list[str]:
+def tick_labels(ticks: Sequence[Number], step: Number) -> list[str]:
     """Short names of numbers that lie `step` apart: 0, 0.002, 500, 1.5k, 20k, 1M, 2e−5."""
     largest = max(map(abs, ticks), default=0)
     places = -math.floor(math.log10(step) + 1e-9)
 
-    def label(tick: float) -> str:
+    def label(tick: Number) -> str:
         size = abs(tick)
         if size == 0:
             return "0"
@@ -120,7 +141,8 @@ def _padded(low: Number, high: Number) -> tuple[float, float]:
     size = max(abs(low), abs(high))
     if high / 2 - low / 2 <= max(1e-9 * size, 1e-290):
         pad = size / 2 if size > 1e-290 else 1.0
-        return low - pad, min(high + pad, sys.float_info.max)
+        most = sys.float_info.max
+        return max(low - pad, -most), min(high + pad, most)
     if 0 < low < 0.15 * high:
         return 0.0, float(high)
     return float(low), float(high)
@@ -179,7 +201,7 @@ class Series:
         ]
 
 
-def _drawable(value: Number | None, *, log: bool) -> bool:
+def _drawable(value: Number | None, *, log: bool) -> TypeGuard[Number]:
     return value is not None and math.isfinite(value) and not (log and value <= 0)
 
 
@@ -219,11 +241,16 @@ class Chart:
         points = [point for line in drawn for point in line if point]
         xs, ys = [x for x, _ in points], [y for _, y in points]
         x_axis = log_axis(xs) if self.log_x else linear_axis(xs)
-        y_axis = log_axis(ys) if self.log_y else linear_axis(ys, fixed=self.y_range, whole=True)
+        y_axis = (
+            log_axis(ys, whole=True)
+            if self.log_y
+            else linear_axis(ys, fixed=self.y_range, whole=True)
+        )
         kinds = line_classes(self.series)
         keys = [_key(series, kind) for series, kind in zip(self.series, kinds, strict=True)]
-        ends = [] if compact else end_places(drawn, x_axis, y_axis)
-        data = _hover_data(self, x_axis, y_axis, drawn, kinds)
+        brief = all(len(series.name) <= LABEL_LENGTH for series in self.series)
+        ends = end_places(drawn, x_axis, y_axis) if brief and not compact else []
+        data = _hover_data(self, [x_axis, y_axis], drawn, kinds)
         shape = "compact" if compact else "ended" if ends else "plain"
         names = ", ".join(series.name for series in self.series)
         summary = f"{self.y_label} against {self.x_label}: {names or 'no series'}"
@@ -247,21 +274,25 @@ class Chart:
 
 
 def line_classes(series: Sequence[Series]) -> list[str]:
-    """The classes of each line: its colour and how it is drawn."""
-    taken = {line.colour for line in series if not line.muted}
-    free = iter([slot for slot in range(1, COLOURS) if slot not in taken])
-    accent = 0 not in taken
+    """The classes of each line: its colour and how it is drawn.
+
+    Without a wish of its own, the first emphasised line gets the accent colour (if there is none:
+    the first line), the others what is left. When all colours are taken, they return dotted.
+    """
+    coloured = [index for index, line in enumerate(series) if not line.muted]
+    slots = {index: series[index].colour for index in coloured}
+    undecided = [index for index in coloured if slots[index] is None]
+    undecided.sort(key=lambda index: not series[index].emphasised)
+    free = [slot for slot in range(COLOURS) if slot not in slots.values()]
+    slots.update(zip(undecided, [*free, *range(COLOURS, COLOURS + len(series))], strict=False))
     classes = []
-    for line in series:
-        slot = line.colour
-        if slot is None and line.emphasised and accent and not line.muted:
-            slot, accent = 0, False
-        if slot is None and not line.muted:
-            slot = next(free, COLOURS)
-        # Out of colours: dotted ink still differs from everything else.
-        colour = "grey" if line.muted else f"c{slot}" if slot != COLOURS else "ink dotted"
-        flags = {"strong": line.emphasised, "dashed": line.dashed}
-        classes.append(" ".join([colour, *(name for name, on in flags.items() if on)]))
+    for index, line in enumerate(series):
+        slot = slots.get(index)
+        names = ["grey" if slot is None else f"c{slot % COLOURS}"]
+        names += ["strong"] if line.emphasised else []
+        names += ["dashed"] if line.dashed else []
+        names += ["dotted"] if slot is not None and slot >= COLOURS else []
+        classes.append(" ".join(names))
     return classes
 
 
@@ -293,7 +324,7 @@ def end_places(drawn: Iterable[Points], x_axis: Axis, y_axis: Axis) -> list[tupl
 def draw_svg(x_axis: Axis, y_axis: Axis, drawn: Sequence[Points], kinds: Sequence[str]) -> str:
     """Grid and lines. A dot is a line of no length with round ends: stretching keeps it round."""
 
-    def at(point: tuple[float, float]) -> str:
+    def at(point: Point) -> str:
         x, y = BOX * x_axis.place(point[0]), BOX * (1 - y_axis.place(point[1]))
         return f"{x:.1f},{y:.1f}"
 
@@ -331,12 +362,14 @@ def _tick_spans(axis: Axis, side: str) -> str:
 
 
 def _key(series: Series, kind: str) -> str:
-    swatch = f'<svg viewBox="0 0 22 10"><path class="line {kind}" d="M1,5H21"/></svg>'
+    swatch = (
+        f'<svg viewBox="0 0 22 10" aria-hidden="true"><path class="line {kind}" d="M1,5H21"/></svg>'
+    )
     return f'<span class="key {kind}">{swatch}{escape_text(series.name)}</span>'
 
 
 def _hover_data(
-    chart: Chart, x_axis: Axis, y_axis: Axis, drawn: Sequence[Points], kinds: Sequence[str]
+    chart: Chart, axes: Sequence[Axis], drawn: Sequence[Points], kinds: Sequence[str]
 ) -> str:
     def short(value: Number) -> Number:
         return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.7g}")
@@ -345,9 +378,8 @@ def _hover_data(
         {"name": series.name, "kind": kind, "points": [[*map(short, p)] for p in points if p]}
         for series, kind, points in zip(chart.series, kinds, drawn, strict=True)
     ]
-    axes = [[axis.low, axis.high, axis.log] for axis in (x_axis, y_axis)]
-    labels = [chart.x_label, chart.y_label]
-    return json.dumps({"axes": axes, "labels": labels, "lines": lines}, separators=(",", ":"))
+    ranges = [[axis.low, axis.high, axis.log] for axis in axes]
+    return json.dumps({"axes": ranges, "lines": lines}, separators=(",", ":"))
 
 
 SCRIPT = """
@@ -368,7 +400,7 @@ SCRIPT = """
     ((log ? Math.log10(v) : v) / 4 - low / 4) / (high / 4 - low / 4);
   const hides = [];
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
-    const { axes, labels, lines } = JSON.parse(figure.dataset.chart);
+    const { axes, lines } = JSON.parse(figure.dataset.chart);
     const plot = figure.querySelector(".plot");
     const hover = make(plot, "div", "hover");
     hover.hidden = true;
@@ -388,8 +420,6 @@ SCRIPT = """
       const closest = near.reduce((a, b) => Math.abs(b.left - at) < Math.abs(a.left - at) ? b : a);
       make(hover, "i", "rule").style.left = `${closest.left * 100}%`;
       const table = make(make(hover, "div", "readout"), "table", "");
-      const head = make(table, "tr", "");
-      for (const text of ["", ...labels]) make(head, "th", "", text);
       for (const { name, kind, x, y, left, top } of near) {
         if (top >= 0 && top <= 1) {
           const mark = make(hover, "i", `mark ${kind}`);
@@ -398,17 +428,17 @@ SCRIPT = """
         }
         const row = make(table, "tr", kind);
         make(make(row, "td", ""), "span", "swatch").after(name);
-        for (const value of [x, y]) make(row, "td", "", number(value));
+        make(row, "td", "", number(y));
+        make(row, "td", "at", `at ${number(x)}`);
       }
-      const readout = table.parentNode, gap = 14, spot = closest.left * box.width;
-      const width = readout.offsetWidth, page = document.documentElement.clientWidth;
-      let left = spot + gap;
-      if (box.left + left + width > page - 8) left = spot - gap - width;
-      readout.style.left = `${Math.max(8 - box.left, left)}px`;
-      const height = readout.offsetHeight;
-      readout.style.top =
-        event.pointerType === "mouse" ? `${Math.max(0, (box.height - height) / 2)}px`
-          : `${-height - 6}px`;
+      /* Beside the rule, where there is more room; for a finger, above the plot. */
+      const readout = table.parentNode, { offsetWidth: width, offsetHeight: height } = readout;
+      const rule = closest.left * box.width, page = document.documentElement.clientWidth;
+      const left = closest.left < 0.5 ? rule + 16 : rule - 16 - width;
+      const most = page - 8 - width - box.left;
+      readout.style.left = `${Math.max(8 - box.left, Math.min(left, most))}px`;
+      const top = Math.min(event.clientY - box.top - height / 2, box.height - height - 6);
+      readout.style.top = `${event.pointerType === "mouse" ? Math.max(6, top) : -height - 8}px`;
     };
     plot.addEventListener("pointermove", show);
     plot.addEventListener("pointerdown", show);

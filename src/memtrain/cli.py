@@ -310,13 +310,15 @@ def demo(arguments: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Demo:
-        """Remember one token over 32 steps. The same Transformer cell is trained by SMT -> DMT and
-        by BPTT (for the longer of equal steps and equal seconds); a table and a page tell."""
+        """Remember one token over many steps. The same cell is trained by SMT -> DMT and by BPTT
+        (for the longer of equal steps and equal seconds); a table and a page tell."""
 
         folder: Path = Path("runs/demo")
         """Where the two runs and the page go; what a demo left there is replaced."""
         seed: int = 0
         """Everything random follows from this."""
+        length: int = 32
+        """Tokens in a sequence; the longer, the harder for BPTT."""
 
     options = _parse(Demo, arguments, "memtrain demo")
 
@@ -325,7 +327,7 @@ def demo(arguments: list[str]) -> int:
     from memtrain.train.metrics import make_reporter
 
     try:
-        run_demo(options.folder, options.seed, make_reporter)
+        run_demo(options.folder, options.seed, options.length, make_reporter)
     except Interrupted:
         print("memtrain: stopped; the demo starts anew next time", file=sys.stderr)
         return 130

@@ -18,7 +18,7 @@ CUSTOM_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 def _at_least(config: object, minimum: int | float, *names: str, hint: str = "") -> None:
     for name in names:
         value = getattr(config, name)
-        if value < minimum:
+        if not value >= minimum:  # nan is not either
             raise MemtrainError(f"{name}={value}: must be at least {minimum}{hint and '; ' + hint}")
 
 

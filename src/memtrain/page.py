@@ -15,8 +15,11 @@ from memtrain.errors import MemtrainError
 Cell = str | int | float | None
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-NUMERIC = re.compile(r"[-+\u2212±~≈<>≤≥$€ ]*\d[\d.,]*( ?[^\s\d]{1,3})?|[-\u2013\u2014]?")
-"""A cell to be set flush right: a number, perhaps with a sign and a unit, or a dash for none."""
+_NUMBER = r"\d[\d.,]*(e[-+\u2212]?\d+)?"
+NUMERIC = re.compile(
+    rf"[-+\u2212~≈<>≤≥]? ?{_NUMBER}( ?± ?{_NUMBER})?( ?[^\s\d]{{1,3}})?|[-\u2013\u2014]?"
+)
+"""Text set flush right: a number, perhaps with a sign, an error and a unit; or a dash for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +69,7 @@ class Table:
     def html(self) -> str:
         rows = [[_cell_text(cell) for cell in row] for row in self.rows]
         numeric = [
-            column > 0 and all(NUMERIC.fullmatch(row[column]) for row in rows)
+            column > 0 and all(_is_numeric(row[column]) for row in self.rows)
             for column in range(len(self.header))
         ]
         sides = [' class="number"' if flag else "" for flag in numeric]
@@ -92,13 +95,17 @@ class Table:
         return f"<tr{mark}>{''.join(cells)}</tr>"
 
 
+def _is_numeric(cell: Cell) -> bool:
+    return not isinstance(cell, str) or NUMERIC.fullmatch(cell) is not None
+
+
 def _cell_text(cell: Cell) -> str:
     if cell is None:
         return "\N{EN DASH}"
     if isinstance(cell, str):
         return cell
     text = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
-    return text.replace("-", "\N{MINUS SIGN}")
+    return re.sub(r"e\+?(-?)0*", r"e\1", text).replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,7 +270,7 @@ path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
 .base { stroke: var(--grey); }
 .c0 { --own: var(--c0); } .c1 { --own: var(--c1); } .c2 { --own: var(--c2); }
 .c3 { --own: var(--c3); } .c4 { --own: var(--c4); } .c5 { --own: var(--c5); }
-.grey { --own: var(--grey); } .ink { --own: var(--ink); }
+.grey { --own: var(--grey); }
 .line { stroke: var(--own); stroke-width: 1.75px; stroke-linecap: round; }
 .line.grey { stroke-width: 1.25px; }
 .line.strong { stroke-width: 2.75px; }
@@ -281,8 +288,8 @@ path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
   border: 1px solid var(--line); border-radius: 3px; color: var(--ink); width: max-content;
   max-width: calc(100vw - 16px); }
 .readout table { width: auto; font-size: 13px; }
-.readout th, .readout td { padding: 3px 0 3px 14px; border: 0; text-align: right; }
-.readout th { font-weight: 400; color: var(--soft); }
+.readout td { padding: 3px 0 3px 14px; border: 0; text-align: right; }
+.readout .at { color: var(--soft); font-weight: 400; padding-left: 10px; text-align: left; }
 .readout :first-child { padding-left: 0; text-align: left; }
 .readout tr > :last-child { padding-right: 0; }
 .readout .strong { font-weight: 650; }
@@ -309,11 +316,17 @@ path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
   .table tr:first-child { border-top: 1px solid var(--ink); }
   .table td::before { content: attr(data-label); display: block; font-size: 13px;
     font-weight: 400; color: var(--soft); white-space: normal; }
+  .table td:empty::after { content: "\\00a0"; }
   .table .highlight { background: var(--tint); box-shadow: inset 3px 0 var(--c0); }
   .table .highlight > * { background: none; box-shadow: none; }
 }
 @media print {
   body { padding: 0; font-size: 11pt; max-width: none; }
+  h1 { font-size: 22pt; }
+  .lead { font-size: 12.5pt; }
+  figure { margin-bottom: 36px; }
+  .frame { grid-template-rows: auto 220px 24px auto; }
+  .columns { grid-template-columns: 1fr 1fr; column-gap: 32px; }
   .table { overflow: visible; }
   tr { break-inside: avoid; }
   footer { margin-top: 40px; }

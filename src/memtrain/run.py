@@ -81,7 +81,7 @@ class Run:
             if config.has_teacher:
                 teacher = Teacher(config.teacher, vocab_size, memory_tokens, memory_dim)
                 self.teacher = teacher.to(self.engine.device)
-        self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": []}
+        self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": [], "metrics_bytes": 0}
         self.pending: Checkpoint | None = None
 
     # ------------------------------------------------------------------------ make and open
@@ -198,18 +198,25 @@ class Run:
             return SMT(self.config.smt, self.teacher, self.rnn)
         return DMT(self.config.dmt, self.teacher, self.rnn)
 
-    def train(self, reporter: Reporter | None = None) -> "Run":
-        """Run all stages that are left, from where the run stands.
+    def train(self, reporter: Reporter | None = None, *, until: str | None = None) -> "Run":
+        """Run the stages that are left, from where the run stands.
+
+        Args:
+            reporter: hears how it goes.
+            until: the last stage to run now (None: all).
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last full step is on disk.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
         """
         reporter = reporter or Reporter()
-        self.metrics.cut(self.pending.progress["metrics_bytes"] if self.pending else 0)
+        self.metrics.cut(self.progress["metrics_bytes"])
         try:
             while not self.finished:
-                self._train_stage(self.stages[self.progress["stage"]], reporter)
+                name = self.stages[self.progress["stage"]]
+                self._train_stage(name, reporter)
+                if name == until:
+                    break
         finally:
             reporter.close()
         return self

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from conftest import seeded
 from torch import Tensor
 from torch.testing import assert_close
 
+from conftest import seeded
 from memtrain.nn.blocks import Attention, Block, Rotary, Stack, normalize_memory, projection
 
 WIDTH, HEADS, HEAD_DIM, LENGTH = 16, 2, 8, 7
@@ -123,6 +123,17 @@ class TestStack:
         mask = sparse_mask() if masked else None
         full = stack(x, keep=slice(None), causal=causal, mask=mask)
         assert_close(stack(x, keep=keep, causal=causal, mask=mask), full[:, keep])
+
+    @pytest.mark.parametrize("masked", [False, True], ids=["all-seen", "mask"])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    @pytest.mark.parametrize("layers", [1, 2], ids=["L1", "L2"])
+    def test_every_row_may_keep_positions_of_its_own(self, layers, causal, masked):
+        stack, x = tiny_stack(layers), rows()
+        mask = sparse_mask() if masked else None
+        keep = torch.tensor([[0, 6], [3, 3], [5, 1]])
+        full = stack(x, causal=causal, mask=mask)
+        kept = stack(x, keep=keep, causal=causal, mask=mask)
+        assert_close(kept, full[torch.arange(3)[:, None], keep])
 
     @pytest.mark.parametrize("masked", [False, True], ids=["all-seen", "mask"])
     @pytest.mark.parametrize("changed", range(1, LENGTH))

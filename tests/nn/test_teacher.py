@@ -1,5 +1,8 @@
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
 from conftest import (
     ENCODERS,
     VOCAB,
@@ -10,9 +13,6 @@ from conftest import (
     tiny_config,
     tiny_teacher,
 )
-from torch import Tensor, nn
-from torch.testing import assert_close
-
 from memtrain.config import TeacherConfig
 from memtrain.nn.teacher import BidirectionalEncoder, CausalEncoder, Decoder, Teacher
 
@@ -196,6 +196,13 @@ class TestDecoder:
         logits = teacher.decode(self.memory, self.future)
         for k in range(5):
             assert_close(teacher.decode(self.memory, self.future[:, :k]), logits[:, : k + 1])
+
+    def test_asked_targets_have_the_logits_of_the_full_run(self):
+        teacher = tiny_teacher()
+        asked = torch.tensor([[0, 5], [2, 1], [4, 4]])
+        logits = teacher.decode(self.memory, self.future, asked)
+        full = teacher.decode(self.memory, self.future)
+        assert_close(logits, full[torch.arange(3)[:, None], asked])
 
     @pytest.mark.parametrize("token", [0, 1])
     def test_every_memory_token_matters_to_every_prediction(self, token):

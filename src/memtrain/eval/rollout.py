@@ -43,12 +43,16 @@ def write(
     """
     if prompt.shape[1] < 1:
         raise MemtrainError("prompt: must hold at least one token")
+    if length < 1:
+        raise MemtrainError(f"length={length}: must be at least 1")
     if temperature < 0:
         raise MemtrainError(f"temperature={temperature}: must be at least 0")
     if not 0 < top_p <= 1:
         raise MemtrainError(f"top_p={top_p}: must be above 0 and at most 1")
     if top_k < 0:
         raise MemtrainError(f"top_k={top_k}: must be at least 0")
+    if allowed < 0:
+        raise MemtrainError(f"allowed={allowed}: must be at least 0")
     memory = rnn.unroll(prompt)[:, -1]
     logits = rnn.predict(memory)
     written = []

@@ -58,9 +58,22 @@ class Attention(nn.Module):
         Float[Tensor, "*rows H L E"], Float[Tensor, "*rows H L E"], Float[Tensor, "*rows H L E"]
     ]:
         """Queries, keys and values of every head."""
-        split = self.project_in(x).unflatten(-1, (3, self.heads, self.head_dim))
-        query, key, value = split.unbind(-3)  # each (..., L, H, E)
-        return query.transpose(-2, -3), key.transpose(-2, -3), value.transpose(-2, -3)
+        query, key, value = self._split(self.project_in(x))
+        return query, key, value
+
+    def some_heads_of(
+        self, x: Float[Tensor, "N L W"], asking: Float[Tensor, "N K W"]
+    ) -> tuple[Float[Tensor, "N H K E"], Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
+        """Queries of some positions only, keys and values of all."""
+        inner = self.heads * self.head_dim
+        query_weight, rest = self.project_in.weight.split([inner, 2 * inner])
+        (query,) = self._split(F.linear(asking, query_weight))
+        key, value = self._split(F.linear(x, rest))
+        return query, key, value
+
+    def _split(self, projected: Float[Tensor, "*rows L _"]) -> list[Float[Tensor, "*rows H L E"]]:
+        parts = projected.unflatten(-1, (-1, self.heads, self.head_dim)).unbind(-3)
+        return [part.transpose(-2, -3) for part in parts]  # each (..., H, L, E)
 
     def merge(self, x: Float[Tensor, "*rows H L E"]) -> Float[Tensor, "*rows L W"]:
         """The heads side by side, projected back to the outer width."""
@@ -85,14 +98,20 @@ class Block(nn.Module):
         rotary: Rotary,
         positions: Int[Tensor, " L"],
         mask: Bool[Tensor, "#N 1 K L"] | None,
-        keep: slice,
+        keep: "Keep" = None,
     ) -> Float[Tensor, "N K W"]:
         """The block's output at the positions to keep; keys and values come from all."""
-        query, key, value = self.attention.heads_of(self.attention_norm(x))
-        query = rotary(query[:, :, keep], positions[keep])
-        key = rotary(key, positions)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.finish(x[:, keep], mixed)
+        normed = self.attention_norm(x)
+        if keep is None:
+            query, key, value = self.attention.heads_of(normed)
+            asking = positions
+        else:
+            query, key, value = self.attention.some_heads_of(normed, _take(normed, keep))
+            asking, x = positions[keep], _take(x, keep)
+        mixed = F.scaled_dot_product_attention(
+            rotary(query, asking), rotary(key, positions), value, attn_mask=mask
+        )
+        return self.finish(x, mixed)
 
     def finish(
         self, x: Float[Tensor, "*rows L W"], mixed: Float[Tensor, "*rows H L E"]
@@ -115,7 +134,7 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "N L W"],
         *,
-        keep: slice,
+        keep: "Keep" = None,
         causal: bool = False,
         mask: Bool[Tensor, "N L"] | None = None,
     ) -> Float[Tensor, "N K W"]:
@@ -123,8 +142,8 @@ class Stack(nn.Module):
 
         Args:
             x: the rows to mix.
-            keep: the positions that the caller reads. The last block computes only these: an
-                exact saving.
+            keep: the positions that the caller reads, the same for all rows or each row's own
+                (N, K). The last block computes only these: an exact saving.
             causal: let a position see itself and what stands before it only.
             mask: positions that may be seen (True) by anyone.
         """
@@ -133,13 +152,26 @@ class Stack(nn.Module):
         positions = torch.arange(length, device=x.device)
         seen = mask[:, None, None, :].expand(-1, 1, length, length) if mask is not None else None
         if causal and length > 1:
-            lower = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-            seen = lower[None, None] if seen is None else seen & lower
+            lower = (positions <= positions[:, None])[None, None]  # (1, 1, L, L)
+            seen = lower if seen is None else seen & lower
         *inner, last = self.blocks
         for block in inner:
-            x = block(x, self.rotary, positions, seen, slice(None))
-        seen = seen[:, :, keep] if seen is not None else None
+            x = block(x, self.rotary, positions, seen)
+        if keep is not None and seen is not None:
+            seen = _take(seen[:, 0], keep)[:, None]
         return self.norm(last(x, self.rotary, positions, seen, keep))
+
+
+Keep = slice | Tensor | None
+"""Positions to keep: a slice for all rows, an index (N, K) of each row's own, or None for all."""
+
+
+def _take(x: Float[Tensor, "#N L W"] | Bool[Tensor, "#N L W"], keep: slice | Tensor) -> Tensor:
+    """The kept positions of every row."""
+    if isinstance(keep, slice):
+        return x[:, keep]
+    rows = torch.arange(len(keep), device=keep.device)[:, None]
+    return x.expand(len(keep), -1, -1)[rows, keep]
 
 
 def projection(inner: int, outer: int) -> nn.Module:

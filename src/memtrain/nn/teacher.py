@@ -151,14 +151,18 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.width, vocab_size, bias=False)
 
     def forward(
-        self, memory: Float[Tensor, "N M D"], future: Float[Tensor, "N K W"] | None = None
+        self,
+        memory: Float[Tensor, "N M D"],
+        future: Float[Tensor, "N K W"] | None = None,
+        asked: Int[Tensor, "N A"] | None = None,
     ) -> Float[Tensor, "N F V"]:
-        """Logits of F = K + 1 targets, the first from the memory alone."""
+        """Logits of F = K + 1 targets, the first from the memory alone; or of `asked` ones."""
         x = self.from_memory(memory)
         first = x.shape[1] - 1  # the last memory position predicts the first target
         if future is not None:
             x = torch.cat([x, future.to(x.dtype)], dim=1)  # (N, M+K, W)
-        return self.head(self.stack(x, keep=slice(first, None), causal=self.causal))
+        keep = slice(first, None) if asked is None else asked + first
+        return self.head(self.stack(x, keep=keep, causal=self.causal))
 
 
 class Teacher(nn.Module):
@@ -186,10 +190,16 @@ class Teacher(nn.Module):
         return normalize_memory(memory) if self.config.normalize_memory else memory
 
     def decode(
-        self, memory: Float[Tensor, "N M D"], future_inputs: Int[Tensor, "N K"]
+        self,
+        memory: Float[Tensor, "N M D"],
+        future_inputs: Int[Tensor, "N K"],
+        asked: Int[Tensor, "N A"] | None = None,
     ) -> Float[Tensor, "N F V"]:
-        """Logits of the K + 1 targets that follow the memory; the k-th has read k inputs."""
-        return self.decoder(memory, self.embedding(future_inputs))
+        """Logits of the K + 1 targets that follow the memory; the k-th has read k inputs.
+
+        With `asked`, only of those targets: what the last block need not compute, it does not.
+        """
+        return self.decoder(memory, self.embedding(future_inputs), asked)
 
     def predict(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N V"]:
         """Logits of the next target alone."""

@@ -13,7 +13,7 @@ from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
 from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
 from memtrain.objectives.objective import Objective, draw_steps
-from memtrain.objectives.windows import gather_window
+from memtrain.objectives.windows import asked_positions, gather_window
 from memtrain.shapes import Batch, Losses
 
 
@@ -76,8 +76,11 @@ class SMT(Objective):
             rows = torch.arange(len(steps), device=steps.device)[:, None]
             memory = memory[rows, steps]
         window = gather_window(batch, steps, self.config.future_length)
-        logits = self.teacher.decode(memory.flatten(0, 1), window.future_inputs.flatten(0, 1))
-        return decode_loss(logits, window.future_targets.flatten(0, 1))
+        inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
+        asked = None
+        if targets.device.type == "cpu":
+            asked, targets = asked_positions(targets)
+        return decode_loss(self.teacher.decode(memory.flatten(0, 1), inputs, asked), targets)
 
     def _dynamics(
         self, batch: Batch, memory: Float[Tensor, "B S M D"], steps: Int[Tensor, "B S"]

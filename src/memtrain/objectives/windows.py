@@ -21,3 +21,16 @@ def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -
     due = due.clamp(max=length - 1)
     targets = batch.targets[rows, due].where(inside, IGNORE_INDEX)
     return Window(steps, batch.inputs[rows, due[..., 1:]], targets)
+
+
+def asked_positions(
+    targets: Int[Tensor, "N F"],
+) -> tuple[Int[Tensor, "N A"], Int[Tensor, "N A"]]:
+    """Where each row has targets, and these targets; rows with fewer are filled up with others.
+
+    A is the largest number of targets in a row. Reading it stalls a GPU, so this is for the CPU.
+    """
+    asked = targets != IGNORE_INDEX
+    most = max(1, int(asked.sum(dim=1).max()))
+    positions = asked.int().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    return positions, targets.gather(1, positions)

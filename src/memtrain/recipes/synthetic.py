@@ -46,7 +46,7 @@ def _small(name: str, data: DataConfig, *, memory_tokens: int = 1) -> RunConfig:
             decode_timesteps=8,
             future_length=256,
         ),
-        dmt=DMTConfig(steps=150, learning_rate=1e-3),
+        dmt=DMTConfig(steps=300, learning_rate=1e-3),
         log=LogConfig(evaluate_every=50),
     )
 

@@ -1,0 +1,228 @@
+"""The demo: one task, one cell, trained by SMT -> DMT and by BPTT; a table and a page tell.
+
+BPTT trains for the longer of equal steps and equal seconds, at the best of three learning rates
+(docs/LOG.md has the search).
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from memtrain.chart import Chart, Series
+from memtrain.config import Retrieval, RunConfig
+from memtrain.eval.evaluate import Score
+from memtrain.page import Columns, Heading, Text, render_page
+from memtrain.page import Table as PageTable
+from memtrain.recipes import recipe
+from memtrain.run import Run
+from memtrain.train.metrics import Reporter
+from memtrain.train.trainer import Trainer
+
+SEQUENCES = 2048
+"""Held-out sequences behind every figure of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    score: Score
+    cost: dict
+    """Steps, tokens, sequential operations and seconds, as `Run.totals` names them."""
+
+
+def run_demo(
+    folder: Path, seed: int, length: int, make_reporter: Callable[[], Reporter]
+) -> list[Row]:
+    """Train both, print the table, write the page; returns the table's rows."""
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]memtrain demo[/bold]: remember one token over {length} steps, "
+        "then say it. The same Transformer cell twice.\n"
+    )
+    console.print("SMT → DMT: a teacher learns what to remember, the cell learns to follow it")
+    ours = Run.create(_config("retrieval", seed, length), folder / "smt-dmt", overwrite=True)
+    rows = _train_ours(ours, make_reporter())
+
+    config = _config("retrieval-bptt", seed, length)
+    steps = _longer_of_equal_steps_and_seconds(config, ours)
+    config = replace(config, bptt=replace(config.bptt, steps=steps))
+    baseline = Run.create(config, folder / "bptt", overwrite=True)
+    console.print(f"BPTT: the same cell, unrolled, for {steps} steps")
+    baseline.train(make_reporter())
+    rows.append(Row("RNN by BPTT", baseline.evaluate(SEQUENCES).rnn, baseline.totals()))
+
+    console.print(_terminal_table(rows, length))
+    page = folder / "index.html"
+    page.write_text(_page(rows, ours, baseline), encoding="utf-8")
+    console.print(f"curves  {page.resolve().as_uri()}", soft_wrap=True)
+    console.print("next    memtrain train digits; memtrain generate runs/digits")
+    return rows
+
+
+def _config(name: str, seed: int, length: int) -> RunConfig:
+    config = recipe(name)
+    log = replace(config.log, evaluate_every=25)
+    return replace(config, seed=seed, data=Retrieval(sequence_length=length), log=log)
+
+
+def _train_ours(run: Run, reporter: Reporter) -> list[Row]:
+    """SMT, a look, DMT, a look."""
+    after_smt = run.train(reporter, until="smt").evaluate(SEQUENCES)
+    cost_of_smt = run.totals()
+    after_dmt = run.train(reporter).evaluate(SEQUENCES)
+    assert after_smt.teacher is not None and after_dmt.teacher is not None
+    return [
+        Row("teacher (Transformer)", after_smt.teacher, cost_of_smt),
+        Row("RNN after SMT", after_smt.rnn, cost_of_smt),
+        Row("RNN after SMT → DMT", after_dmt.rnn, run.totals()),
+    ]
+
+
+def _longer_of_equal_steps_and_seconds(config: RunConfig, ours: Run, trial: int = 12) -> int:
+    """How many BPTT steps take at least the steps and the seconds that SMT -> DMT took."""
+    spare = Run(config, ours.folder)
+    trainer = Trainer(spare.objective("bptt"), config.bptt, spare.task, spare.engine, 0)
+    for _ in range(trial // 4):
+        trainer.train_step()
+    began = time.perf_counter()
+    for _ in range(trial):
+        trainer.train_step()
+    seconds_a_step = (time.perf_counter() - began) / trial
+    totals = ours.totals()
+    return max(int(totals["total_steps"]), math.ceil(totals["total_seconds"] / seconds_a_step))
+
+
+# --------------------------------------------------------------------------------- table and page
+
+HEADER = ("", "accuracy", "steps", "tokens", "sequential operations", "seconds")
+
+
+def _cells(row: Row) -> list[str]:
+    cost = row.cost
+    return [
+        row.name,
+        f"{row.score.accuracy:.4f}",
+        f"{cost['total_steps']:,}",
+        f"{cost['total_tokens']:,}",
+        f"{cost['total_sequential_ops']:,}",
+        f"{cost['total_seconds']:.1f}",
+    ]
+
+
+def _terminal_table(rows: list[Row], length: int) -> Table:
+    chance = 1 / (Retrieval().vocab_size - 1)
+    table = Table(
+        title=f"retrieval, T={length}: RNNs start from the empty memory, without a teacher",
+        caption=f"{SEQUENCES:,} held-out sequences; chance is {chance:.3f}",
+    )
+    for column in HEADER:
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        style = "bold" if row.name.endswith("DMT") else None
+        table.add_row(*_cells(row), style=style)
+    return table
+
+
+def _page(rows: list[Row], ours: Run, baseline: Run) -> str:
+    length = ours.task.sequence_length
+    return render_page(
+        f"Remembering one token over {length} steps",
+        "One recurrent cell, trained twice. SMT → DMT never backpropagates through time: a "
+        "Transformer teacher makes memory labels, the cell learns single steps in parallel (SMT), "
+        "then corrects its own drift (DMT). BPTT unrolls the cell and backpropagates through "
+        "every step. Both RNNs are scored from the empty memory, without the teacher.",
+        [
+            PageTable(
+                header=["method", *HEADER[1:]],
+                rows=[_cells(row) for row in rows],
+                note=f"Accuracy on {SEQUENCES:,} held-out sequences; chance is "
+                f"{1 / (ours.task.vocab_size - 1):.3f}. Sequential operations: the length of the "
+                "critical path, forward and backward, counted on the graphs that ran.",
+                highlight=2,
+            ),
+            Heading(text="How they get there"),
+            Columns(
+                parts=[
+                    _accuracy_chart(ours, baseline, "total_seconds", "training seconds", False),
+                    _accuracy_chart(
+                        ours, baseline, "total_sequential_ops", "sequential operations", True
+                    ),
+                ]
+            ),
+            Heading(text="Why DMT"),
+            Text(
+                text="After SMT every single step is nearly right, yet small errors add up when "
+                "the RNN follows its own memories. DMT trains on exactly those memories."
+            ),
+            _drift_chart(ours),
+        ],
+        _footer(ours, baseline),
+    )
+
+
+def _evaluations(run: Run, stage: str | None = None) -> list[dict]:
+    return [
+        record
+        for record in run.metrics.read()
+        if "evaluation" in record and stage in (None, record["stage"])
+    ]
+
+
+def _accuracy_chart(ours: Run, baseline: Run, key: str, label: str, log_x: bool) -> Chart:
+    def curve(name: str, run: Run, model: str, stage: str | None = None, **style) -> Series:
+        records = _evaluations(run, stage)
+        return Series(
+            name=name,
+            x=[record[key] for record in records],
+            y=[record["evaluation"][model]["accuracy"] for record in records],
+            **style,
+        )
+
+    return Chart(
+        title=f"Accuracy against {label}",
+        x_label=label,
+        y_label="accuracy",
+        series=[
+            curve("SMT → DMT", ours, "rnn", emphasised=True),
+            curve("BPTT", baseline, "rnn"),
+            curve("teacher", ours, "teacher", "smt", muted=True, dashed=True),
+        ],
+        log_x=log_x,
+        y_range=(0, 1),
+        note="SMT → DMT: the RNN rolled out; it jumps where DMT begins.",
+    )
+
+
+def _drift_chart(ours: Run) -> Chart:
+    def path(name: str, stage: str, **style) -> Series:
+        values = _evaluations(ours, stage)[-1]["evaluation"]["drift"]["unexplained"]
+        return Series(name=name, x=list(range(len(values))), y=values, **style)
+
+    return Chart(
+        title="Drift of the rolled-out memory",
+        x_label="timestep t",
+        y_label="1 − R²",
+        series=[
+            path("after SMT", "smt", dashed=True),
+            path("after DMT", "dmt", emphasised=True),
+        ],
+        note="Distance from the teacher's memory as a share of its variance; 0 is no drift.",
+    )
+
+
+def _footer(ours: Run, baseline: Run) -> str:
+    cell, smt, dmt = ours.config.cell, ours.config.smt, ours.config.dmt
+    return (
+        f"Seed {ours.config.seed}. Cell: {cell.layers}-layer Transformer, "
+        f"{cell.memory_tokens} memory token of width {cell.memory_dim}; "
+        f"{ours.config.teacher.encoder} encoder.\n"
+        f"Batch {smt.batch_size}; learning rates: SMT {smt.learning_rate:g}, "
+        f"DMT {dmt.learning_rate:g}, BPTT {baseline.config.bptt.learning_rate:g}."
+    )

@@ -1,0 +1,110 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from conftest import (
+    gradients,
+    random_batch,
+    random_tokens,
+    receives_gradient,
+    seeded,
+    tiny_cell,
+    tiny_rnn,
+)
+from memtrain.config import BPTTConfig
+from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
+from memtrain.nn.rnn import RNN
+from memtrain.objectives.bptt import BPTT
+from memtrain.shapes import IGNORE_INDEX, Batch
+
+CASES = pytest.mark.parametrize(
+    ("length", "truncate"),
+    [(6, 0), (6, 1), (6, 2), (7, 3), (5, 4), (5, 5), (5, 9)],
+    ids=lambda n: str(n),
+)
+
+
+def naive_bptt(rnn: RNN, batch: Batch, truncate: int) -> Tensor:
+    """One step after another; the memory is cut from its past before every `truncate`-th."""
+    memory, losses = rnn.empty_memory(len(batch.inputs)), []
+    for t in range(batch.inputs.shape[1]):
+        if truncate and t % truncate == 0:
+            memory = memory.detach()
+        logits, memory = rnn.step(memory, batch.inputs[:, t])
+        for row in range(len(logits)):
+            if batch.targets[row, t] != IGNORE_INDEX:
+                losses.append(F.cross_entropy(logits[row], batch.targets[row, t]))
+    return torch.stack(losses).mean()
+
+
+@CASES
+@pytest.mark.parametrize("kind", ["transformer", "mlp", "gru"])
+def test_loss_and_gradients_equal_a_loop_that_cuts_the_memory(kind, length, truncate):
+    rnn, batch = tiny_rnn(tiny_cell(kind)), random_batch(3, length)
+    losses = BPTT(BPTTConfig(truncate=truncate), rnn)(batch, seeded())
+    expected = naive_bptt(rnn, batch, truncate)
+    assert_close(losses.total, expected)
+    assert_close(losses.parts["readout"], expected.detach())
+    parameters = list(rnn.parameters())
+    for one, other in zip(
+        gradients(losses.total, parameters), gradients(expected, parameters), strict=True
+    ):
+        assert_close(one, other, atol=1e-6, rtol=1e-3)
+
+
+@CASES
+def test_truncation_leaves_the_loss_as_it_is(length, truncate):
+    rnn, batch = tiny_rnn(), random_batch(3, length)
+    cut = BPTT(BPTTConfig(truncate=truncate), rnn)(batch, seeded()).total
+    full = BPTT(BPTTConfig(), rnn)(batch, seeded()).total
+    assert torch.equal(cut, full)
+
+
+def test_truncation_changes_the_gradient():
+    rnn, batch = tiny_rnn(), random_batch(3, 6)
+    cut = BPTT(BPTTConfig(truncate=2), rnn)(batch, seeded()).total
+    full = BPTT(BPTTConfig(), rnn)(batch, seeded()).total
+    pairs = zip(
+        gradients(cut, rnn.cell.parameters()), gradients(full, rnn.cell.parameters()), strict=True
+    )
+    assert max(float((a - b).abs().max()) for a, b in pairs) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("length", "truncate", "depth"),
+    [(4, 0, 4), (8, 0, 8), (16, 0, 16), (16, 4, 4), (16, 1, 1), (7, 3, 3), (5, 9, 5)],
+    ids=lambda n: str(n),
+)
+def test_credit_passes_as_many_applications_as_the_truncation_allows(length, truncate, depth):
+    objective = BPTT(BPTTConfig(truncate=truncate), tiny_rnn(CountedCell(tiny_cell())))
+    assert recurrent_depth(objective(random_batch(2, length), seeded()).total) == depth
+
+
+def test_cell_and_readout_train():
+    rnn, batch = tiny_rnn(), random_batch(2, 5)
+    objective = BPTT(BPTTConfig(), rnn)
+    assert objective.trained() == {"rnn": rnn}
+    total = objective(batch, seeded()).total
+    assert receives_gradient(total, rnn.cell)
+    assert receives_gradient(total, rnn.readout)
+
+
+def test_sequential_operations_grow_by_the_same_number_for_every_token():
+    objective = BPTT(BPTTConfig(), tiny_rnn())
+    counts = [
+        sequential_ops(lambda b=random_batch(2, length): objective(b, seeded()).total)
+        for length in (4, 5, 8, 12)
+    ]
+    per_token = counts[1] - counts[0]
+    assert per_token > 0
+    assert [count - counts[0] for count in counts] == [0, per_token, 4 * per_token, 8 * per_token]
+
+
+def test_without_any_target_the_loss_is_zero_with_a_finite_gradient():
+    inputs, rnn = random_tokens(2, 4), tiny_rnn()
+    batch = Batch(inputs, torch.full_like(inputs, IGNORE_INDEX))
+    total = BPTT(BPTTConfig(), rnn)(batch, seeded()).total
+    assert total.item() == 0
+    assert all(not g.any() for g in gradients(total, rnn.parameters()))

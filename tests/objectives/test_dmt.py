@@ -1,0 +1,309 @@
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from conftest import (
+    ENCODERS,
+    VOCAB,
+    gradients,
+    random_batch,
+    random_tokens,
+    receives_gradient,
+    recorded,
+    seeded,
+    tiny_cell,
+    tiny_rnn,
+    tiny_teacher,
+)
+from memtrain.config import DMTConfig, EngineConfig, Stack
+from memtrain.data.build import build_task
+from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
+from memtrain.objectives.dmt import DMT
+from memtrain.shapes import IGNORE_INDEX, Batch
+from memtrain.train.engine import Engine
+from memtrain.train.trainer import Trainer
+
+BOTH = pytest.mark.parametrize("encoder", ENCODERS)
+THROUGH_TIME = pytest.mark.parametrize("through_time", [False, True], ids=["one-step", "through"])
+
+
+def tiny_dmt(encoder: str = "causal", cell: Any = None, **options: Any) -> DMT:
+    return DMT(DMTConfig(**options), tiny_teacher(encoder), tiny_rnn(cell))
+
+
+def record_teacher(objective: DMT) -> list[tuple]:
+    """Every later call of the teacher's encoder, as (inputs, steps, memories)."""
+    calls: list[tuple] = []
+    objective.teacher.encode = recorded(calls, objective.teacher.encode)
+    return calls
+
+
+def record_rollout(objective: DMT) -> list[tuple]:
+    """Every later rollout, as (inputs, first memory, memories)."""
+    calls: list[tuple] = []
+    objective.rnn.unroll = recorded(calls, objective.rnn.unroll)
+    return calls
+
+
+def naive_dmt(
+    objective: DMT, batch: Batch, starts: list[int], labelled: list[int], length: int
+) -> tuple[Tensor, Tensor]:
+    """Dynamics and readout loss, row after row and step after step.
+
+    Row r starts from the teacher's memory after step starts[r], or from the empty one at -1.
+    """
+    rnn, teacher = objective.rnn, objective.teacher
+    dynamics, readout = [], []
+    for row, start in enumerate(starts):
+        inputs, targets = batch.inputs[row : row + 1], batch.targets[row : row + 1]
+        memory = rnn.empty_memory(1)
+        if start >= 0:
+            memory = teacher.encode(inputs[:, : start + 1])[:, -1].detach()
+        for k in range(length):
+            t = start + 1 + k
+            memory = rnn.cell(
+                memory if objective.config.through_time else memory.detach(), inputs[:, t]
+            )
+            if k in labelled:
+                label = teacher.encode(inputs[:, : t + 1])[:, -1].detach()
+                dynamics.append((memory - label).square().mean())
+            if targets[0, t] != IGNORE_INDEX:
+                logits = rnn.predict(memory.detach())
+                readout.append(F.cross_entropy(logits, targets[:, t]))
+    return torch.stack(dynamics).mean(), torch.stack(readout).mean()
+
+
+def assert_same_loss_and_gradients(objective: DMT, losses, naive: tuple[Tensor, Tensor]) -> None:
+    dynamics, readout = naive
+    config = objective.config
+    assert_close(losses.parts["dynamics"], dynamics.detach(), atol=1e-5, rtol=1e-5)
+    assert_close(losses.parts["readout"], readout.detach(), atol=1e-5, rtol=1e-5)
+    expected = config.dynamics_weight * dynamics + config.readout_weight * readout
+    assert_close(losses.total, expected, atol=1e-4, rtol=1e-5)
+    parameters = list(objective.rnn.parameters())
+    for one, other in zip(
+        gradients(losses.total, parameters), gradients(expected, parameters), strict=True
+    ):
+        assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+class TestEquations:
+    @BOTH
+    @THROUGH_TIME
+    def test_from_the_empty_memory_the_loss_equals_a_loop_over_steps(self, encoder, through_time):
+        objective = tiny_dmt(encoder, through_time=through_time, readout_weight=0.5)
+        batch = random_batch(2, 6)
+        naive = naive_dmt(objective, batch, [-1, -1], list(range(6)), 6)
+        assert_same_loss_and_gradients(objective, objective(batch, seeded()), naive)
+
+    @BOTH
+    @THROUGH_TIME
+    def test_from_the_teachers_memories_the_loss_equals_a_loop_over_steps(
+        self, encoder, through_time
+    ):
+        options = dict(through_time=through_time, rollout_length=4, label_stride=2)
+        objective = tiny_dmt(encoder, **options, empty_start=0.5)
+        batch, calls = random_batch(4, 9), record_teacher(objective)
+        losses = objective(batch, seeded(1))
+        (_, after, _), (_, label_steps, _) = calls
+        starts = [*after[:, 0].tolist(), -1, -1]
+        labelled = [t - starts[0] - 1 for t in label_steps[0].tolist()]
+        assert labelled in ([0, 2], [1, 3])
+        naive = naive_dmt(objective, batch, starts, labelled, 4)
+        assert_same_loss_and_gradients(objective, losses, naive)
+
+    def test_one_step_and_through_time_give_the_same_loss_and_other_gradients(self):
+        batch = random_batch(3, 6)
+        one, through = tiny_dmt(), tiny_dmt(through_time=True)
+        losses = one(batch, seeded()), through(batch, seeded())
+        assert_close(losses[0].total, losses[1].total)
+        first = gradients(losses[0].total, one.rnn.cell.parameters())
+        second = gradients(losses[1].total, through.rnn.cell.parameters())
+        apart = max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
+        assert apart > 1e-3
+
+    def test_the_total_weighs_its_parts(self):
+        losses = tiny_dmt(dynamics_weight=3.0, readout_weight=0.25)(random_batch(3, 6), seeded())
+        dynamics, readout = losses.parts["dynamics"], losses.parts["readout"]
+        assert_close(losses.total.detach(), 3 * dynamics + 0.25 * readout)
+        assert not dynamics.requires_grad and not readout.requires_grad
+
+
+class TestGradients:
+    @BOTH
+    @THROUGH_TIME
+    @pytest.mark.parametrize("empty_start", [1.0, 0.0], ids=["empty", "taught"])
+    def test_the_teacher_gets_none(self, encoder, through_time, empty_start):
+        objective = tiny_dmt(encoder, through_time=through_time, empty_start=empty_start)
+        total = objective(random_batch(3, 6), seeded()).total
+        assert not receives_gradient(total, objective.teacher)
+        assert receives_gradient(total, objective.rnn.cell)
+        assert receives_gradient(total, objective.rnn.readout)
+
+    @THROUGH_TIME
+    @pytest.mark.parametrize("empty_start", [1.0, 0.0], ids=["empty", "taught"])
+    def test_the_readout_loss_does_not_reach_the_cell(self, through_time, empty_start):
+        objective = tiny_dmt(
+            through_time=through_time, empty_start=empty_start, dynamics_weight=0.0
+        )
+        total = objective(random_batch(3, 6), seeded()).total
+        assert receives_gradient(total, objective.rnn.readout)
+        assert not receives_gradient(total, objective.rnn.cell)
+
+    @THROUGH_TIME
+    def test_the_dynamics_loss_does_not_reach_the_readout(self, through_time):
+        objective = tiny_dmt(through_time=through_time, readout_weight=0.0)
+        total = objective(random_batch(3, 6), seeded()).total
+        assert receives_gradient(total, objective.rnn.cell)
+        assert not receives_gradient(total, objective.rnn.readout)
+
+    @pytest.mark.parametrize("length", [4, 8, 16], ids=lambda n: f"T{n}")
+    @pytest.mark.parametrize("empty_start", [1.0, 0.5], ids=["empty", "mixed"])
+    def test_credit_passes_one_application_of_the_cell(self, length, empty_start):
+        objective = tiny_dmt(cell=CountedCell(tiny_cell()), empty_start=empty_start)
+        assert recurrent_depth(objective(random_batch(2, length), seeded()).total) == 1
+
+    @pytest.mark.parametrize("length", [4, 8, 16], ids=lambda n: f"T{n}")
+    def test_credit_through_time_passes_as_many_as_there_are_tokens(self, length):
+        objective = tiny_dmt(cell=CountedCell(tiny_cell()), through_time=True)
+        assert recurrent_depth(objective(random_batch(2, length), seeded()).total) == length
+
+
+class TestLabels:
+    @pytest.mark.parametrize("stride", [1, 3, 4], ids=lambda n: f"stride{n}")
+    def test_every_nth_step_is_labelled_from_every_offset_in_turn(self, stride):
+        length = 10
+        objective = tiny_dmt(label_stride=stride)
+        calls, generator = record_teacher(objective), seeded()
+        for _ in range(15 * stride):
+            objective(random_batch(2, length), generator)
+        offsets = set()
+        for _, steps, _ in calls:
+            offset = int(steps[0, 0])
+            offsets.add(offset)
+            assert steps.tolist() == 2 * [list(range(offset, length, stride))]
+        assert offsets == set(range(stride))
+
+    def test_a_stride_beyond_the_rollout_labels_one_step_anywhere_in_it(self):
+        objective = tiny_dmt(label_stride=50)
+        calls, generator = record_teacher(objective), seeded()
+        for _ in range(60):
+            objective(random_batch(2, 5), generator)
+        assert {tuple(steps[0].tolist()) for _, steps, _ in calls} == {(t,) for t in range(5)}
+
+
+class TestStart:
+    @BOTH
+    def test_taught_rollouts_start_right_after_the_teachers_step(self, encoder):
+        objective = tiny_dmt(encoder, empty_start=0.0, rollout_length=3)
+        calls, rollouts = record_teacher(objective), record_rollout(objective)
+        batch, generator = random_batch(4, 8), seeded()
+        seen = set()
+        for _ in range(12):
+            calls.clear()
+            rollouts.clear()
+            objective(batch, generator)
+            (_, after, _), (_, labels, _) = calls
+            ((inputs, memory, memories),) = rollouts
+            assert memories.shape[1] == 3
+            for row, (t,) in enumerate(after.tolist()):
+                seen.add(t)
+                taught = objective.teacher.encode(batch.inputs[row : row + 1, : t + 1])[0, -1]
+                assert_close(memory[row], taught, atol=1e-5, rtol=0)
+                assert inputs[row].tolist() == batch.inputs[row, t + 1 : t + 4].tolist()
+                assert labels[row].tolist() == [t + 1, t + 2, t + 3]
+        assert seen == {0, 1, 2, 3, 4}  # every step that leaves room for the rollout
+
+    @pytest.mark.parametrize(
+        ("empty_start", "rows", "taught"), [(1.0, 4, 0), (0.5, 4, 2), (0.25, 8, 6), (0.0, 4, 4)]
+    )
+    def test_empty_start_is_the_share_of_rollouts_from_the_empty_memory(
+        self, empty_start, rows, taught
+    ):
+        objective = tiny_dmt(empty_start=empty_start, rollout_length=3)
+        rollouts, batch = record_rollout(objective), random_batch(rows, 8)
+        objective(batch, seeded())
+        ((inputs, memory, _),) = rollouts
+        from_empty = ~memory.flatten(1).any(1)
+        assert int((~from_empty).sum()) == taught
+        assert torch.equal(inputs[from_empty], batch.inputs[from_empty, :3])
+
+    @pytest.mark.parametrize(
+        ("rollout_length", "empty_start", "expected"),
+        [
+            (0, 1.0, 8),
+            (3, 1.0, 3),
+            (8, 1.0, 8),
+            (50, 1.0, 8),
+            (0, 0.5, 7),
+            (3, 0.5, 3),
+            (50, 0.0, 7),
+        ],
+    )
+    def test_rollout_length_is_kept_within_the_sequence(
+        self, rollout_length, empty_start, expected
+    ):
+        objective = tiny_dmt(rollout_length=rollout_length, empty_start=empty_start)
+        rollouts = record_rollout(objective)
+        objective(random_batch(4, 8), seeded())
+        assert rollouts[0][0].shape == (4, expected)
+
+    def test_readout_learns_from_the_rolled_out_steps_alone(self):
+        batch = random_batch(2, 8, asked=1.0)
+        later = batch.targets.clone()
+        later[:, 3:] = (later[:, 3:] + 1) % VOCAB
+        objective = tiny_dmt(rollout_length=3)
+        losses = [objective(Batch(batch.inputs, y), seeded()) for y in (batch.targets, later)]
+        assert losses[0].total.item() == losses[1].total.item()
+
+    def test_without_any_target_the_readout_loss_is_zero(self):
+        inputs = random_tokens(3, 5)
+        losses = tiny_dmt()(Batch(inputs, torch.full_like(inputs, IGNORE_INDEX)), seeded())
+        assert losses.parts["readout"] == 0
+        assert losses.parts["dynamics"] > 0
+
+
+@BOTH
+def test_training_leaves_encoder_and_decoder_as_they_were_to_the_bit(encoder):
+    task = build_task(Stack(sequence_length=8, vocab_size=VOCAB, depth=3))
+    objective = tiny_dmt(encoder, empty_start=0.5)
+    stage = DMTConfig(steps=3, batch_size=4, learning_rate=1e-2)
+    trainer = Trainer(objective, stage, task, Engine(EngineConfig(device="cpu")), seed=0)
+    inputs, future = random_tokens(2, 8), random_tokens(2, 3)
+
+    def outputs() -> list[Tensor]:
+        with torch.no_grad():
+            memory = objective.teacher.encode(inputs)
+            return [memory, objective.teacher.decode(memory[:, 0], future)]
+
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    told = outputs()
+    with trainer.frozen_rest():
+        assert not any(p.requires_grad for p in objective.teacher.parameters())
+        for _ in range(3):
+            trainer.train_step()
+        assert all(p.grad is None for p in objective.teacher.parameters())
+    assert all(p.requires_grad for p in objective.teacher.parameters())
+    changed = {
+        ".".join(name.split(".")[:2])
+        for name, value in objective.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
+    assert changed == {"rnn.cell", "rnn.readout"}
+    assert all(torch.equal(a, b) for a, b in zip(outputs(), told, strict=True))
+
+
+@THROUGH_TIME
+def test_sequential_operations_grow_by_the_same_number_for_every_token(through_time):
+    objective = tiny_dmt(through_time=through_time)
+    counts = []
+    for length in (4, 5, 8, 12):
+        batch, generator = random_batch(2, length), seeded()
+        counts.append(sequential_ops(lambda b=batch, g=generator: objective(b, g).total))
+    per_token = counts[1] - counts[0]
+    assert per_token > 0
+    assert [count - counts[0] for count in counts] == [0, per_token, 4 * per_token, 8 * per_token]

@@ -1,0 +1,183 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from conftest import VOCAB, gradients, random_batch, random_tokens, seeded, tiny_rnn
+from memtrain.objectives.losses import (
+    decode_loss,
+    drift,
+    dynamics_loss,
+    readout_loss,
+    unexplained_variance,
+    uniformity_loss,
+)
+from memtrain.shapes import IGNORE_INDEX
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeded(seed))
+
+
+def cross_entropy(logits: list[float], target: int) -> float:
+    return math.log(sum(math.exp(value) for value in logits)) - logits[target]
+
+
+class TestDecodeLoss:
+    @pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 3, 4)], ids=str)
+    def test_is_the_mean_cross_entropy_where_a_target_is_asked(self, shape):
+        logits = 3 * normal(*shape, VOCAB)
+        targets = random_tokens(*shape)
+        targets[..., ::3] = IGNORE_INDEX
+        asked = [
+            cross_entropy(row, target)
+            for row, target in zip(
+                logits.flatten(0, -2).tolist(), targets.flatten().tolist(), strict=True
+            )
+            if target != IGNORE_INDEX
+        ]
+        assert 0 < len(asked) < targets.numel()
+        assert float(decode_loss(logits, targets)) == pytest.approx(sum(asked) / len(asked))
+
+    def test_is_zero_with_a_finite_gradient_when_nothing_is_asked(self):
+        logits = normal(3, 4, VOCAB).requires_grad_()
+        loss = decode_loss(logits, torch.full((3, 4), IGNORE_INDEX))
+        loss.backward()
+        assert loss.item() == 0
+        assert logits.grad is not None and not logits.grad.any()
+
+
+class TestReadoutLoss:
+    def test_equals_the_loss_of_reading_every_memory(self):
+        rnn, batch = tiny_rnn(), random_batch(3, 5, asked=0.4)
+        memories = normal(3, 5, 2, 16)
+        expected = decode_loss(rnn.predict(memories), batch.targets)
+        assert_close(readout_loss(rnn, memories, batch.targets), expected)
+
+    def test_is_zero_with_a_finite_gradient_when_nothing_is_asked(self):
+        rnn, memories = tiny_rnn(), normal(3, 5, 2, 16).requires_grad_()
+        loss = readout_loss(rnn, memories, torch.full((3, 5), IGNORE_INDEX))
+        assert loss.item() == 0
+        assert not any(g.any() or g.isnan().any() for g in gradients(loss, rnn.parameters()))
+        loss.backward()
+        assert memories.grad is not None and not memories.grad.any()
+
+
+class TestDynamicsLoss:
+    @pytest.mark.parametrize("shape", [(4, 2, 3), (2, 3, 2, 4)], ids=str)
+    def test_is_the_mean_over_every_dimension(self, shape):
+        predicted, memory = normal(*shape), normal(*shape, seed=1)
+        pairs = zip(predicted.flatten().tolist(), memory.flatten().tolist(), strict=True)
+        squares = [(a - b) ** 2 for a, b in pairs]
+        assert float(dynamics_loss(predicted, memory)) == pytest.approx(sum(squares) / len(squares))
+
+    def test_sends_its_gradient_to_both_sides(self):
+        predicted, memory = normal(4, 2, 3).requires_grad_(), normal(4, 2, 3, seed=1)
+        memory.requires_grad_()
+        dynamics_loss(predicted, memory).backward()
+        assert predicted.grad is not None and memory.grad is not None
+        assert_close(predicted.grad, 2 * (predicted - memory).detach() / predicted.numel())
+        assert_close(memory.grad, -predicted.grad)
+
+
+def naive_uniformity(tokens: list[list[float]]) -> float:
+    unit = [[x / math.hypot(*token) for x in token] for token in tokens]
+    potentials = [
+        math.exp(-2 * math.dist(unit[i], unit[j]) ** 2)
+        for i in range(len(unit))
+        for j in range(len(unit))
+        if i != j
+    ]
+    return math.log(sum(potentials) / len(potentials))
+
+
+class TestUniformityLoss:
+    @pytest.mark.parametrize("shape", [(5, 1, 3), (4, 3, 2), (2, 3, 2, 4)], ids=str)
+    def test_equals_a_double_loop_over_pairs_of_unit_tokens(self, shape):
+        memory = 3 * normal(*shape)
+        loss = uniformity_loss(memory, 512, seeded())
+        naive = naive_uniformity(memory.flatten(0, -2).tolist())
+        assert float(loss) == pytest.approx(naive, abs=1e-5)
+
+    def test_is_zero_for_collapsed_memories(self):
+        memory = normal(1, 1, 16).expand(20, 2, 16)
+        assert float(uniformity_loss(memory, 512, seeded())) == pytest.approx(0, abs=1e-5)
+
+    def test_is_about_minus_4_for_memories_spread_evenly_in_many_dimensions(self):
+        loss = float(uniformity_loss(normal(256, 2, 256), 512, seeded()))
+        assert loss == pytest.approx(-4, abs=0.1)
+
+    def test_of_two_opposite_tokens_is_minus_8(self):
+        memory = torch.tensor([[[1.0, 2.0]], [[-2.0, -4.0]]])
+        assert float(uniformity_loss(memory, 512, seeded())) == pytest.approx(-8, abs=1e-5)
+
+    def test_its_gradient_spreads_the_tokens(self):
+        memory = normal(6, 2, 8).requires_grad_()
+        loss = uniformity_loss(memory, 512, seeded())
+        loss.backward()
+        assert memory.grad is not None
+        moved = memory.detach() - 0.1 * memory.grad
+        assert uniformity_loss(moved, 512, seeded()) < loss
+
+    @pytest.mark.parametrize("samples", [2, 5, 11])
+    def test_compares_at_most_so_many_tokens(self, samples):
+        memory = normal(6, 2, 8).requires_grad_()
+        uniformity_loss(memory, samples, seeded()).backward()
+        assert memory.grad is not None
+        touched = memory.grad.abs().amax(-1).flatten() > 0
+        assert int(touched.sum()) == samples
+        chosen = memory.detach().flatten(0, 1)[touched]
+        loss = float(uniformity_loss(memory.detach(), samples, seeded()))
+        assert loss == pytest.approx(naive_uniformity(chosen.tolist()), abs=1e-5)
+
+    def test_draws_other_tokens_every_time_and_the_same_for_the_same_seed(self):
+        memory, generator = normal(6, 2, 8), seeded()
+        losses = [float(uniformity_loss(memory, 4, generator)) for _ in range(20)]
+        assert len(set(losses)) > 15
+        assert float(uniformity_loss(memory, 4, seeded())) == losses[0]
+
+
+def naive_drift(rollout: Tensor, memory: Tensor) -> list[float]:
+    rows, length = rollout.shape[:2]
+    result = []
+    for t in range(length):
+        squares = [
+            (a - b) ** 2
+            for row in range(rows)
+            for a, b in zip(
+                rollout[row, t].flatten().tolist(), memory[row, t].flatten().tolist(), strict=True
+            )
+        ]
+        result.append(sum(squares) / len(squares))
+    return result
+
+
+class TestDrift:
+    rollout, memory = normal(3, 4, 2, 5), 2 * normal(3, 4, 2, 5, seed=1) + 1
+
+    def test_is_the_mean_squared_distance_at_every_step(self):
+        found = drift(self.rollout, self.memory).tolist()
+        assert found == pytest.approx(naive_drift(self.rollout, self.memory))
+
+    def test_unexplained_variance_divides_it_by_the_variance_over_sequences_and_steps(self):
+        variances = []
+        for token in range(2):
+            for dimension in range(5):
+                values = self.memory[:, :, token, dimension].flatten().tolist()
+                mean = sum(values) / len(values)
+                variances.append(sum((value - mean) ** 2 for value in values) / len(values))
+        variance = sum(variances) / len(variances)
+        expected = [value / variance for value in naive_drift(self.rollout, self.memory)]
+        found = unexplained_variance(self.rollout, self.memory).tolist()
+        assert found == pytest.approx(expected)
+
+    def test_the_mean_memory_explains_nothing_and_the_memory_itself_everything(self):
+        mean = self.memory.mean(dim=(0, 1)).expand_as(self.memory)
+        assert_close(unexplained_variance(mean, self.memory).mean(), torch.tensor(1.0))
+        assert not unexplained_variance(self.memory, self.memory).any()
+
+    def test_memories_that_never_vary_give_finite_numbers(self):
+        constant = torch.ones(3, 4, 2, 5)
+        assert unexplained_variance(self.rollout, constant).isfinite().all()

@@ -1,0 +1,377 @@
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from conftest import (
+    ENCODERS,
+    gradients,
+    random_batch,
+    random_tokens,
+    receives_gradient,
+    recorded,
+    seeded,
+    tiny_cell,
+    tiny_rnn,
+    tiny_teacher,
+)
+from memtrain.config import BPTTConfig, SMTConfig
+from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
+from memtrain.nn.rnn import RNN
+from memtrain.nn.teacher import Teacher
+from memtrain.objectives.bptt import BPTT
+from memtrain.objectives.objective import draw_steps
+from memtrain.objectives.smt import SMT
+from memtrain.shapes import IGNORE_INDEX, Batch
+
+BOTH = pytest.mark.parametrize("encoder", ENCODERS)
+TIMESTEPS = pytest.mark.parametrize("timesteps", ["one", "all"])
+CPU = torch.device("cpu")
+
+
+def tiny_smt(
+    encoder: str = "causal", cell: Any = None, *, context_length: int = 8, **options: Any
+) -> SMT:
+    teacher = tiny_teacher(encoder, context_length=context_length)
+    return SMT(SMTConfig(**{"future_length": 3, **options}), teacher, tiny_rnn(cell))
+
+
+# ------------------------------------------------------------- the equations, one step at a time
+
+
+def naive_memory(teacher: Teacher, batch: Batch, row: int, t: int) -> Tensor:
+    """E(x_0..x_t), from a run on that prefix alone."""
+    return teacher.encode(batch.inputs[row : row + 1, : t + 1])[0, -1]
+
+
+def naive_decode(teacher: Teacher, batch: Batch, steps: list[list[int]], future: int) -> Tensor:
+    """The mean cross-entropy of every target that every chosen memory has to predict."""
+    losses = []
+    for row, chosen in enumerate(steps):
+        inputs, targets = batch.inputs[row], batch.targets[row]
+        for t in chosen:
+            memory = naive_memory(teacher, batch, row, t)[None]
+            for due in range(t, min(t + future, len(targets))):
+                if targets[due] != IGNORE_INDEX:
+                    logits = teacher.decode(memory, inputs[t + 1 : due + 1][None])[:, -1]
+                    losses.append(F.cross_entropy(logits, targets[due : due + 1]))
+    return torch.stack(losses).mean()
+
+
+def naive_dynamics(
+    teacher: Teacher, rnn: RNN, batch: Batch, pairs: list[tuple[int, int]], *, joint: bool
+) -> Tensor:
+    """The mean squared error of the cell's step to each (row, t), from E's memory before it."""
+    losses = []
+    for row, t in pairs:
+        before = rnn.empty_memory(1)[0] if t == 0 else naive_memory(teacher, batch, row, t - 1)
+        after = naive_memory(teacher, batch, row, t)
+        if not joint:
+            before, after = before.detach(), after.detach()
+        predicted = rnn.cell(before[None], batch.inputs[row, t : t + 1])[0]
+        losses.append((predicted - after).square().mean())
+    return torch.stack(losses).mean()
+
+
+def naive_uniformity(tokens: Tensor) -> Tensor:
+    unit = [token / token.norm() for token in tokens]
+    potentials = [
+        (-2 * (unit[i] - unit[j]).square().sum()).exp() for i in range(len(unit)) for j in range(i)
+    ]
+    return torch.stack(potentials).mean().log()
+
+
+def assert_same_loss_and_gradients(objective: SMT, found: Tensor, expected: Tensor) -> None:
+    assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    modules = (objective.teacher, objective.rnn)
+    parameters = [p for module in modules for p in module.parameters()]
+    for one, other in zip(
+        gradients(found, parameters), gradients(expected, parameters), strict=True
+    ):
+        assert_close(one, other, atol=1e-5, rtol=1e-3)
+
+
+class TestEquations:
+    @BOTH
+    @pytest.mark.parametrize("joint", [True, False], ids=["joint", "detached"])
+    @pytest.mark.parametrize("learn_start", [True, False], ids=["start", "no-start"])
+    @pytest.mark.parametrize(
+        ("length", "context", "future"), [(6, 8, 3), (5, 3, 9)], ids=["T6-C8-F3", "T5-C3-F9"]
+    )
+    def test_all_timesteps_equal_a_loop_over_them(
+        self, encoder, joint, learn_start, length, context, future
+    ):
+        weights = dict(decode_weight=1.0, dynamics_weight=2.0, uniformity_weight=0.5)
+        objective = tiny_smt(
+            encoder,
+            context_length=context,
+            timesteps="all",
+            future_length=future,
+            joint=joint,
+            learn_start=learn_start,
+            **weights,
+        )
+        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(2, length)
+        losses = objective(batch, seeded())
+
+        steps = [list(range(length))] * 2
+        pairs = [(row, t) for row in range(2) for t in range(0 if learn_start else 1, length)]
+        decode = naive_decode(teacher, batch, steps, future)
+        dynamics = naive_dynamics(teacher, rnn, batch, pairs, joint=joint)
+        memories = [naive_memory(teacher, batch, row, t) for row in range(2) for t in range(length)]
+        uniformity = naive_uniformity(torch.cat(memories))
+        parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
+        assert losses.parts.keys() == parts.keys()
+        for name, part in parts.items():
+            assert_close(losses.parts[name], part.detach(), atol=1e-5, rtol=1e-5)
+        expected = decode + 2 * dynamics + 0.5 * uniformity
+        assert_same_loss_and_gradients(objective, losses.total, expected)
+
+    @BOTH
+    @pytest.mark.parametrize("learn_start", [True, False], ids=["start", "no-start"])
+    def test_one_timestep_equals_the_sampled_pair_of_every_row(self, encoder, learn_start):
+        objective = tiny_smt(encoder, timesteps="one", learn_start=learn_start, dynamics_weight=2.0)
+        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(3, 5, asked=1.0)
+        losses = objective(batch, seeded(4))
+
+        sampled = draw_steps(3, 1, 4, seeded(4), CPU).tolist()
+        pairs = [(row, t + 1) for row, (t,) in enumerate(sampled)]
+        pairs += [(0, 0)] if learn_start else []
+        memories = [
+            naive_memory(teacher, batch, row, t + after)
+            for row, (t,) in enumerate(sampled)
+            for after in (0, 1)
+        ]
+        parts = {
+            "decode": naive_decode(teacher, batch, sampled, 3),
+            "dynamics": naive_dynamics(teacher, rnn, batch, pairs, joint=True),
+            "uniformity": naive_uniformity(torch.cat(memories)),
+        }
+        for name, part in parts.items():
+            assert_close(losses.parts[name], part.detach(), atol=1e-5, rtol=1e-5)
+        expected = parts["decode"] + 2 * parts["dynamics"] + 0.001 * parts["uniformity"]
+        assert_same_loss_and_gradients(objective, losses.total, expected)
+
+    @pytest.mark.parametrize(("rows", "starts"), [(1, 1), (31, 1), (32, 2)])
+    def test_one_timestep_trains_the_first_step_of_one_row_in_16(self, rows, starts):
+        batch, calls = random_batch(rows, 5), []
+        objective = tiny_smt(timesteps="one")
+        objective.rnn.cell.register_forward_hook(lambda cell, args, _: calls.append(args))
+        objective(batch, seeded())
+        ((before, token),) = calls
+        assert len(before) == rows + starts
+        from_empty = ~before.flatten(1).any(1)
+        assert int(from_empty.sum()) == starts
+        assert torch.equal(token[from_empty], batch.inputs[:starts, 0])
+
+    @BOTH
+    def test_decode_timesteps_asks_the_decoder_at_so_many_distinct_steps(self, encoder):
+        objective = tiny_smt(encoder, timesteps="all", decode_timesteps=2)
+        batch = random_batch(3, 6, asked=1.0)
+        losses = objective(batch, seeded(7))
+        steps = draw_steps(3, 2, 6, seeded(7), CPU).tolist()
+        decode = naive_decode(objective.teacher, batch, steps, 3)
+        assert_close(losses.parts["decode"], decode.detach(), atol=1e-5, rtol=1e-5)
+        everywhere = tiny_smt(encoder, timesteps="all")(batch, seeded(7))
+        assert_close(losses.parts["dynamics"], everywhere.parts["dynamics"])
+        assert_close(losses.parts["uniformity"], everywhere.parts["uniformity"])
+
+    @pytest.mark.parametrize(("asked", "rows"), [(0, 12), (4, 8), (6, 12), (9, 12)])
+    def test_decode_timesteps_beyond_the_sequence_asks_everywhere(self, asked, rows):
+        objective, calls = tiny_smt(timesteps="all", decode_timesteps=asked), []
+        objective.teacher.decode = recorded(calls, objective.teacher.decode)
+        objective(random_batch(2, 6), seeded())
+        assert [len(memory) for memory, *_ in calls] == [rows]
+
+    @pytest.mark.parametrize("joint", [True, False], ids=["joint", "detached"])
+    @TIMESTEPS
+    def test_the_total_weighs_the_three_parts(self, timesteps, joint):
+        batch = random_batch(3, 6)
+        weights = (0.3, 7.0, 0.02)
+        names = ("decode", "dynamics", "uniformity")
+        options: dict[str, Any] = {
+            f"{name}_weight": w for name, w in zip(names, weights, strict=True)
+        }
+        losses = tiny_smt(timesteps=timesteps, joint=joint, **options)(batch, seeded())
+        plain = tiny_smt(timesteps=timesteps, joint=joint)(batch, seeded())
+        assert not any(part.requires_grad for part in losses.parts.values())
+        for name in names:
+            assert_close(losses.parts[name], plain.parts[name])
+        total = sum(w * float(losses.parts[name]) for name, w in zip(names, weights, strict=True))
+        assert losses.total.item() == pytest.approx(total, rel=1e-5)
+
+    @TIMESTEPS
+    def test_uniformity_samples_bounds_the_tokens_compared(self, timesteps):
+        batch = random_batch(4, 6)
+        few = tiny_smt(timesteps=timesteps, uniformity_samples=3)(batch, seeded())
+        all_of_them = tiny_smt(timesteps=timesteps)(batch, seeded())
+        assert few.parts["uniformity"] != all_of_them.parts["uniformity"]
+
+    @TIMESTEPS
+    def test_chance_comes_from_the_generator_alone(self, timesteps):
+        batch = random_batch(4, 8)
+        objective = tiny_smt(timesteps=timesteps, decode_timesteps=3)
+        losses = []
+        for seed in (0, 0, 1):
+            torch.manual_seed(len(losses))
+            losses.append(objective(batch, seeded(seed)).total.item())
+        assert losses[0] == losses[1] != losses[2]
+
+
+class TestShortSequences:
+    @BOTH
+    @TIMESTEPS
+    @pytest.mark.parametrize("length", [1, 2], ids=["T1", "T2"])
+    def test_train_too(self, encoder, timesteps, length):
+        objective = tiny_smt(encoder, timesteps=timesteps)
+        losses = objective(random_batch(3, length), seeded())
+        assert all(part.isfinite() for part in losses.parts.values())
+        for module in objective.trained().values():
+            assert receives_gradient(losses.total, module)
+            assert all(g.isfinite().all() for g in gradients(losses.total, module.parameters()))
+
+    @BOTH
+    @TIMESTEPS
+    def test_without_any_target_only_the_decoding_loss_vanishes(self, encoder, timesteps):
+        inputs = random_tokens(3, 5)
+        batch = Batch(inputs, torch.full_like(inputs, IGNORE_INDEX))
+        objective = tiny_smt(encoder, timesteps=timesteps)
+        losses = objective(batch, seeded())
+        assert losses.parts["decode"] == 0
+        assert losses.parts["dynamics"] > 0
+        assert receives_gradient(losses.total, objective.rnn.cell)
+
+
+class TestGradients:
+    @BOTH
+    @TIMESTEPS
+    @pytest.mark.parametrize("joint", [True, False], ids=["joint", "detached"])
+    @pytest.mark.parametrize("length", [4, 8, 16], ids=lambda n: f"T{n}")
+    def test_credit_passes_one_application_of_the_cell_however_long_the_sequence(
+        self, encoder, timesteps, joint, length
+    ):
+        objective = tiny_smt(encoder, CountedCell(tiny_cell()), timesteps=timesteps, joint=joint)
+        batch = random_batch(2, length)
+        assert recurrent_depth(objective(batch, seeded()).total) == 1
+
+    @pytest.mark.parametrize("length", [4, 8, 16], ids=lambda n: f"T{n}")
+    def test_credit_of_bptt_passes_as_many_as_there_are_tokens(self, length):
+        objective = BPTT(BPTTConfig(), tiny_rnn(CountedCell(tiny_cell())))
+        assert recurrent_depth(objective(random_batch(2, length), seeded()).total) == length
+
+    @TIMESTEPS
+    def test_joint_dynamics_shape_the_memories_before_and_after_the_step(self, timesteps):
+        objective = tiny_smt(
+            timesteps=timesteps,
+            decode_weight=0.0,
+            uniformity_weight=0.0,
+            dynamics_weight=1.0,
+            learn_start=False,
+        )
+        batch = random_batch(3, 2)  # two steps: the pair (0, 1) in both modes
+        memory = objective.teacher.encode(batch.inputs).detach().requires_grad_()
+        objective.teacher.encode = lambda inputs, steps=None: memory
+        objective(batch, seeded()).total.backward()
+
+        predicted = objective.rnn.cell(memory[:, 0], batch.inputs[:, 1])
+        error = predicted - memory[:, 1]
+        assert memory.grad is not None
+        # At m_{t+1} the plain error; at m_t the error drawn back through the cell.
+        assert_close(memory.grad[:, 1], -2 * error.detach() / error.numel())
+        (back,) = torch.autograd.grad(predicted, memory, 2 * error.detach() / error.numel())
+        assert back[:, 0].abs().max() > 1e-6
+        assert_close(memory.grad[:, 0], back[:, 0])
+
+    @BOTH
+    @TIMESTEPS
+    @pytest.mark.parametrize("joint", [True, False], ids=["joint", "detached"])
+    def test_dynamics_reach_the_encoder_only_when_joint(self, encoder, timesteps, joint):
+        objective = tiny_smt(
+            encoder, timesteps=timesteps, joint=joint, decode_weight=0.0, uniformity_weight=0.0
+        )
+        total = objective(random_batch(3, 5), seeded()).total
+        assert receives_gradient(total, objective.rnn.cell)
+        assert receives_gradient(total, objective.teacher.encoder) is joint
+        assert receives_gradient(total, objective.teacher.embedding) is joint
+        assert not receives_gradient(total, objective.teacher.decoder)
+
+    @BOTH
+    @TIMESTEPS
+    def test_decoding_trains_the_teacher_and_never_the_cell(self, encoder, timesteps):
+        objective = tiny_smt(
+            encoder, timesteps=timesteps, dynamics_weight=0.0, uniformity_weight=0.0
+        )
+        total = objective(random_batch(3, 5), seeded()).total
+        assert receives_gradient(total, objective.teacher.encoder)
+        assert receives_gradient(total, objective.teacher.decoder)
+        assert not receives_gradient(total, objective.rnn.cell)
+
+    @BOTH
+    @TIMESTEPS
+    def test_uniformity_trains_the_encoder_alone(self, encoder, timesteps):
+        objective = tiny_smt(
+            encoder,
+            timesteps=timesteps,
+            dynamics_weight=0.0,
+            decode_weight=0.0,
+            uniformity_weight=1.0,
+        )
+        total = objective(random_batch(3, 5), seeded()).total
+        assert receives_gradient(total, objective.teacher.encoder)
+        assert not receives_gradient(total, objective.teacher.decoder)
+        assert not receives_gradient(total, objective.rnn.cell)
+
+    @BOTH
+    @TIMESTEPS
+    def test_every_parameter_of_what_trains_gets_a_gradient_and_the_readout_none(
+        self, encoder, timesteps
+    ):
+        objective = tiny_smt(encoder, timesteps=timesteps)
+        total = objective(random_batch(4, 6, asked=1.0), seeded()).total
+        trained = objective.trained()
+        assert trained == {"teacher": objective.teacher, "cell": objective.rnn.cell}
+        for name, module in trained.items():
+            for key, parameter in module.named_parameters():
+                (gradient,) = gradients(total, [parameter])
+                assert gradient.any(), f"{name}.{key}"
+        assert not receives_gradient(total, objective.rnn.readout)
+
+
+@BOTH
+@TIMESTEPS
+def test_sequential_operations_do_not_grow_with_the_sequence(encoder, timesteps):
+    objective = tiny_smt(encoder, timesteps=timesteps, context_length=16)
+    counts = []
+    for length in (4, 8, 16):
+        batch, generator = random_batch(2, length), seeded()
+        counts.append(sequential_ops(lambda b=batch, g=generator: objective(b, g).total))
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+def test_settling_makes_the_readout_predict_what_the_decoder_does():
+    objective = tiny_smt()
+    memory = objective.teacher.encode(random_tokens(3, 5))[:, -1].detach()
+    expected = objective.teacher.predict(memory)
+    assert not torch.allclose(objective.rnn.predict(memory), expected)
+    objective.settle()
+    assert torch.equal(objective.rnn.predict(memory), expected)
+    # A copy: training the decoder further leaves the readout as it is.
+    with torch.no_grad():
+        objective.teacher.decoder.head.weight.zero_()
+    assert torch.equal(objective.rnn.predict(memory), expected)
+
+
+class TestDrawSteps:
+    def test_steps_of_a_row_are_distinct_and_below_the_limit(self):
+        steps = draw_steps(50, 4, 6, seeded(), CPU)
+        assert steps.shape == (50, 4)
+        assert all(len(set(row)) == 4 for row in steps.tolist())
+        assert set(steps.flatten().tolist()) == set(range(6))
+
+    def test_every_step_is_as_likely_as_any_other(self):
+        steps = draw_steps(6000, 1, 6, seeded(), CPU)
+        counts = steps.flatten().bincount(minlength=6)
+        assert ((counts - 1000).abs() < 150).all()  # 5 standard deviations

@@ -1,0 +1,202 @@
+"""The command line as a stranger uses it: results on stdout, one line for every mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from memtrain.cli import COMMANDS, main
+from memtrain.config import Digits, RunConfig
+from memtrain.config_json import to_json
+from memtrain.recipes import RECIPES
+from test_run import TINY
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def save(config: RunConfig, path: Path = Path("tiny.json")) -> str:
+    path.write_text(to_json(config))
+    return str(path)
+
+
+def refused(capsys, *arguments: str) -> str:
+    """Run a command that must fail; returns its one line."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and captured.err.startswith("memtrain: ")
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+# ----------------------------------------------------------------------------------------- help
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name}" in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "digits", "--help"], ["data"]]
+)
+def test_help_imports_no_torch(arguments: list[str]):
+    code = (
+        "import sys\nfrom memtrain.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train"])
+def test_every_command_explains_itself(command: str, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: memtrain {command}" in capsys.readouterr().out
+
+
+def test_train_lists_the_recipes_and_a_recipe_lists_its_knobs(capsys):
+    assert main(["train", "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in RECIPES)
+    with pytest.raises(SystemExit):
+        main(["train", "digits", "--help"])
+    knobs = capsys.readouterr().out
+    for knob in ("--smt.future-length", "--dmt.label-stride", "--cell.kind", "--overwrite"):
+        assert knob in knobs
+
+
+# ------------------------------------------------------------------------------------- the path
+
+
+def test_train_eval_resume_from_a_config_file(here: Path, capsys):
+    assert main(["train", save(TINY), "--smt.steps", "6", "--folder", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert "teacher" in out and "RNN, empty memory" in out and "sequential operations" in out
+    assert json.loads(Path("mine/config.json").read_text())["smt"]["steps"] == 6
+
+    assert main(["eval", "mine"]) == 0
+    assert "nats a target" in capsys.readouterr().out
+    assert main(["eval", "mine", "--json", "--sequences", "16"]) == 0
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert result["sequences"] == 16
+    assert set(result["rnn"]) == {"nats", "accuracy"}
+    assert [stage["name"] for stage in result["stages"]] == ["smt", "dmt", "bptt"]
+    assert len(result["drift"]["unexplained"]) == 6
+
+    assert main(["resume", "mine"]) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert main(["train", "tiny.json", "--folder", "mine", "--resume"]) == 0
+
+
+def test_digits_are_drawn_as_a_png(here: Path, capsys):
+    config = replace(TINY, data=Digits(), smt=replace(TINY.smt, steps=2), bptt=TINY.bptt)
+    config = replace(config, dmt=replace(TINY.dmt, steps=1), name="digits")
+    config = replace(config, bptt=replace(TINY.bptt, steps=0))
+    assert main(["train", save(config)]) == 0
+    assert "memtrain generate runs/digits" in capsys.readouterr().out
+    assert main(["eval", "runs/digits"]) == 0
+    assert "bits a pixel" in capsys.readouterr().out
+    assert main(["generate", "runs/digits", "--count", "4", "--out", "a.png"]) == 0
+    assert main(["generate", "runs/digits", "--count", "4", "--out", "b.png"]) == 0
+    assert main(["generate", "runs/digits", "--count", "4", "--seed", "1", "--out", "c.png"]) == 0
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert Path("a.png").read_bytes() != Path("c.png").read_bytes()
+    assert imread("a.png").ndim == 3
+    assert main(["generate", "runs/digits", "--count", "1"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]).is_file()
+
+
+@pytest.mark.parametrize("name", ["retrieval", "copy", "stack", "recall", "arithmetic", "digits"])
+def test_data_shows_samples(name: str, capsys):
+    assert main(["data", name, "--count", "3"]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(here: Path, monkeypatch):
+    """The real thing: a process, its signal, its exit status, and the same weights at the end."""
+    config = replace(TINY, smt=replace(TINY.smt, steps=150), log=replace(TINY.log, every=1))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "memtrain"]
+    whole = [*command, "train", save(config), "--folder", "whole"]
+    subprocess.run(whole, check=True, capture_output=True)
+    child = subprocess.Popen(
+        [*command, "train", "tiny.json", "--folder", "cut"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    metrics = Path("cut/metrics.jsonl")
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGINT)
+    _, told = child.communicate()
+    assert child.returncode == 130
+    assert "go on with: memtrain resume cut" in told and "Traceback" not in told
+    subprocess.run([*command, "resume", "cut"], check=True, capture_output=True)
+    ends = [sorted(Path(name, "checkpoints").iterdir())[-1] for name in ("whole", "cut")]
+    assert ends[0].name == ends[1].name
+    one, other = ((end / "weights.safetensors").read_bytes() for end in ends)
+    assert one == other
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+def test_mistakes_get_one_line_with_the_nearest_name(here: Path, capsys):
+    assert "did you mean train?" in refused(capsys, "trian")
+    assert "did you mean digits?" in refused(capsys, "train", "digit")
+    assert "did you mean --smt.steps?" in refused(capsys, "train", "digits", "--smt.step", "4")
+    assert "--smt.steps" in refused(capsys, "train", "digits", "--smt.steps", "many")
+    line = refused(capsys, "train", "digits", "--teacher.context-length", "0")
+    assert "context_length=0: must be at least 1; the paper uses 256" in line
+    assert "'bidirectional', 'causal'" in refused(
+        capsys, "train", "digits", "--teacher.encoder", "x"
+    )
+    assert "did you mean gru?" in refused(capsys, "train", "digits", "--cell.kind", "grU")
+    assert "did you mean stack?" in refused(capsys, "data", "stak")
+    assert "no run there" in refused(capsys, "eval", "nowhere")
+    assert "no run there" in refused(capsys, "resume", "nowhere")
+    assert "nothing.json: No such file" in refused(capsys, "train", "nothing.json")
+    assert "nobody" in refused(capsys, "train", "digits", "--cell.kind", "nobody:Cell")
+    assert not list(here.iterdir())
+
+
+def test_a_config_with_an_unknown_field_is_refused_by_name(here: Path, capsys):
+    Path("bad.json").write_text(to_json(TINY).replace('"joint"', '"jiont"'))
+    assert "jiont: SMTConfig has no such field; did you mean joint?" in refused(
+        capsys, "train", "bad.json"
+    )
+
+
+def test_a_folder_that_holds_a_run_is_kept(here: Path, capsys):
+    assert main(["train", save(TINY), "--smt.steps", "2"]) == 0
+    before = Path("runs/tiny/metrics.jsonl").read_text()
+    capsys.readouterr()
+    line = refused(capsys, "train", "tiny.json")
+    assert "--resume" in line and "--overwrite" in line
+    assert Path("runs/tiny/metrics.jsonl").read_text() == before
+    assert "choose one" in refused(capsys, "train", "tiny.json", "--resume", "--overwrite")
+    assert main(["train", "tiny.json", "--smt.steps", "3", "--overwrite"]) == 0
+
+
+def test_a_task_without_sequences_to_write_says_so(here: Path, capsys):
+    assert main(["train", save(TINY), "--smt.steps", "2"]) == 0
+    capsys.readouterr()
+    assert "asks for answers" in refused(capsys, "generate", "runs/tiny")
+    assert "count=0" in refused(capsys, "generate", "runs/tiny", "--count", "0")
+    assert "sequences=0" in refused(capsys, "eval", "runs/tiny", "--sequences", "0")

@@ -1,0 +1,57 @@
+"""metrics.jsonl, and progress for people."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from memtrain.train.metrics import LineReporter, MetricsFile, TerminalReporter
+
+
+def test_lines_come_back_in_order(tmp_path: Path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    assert metrics.read() == []
+    for step in range(3):
+        metrics.append({"step": step})
+    assert [record["step"] for record in metrics.read()] == [0, 1, 2]
+
+
+def test_cutting_back_forgets_what_came_after_even_half_a_line(tmp_path: Path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append({"step": 1})
+    length = metrics.sync()
+    metrics.append({"step": 2})
+    with metrics.path.open("a") as file:
+        file.write('{"step": 3, "lo')
+    metrics.cut(length)
+    metrics.append({"step": 4})
+    assert [record["step"] for record in metrics.read()] == [1, 4]
+
+
+def test_a_log_gets_plain_lines_with_rate_and_time_left():
+    out = io.StringIO()
+    reporter = LineReporter(Console(file=out, width=200), seconds=0.0)
+    reporter.stage("smt", 0, 100)
+    reporter.advance(50, {"loss": 0.25, "gradient_norm_cell": 3.0})
+    line = out.getvalue()
+    assert line.startswith("smt  50/100") and "steps/s" in line and "left 0:" in line
+    assert "loss 0.250" in line and "norm" not in line
+
+
+def test_a_log_is_not_flooded_but_hears_the_end():
+    out = io.StringIO()
+    reporter = LineReporter(Console(file=out, width=200), seconds=3600.0)
+    reporter.stage("smt", 0, 100)
+    for step in range(1, 101):
+        reporter.advance(step, {"loss": 1.0})
+    assert out.getvalue().count("\n") == 1 and "100/100" in out.getvalue()
+
+
+def test_a_terminal_gets_a_bar_with_time_left():
+    out = io.StringIO()
+    reporter = TerminalReporter(Console(file=out, width=160, force_terminal=True))
+    reporter.stage("dmt", 0, 10)
+    reporter.advance(10, {"loss": 0.5})
+    reporter.close()
+    text = out.getvalue()
+    assert "dmt" in text and "10/10" in text and "left" in text and "loss 0.500" in text

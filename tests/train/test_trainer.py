@@ -1,0 +1,116 @@
+"""The training step: schedule, clipping, decay, freezing."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from memtrain.config import BPTTConfig, EngineConfig, StageConfig
+from memtrain.data.task import Task
+from memtrain.objectives.objective import Objective
+from memtrain.shapes import Batch, Losses
+from memtrain.train.engine import Engine
+from memtrain.train.trainer import Trainer
+
+
+class OneToken(Task):
+    vocab_size, sequence_length = 2, 1
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        tokens = torch.randint(2, (count, 1), generator=generator)
+        return Batch(tokens, tokens)
+
+
+class Pull(Objective):
+    """Pulls two modules with gradients of known size; a third is frozen."""
+
+    def __init__(self, force: float = 1.0) -> None:
+        super().__init__()
+        self.left, self.right, self.frozen = (nn.Linear(4, 4) for _ in range(3))
+        self.force = force
+
+    def trained(self) -> dict[str, nn.Module]:
+        return {"left": self.left, "right": self.right}
+
+    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+        total = self.force * (self.left.weight.sum() + 1e-3 * self.right.weight.sum())
+        total = total + self.frozen.weight.sum() + 0 * (self.left.bias + self.right.bias).sum()
+        return Losses(total, {"force": total.detach()})
+
+
+def trainer(objective: Objective, stage: StageConfig) -> Trainer:
+    return Trainer(objective, stage, OneToken(), Engine(EngineConfig(device="cpu")), seed=0)
+
+
+def test_the_schedule_warms_up_linearly_and_then_holds():
+    rates = [
+        trainer(Pull(), StageConfig(steps=100, learning_rate=1.0, warmup=0.1)).learning_rate(step)
+        for step in range(100)
+    ]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert set(rates[10:]) == {1.0}
+
+
+def test_cosine_ends_near_zero():
+    stage = StageConfig(steps=100, learning_rate=1.0, warmup=0.0, schedule="cosine")
+    pulled = trainer(Pull(), stage)
+    assert pulled.learning_rate(50) == pytest.approx(0.5 * (1 + math.cos(math.pi * 49 / 99)))
+    assert pulled.learning_rate(99) < 1e-3
+
+
+def test_each_group_is_clipped_to_its_own_norm():
+    stage = StageConfig(steps=1, clip_norm=0.5)
+    objective = Pull(force=1.0)
+    gradients = {}
+    pulled = trainer(objective, stage)
+    original = pulled.optimizer.step
+
+    def spy(*arguments, **options):
+        gradients["left"] = objective.left.weight.grad.norm().item()  # type: ignore[union-attr]
+        gradients["right"] = objective.right.weight.grad.norm().item()  # type: ignore[union-attr]
+        return original(*arguments, **options)
+
+    pulled.optimizer.step = spy  # type: ignore[method-assign]
+    with pulled.frozen_rest():
+        metrics = pulled.train_step()
+    assert gradients["left"] == pytest.approx(0.5, rel=1e-3)  # 4 before
+    assert gradients["right"] == pytest.approx(4e-3, rel=1e-3)  # below the limit: untouched
+    assert float(metrics["gradient_norm_left"]) == pytest.approx(4.0)
+
+
+def test_norms_and_biases_do_not_decay():
+    stage = StageConfig(steps=1, weight_decay=0.5)
+    groups = trainer(Pull(), stage).optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+    assert all(p.dim() > 1 for p in groups[0]["params"])
+    assert all(p.dim() == 1 for p in groups[1]["params"])
+
+
+def test_what_does_not_train_is_frozen_during_the_stage_only():
+    objective = Pull()
+    pulled = trainer(objective, StageConfig(steps=1))
+    before = objective.frozen.weight.clone()
+    with pulled.frozen_rest():
+        assert not objective.frozen.weight.requires_grad
+        pulled.train_step()
+        assert objective.frozen.weight.grad is None
+    assert objective.frozen.weight.requires_grad
+    assert torch.equal(objective.frozen.weight, before)
+
+
+def test_parameters_that_the_user_froze_stay_frozen():
+    objective = Pull()
+    objective.left.weight.requires_grad_(False)
+    pulled = trainer(objective, StageConfig(steps=1))
+    with pulled.frozen_rest():
+        pulled.train_step()
+    assert not objective.left.weight.requires_grad
+
+
+def test_tokens_and_steps_are_counted():
+    pulled = trainer(Pull(), BPTTConfig(steps=3, batch_size=5))
+    for _ in range(3):
+        pulled.train_step()
+    assert (pulled.step, pulled.tokens) == (3, 15)
+    assert pulled.seconds > 0
