@@ -139,7 +139,7 @@ def test_tick_labels_are_short(ticks, step, labels):
 
 
 @given(st.lists(FINITE, max_size=5), st.booleans())
-@settings(deadline=None, max_examples=3000)
+@settings(deadline=None)
 def test_every_linear_axis_has_rising_distinct_ticks_inside_its_range(values, whole):
     axis = linear_axis(values, whole=whole)
     assert axis.low < axis.high
@@ -149,7 +149,7 @@ def test_every_linear_axis_has_rising_distinct_ticks_inside_its_range(values, wh
 
 
 @given(st.lists(POSITIVE, max_size=5), st.booleans())
-@settings(deadline=None, max_examples=3000)
+@settings(deadline=None)
 def test_every_log_axis_has_ticks_inside_its_range(values, whole):
     axis = log_axis(values, whole=whole)
     assert axis.low < axis.high
@@ -163,7 +163,7 @@ def test_every_log_axis_has_ticks_inside_its_range(values, whole):
 @given(
     st.lists(st.lists(st.tuples(ANY, ANY), max_size=6), max_size=4), st.booleans(), st.booleans()
 )
-@settings(deadline=None, max_examples=3000)
+@settings(deadline=None)
 def test_every_coordinate_lies_inside_the_view_box(lines, log_x, log_y):
     series = [line([x for x, _ in points], [y for _, y in points]) for points in lines]
     markup = chart(*series, log_x=log_x, log_y=log_y).html()
@@ -265,7 +265,7 @@ def placed(*values):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=14))
-@settings(deadline=None, max_examples=3000)
+@settings(deadline=None)
 def test_labels_at_line_ends_keep_their_distance_and_stay_at_the_plot(values):
     tops = sorted(placed(*values).values())
     assert len(tops) == len(values)

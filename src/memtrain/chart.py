@@ -97,19 +97,15 @@ def log_axis(values: Sequence[Number], *, whole: bool = False) -> Axis:
         low, high = min(low, math.log10(min(values))), max(high, math.log10(max(values)))
     decades = range(math.floor(low), math.floor(high) + 1)
     mantissas = (1, 2, 5) if high - low < 2 else (1,)
-
-    def inside(tick: float) -> bool:
-        return tick > 0 and low - 1e-9 <= math.log10(tick) <= high + 1e-9
-
     ticks = [float(f"{mantissa}e{decade}") for decade in decades for mantissa in mantissas]
-    ticks = [tick for tick in ticks if inside(tick)]
+    ticks = [tick for tick in ticks if _log_inside(tick, low, high)]
     labels = [label for tick in ticks for label in tick_labels([tick], tick)]
     if len(ticks) < 3:
         linear = linear_axis(values)
-        shown = [index for index, tick in enumerate(linear.ticks) if inside(tick)]
-        if len(shown) > len(ticks):
-            ticks = [linear.ticks[index] for index in shown]
-            labels = [linear.labels[index] for index in shown]
+        named = zip(linear.ticks, linear.labels, strict=True)
+        named = [(tick, label) for tick, label in named if _log_inside(tick, low, high)]
+        if len(named) > len(ticks):
+            ticks, labels = [tick for tick, _ in named], [label for _, label in named]
     stride = max(1, math.ceil(len(ticks) / 7))
     kept = slice((len(ticks) - 1) % stride, None, stride)
     return Axis(low=low, high=high, log=True, ticks=ticks[kept], labels=labels[kept])
@@ -118,22 +114,27 @@ def log_axis(values: Sequence[Number], *, whole: bool = False) -> Axis:
 def tick_labels(ticks: Sequence[Number], step: Number) -> list[str]:
     """Short names of numbers that lie `step` apart: 0, 0.002, 500, 1.5k, 20k, 1M, 2e−5."""
     largest = max(map(abs, ticks), default=0)
+    return [_tick_label(tick, step, largest).replace("-", "\N{MINUS SIGN}") for tick in ticks]
+
+
+def _tick_label(tick: Number, step: Number, largest: Number) -> str:
+    size = abs(tick)
     places = -math.floor(math.log10(step) + 1e-9)
+    if size == 0:
+        return "0"
+    if largest >= 1e15 or largest < 1e-4:
+        digits = max(0, math.floor(math.log10(size) + 1e-9) + places)
+        mantissa, exponent = f"{tick:.{digits}e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    for unit, suffix in UNITS:
+        if size >= unit and step >= unit / 20:
+            return f"{tick / unit:.2f}".rstrip("0").rstrip(".") + suffix
+    return f"{tick:,.{max(0, places)}f}"
 
-    def label(tick: Number) -> str:
-        size = abs(tick)
-        if size == 0:
-            return "0"
-        if largest >= 1e15 or largest < 1e-4:
-            digits = max(0, math.floor(math.log10(size) + 1e-9) + places)
-            mantissa, exponent = f"{tick:.{digits}e}".split("e")
-            return f"{mantissa}e{int(exponent)}"
-        for unit, suffix in UNITS:
-            if size >= unit and step >= unit / 20:
-                return f"{tick / unit:.2f}".rstrip("0").rstrip(".") + suffix
-        return f"{tick:,.{max(0, places)}f}"
 
-    return [label(tick).replace("-", "\N{MINUS SIGN}") for tick in ticks]
+def _log_inside(number: float, low: float, high: float) -> bool:
+    """Whether the decimal logarithm of `number` lies between `low` and `high`."""
+    return number > 0 and low - 1e-9 <= math.log10(number) <= high + 1e-9
 
 
 def _padded(low: Number, high: Number) -> tuple[float, float]:
@@ -323,11 +324,6 @@ def end_places(drawn: Iterable[Points], x_axis: Axis, y_axis: Axis) -> list[tupl
 
 def draw_svg(x_axis: Axis, y_axis: Axis, drawn: Sequence[Points], kinds: Sequence[str]) -> str:
     """Grid and lines. A dot is a line of no length with round ends: stretching keeps it round."""
-
-    def at(point: Point) -> str:
-        x, y = BOX * x_axis.place(point[0]), BOX * (1 - y_axis.place(point[1]))
-        return f"{x:.1f},{y:.1f}"
-
     grid = [f"M0,{BOX * (1 - y_axis.place(tick)):.1f}H{BOX}" for tick in y_axis.ticks]
     grid += [f"M{BOX * x_axis.place(tick):.1f},0V{BOX}" for tick in x_axis.ticks]
     shapes = [f'<path class="grid" d="{"".join(grid)}"/><path class="base" d="M0,{BOX}H{BOX}"/>']
@@ -337,7 +333,8 @@ def draw_svg(x_axis: Axis, y_axis: Axis, drawn: Sequence[Points], kinds: Sequenc
         runs: list[list[str]] = [[]]
         for point in drawn[index]:
             if point:
-                runs[-1].append(at(point))
+                x, y = x_axis.place(point[0]), 1 - y_axis.place(point[1])
+                runs[-1].append(f"{BOX * x:.1f},{BOX * y:.1f}")
             elif runs[-1]:
                 runs.append([])
         runs = [run for run in runs if run]
@@ -368,14 +365,16 @@ def _key(series: Series, kind: str) -> str:
     return f'<span class="key {kind}">{swatch}{escape_text(series.name)}</span>'
 
 
+def _short(value: Number) -> Number:
+    """`value` in few characters; whole numbers stay exact."""
+    return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.7g}")
+
+
 def _hover_data(
     chart: Chart, axes: Sequence[Axis], drawn: Sequence[Points], kinds: Sequence[str]
 ) -> str:
-    def short(value: Number) -> Number:
-        return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.7g}")
-
     lines = [
-        {"name": series.name, "kind": kind, "points": [[*map(short, p)] for p in points if p]}
+        {"name": series.name, "kind": kind, "points": [[*map(_short, p)] for p in points if p]}
         for series, kind, points in zip(chart.series, kinds, drawn, strict=True)
     ]
     ranges = [[axis.low, axis.high, axis.log] for axis in axes]

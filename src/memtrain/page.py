@@ -325,7 +325,7 @@ path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
   h1 { font-size: 22pt; }
   .lead { font-size: 12.5pt; }
   figure { margin-bottom: 36px; }
-  .frame { grid-template-rows: auto 220px 24px auto; }
+  .plain .frame { grid-template-rows: auto 220px 24px auto; }
   .columns { grid-template-columns: 1fr 1fr; column-gap: 32px; }
   .table { overflow: visible; }
   tr { break-inside: avoid; }
