@@ -93,10 +93,10 @@ def test_cell_and_readout_train():
 
 def test_sequential_operations_grow_by_the_same_number_for_every_token():
     objective = BPTT(BPTTConfig(), tiny_rnn())
-    counts = [
-        sequential_ops(lambda b=random_batch(2, length): objective(b, seeded()).total)
-        for length in (4, 5, 8, 12)
-    ]
+    counts = []
+    for length in (4, 5, 8, 12):
+        batch = random_batch(2, length)
+        counts.append(sequential_ops(lambda b=batch: objective(b, seeded()).total))
     per_token = counts[1] - counts[0]
     assert per_token > 0
     assert [count - counts[0] for count in counts] == [0, per_token, 4 * per_token, 8 * per_token]

@@ -110,14 +110,14 @@ class CausalEncoder(nn.Module):
         query, key, value = block.attention.heads_of(block.attention_norm(tokens))
         key = rotary(key, time)
         own_query, own_key, own_value = block.attention.heads_of(block.attention_norm(registers))
-        own_query = rotary(own_query, register_positions)  # (B, S, H, M, E)
+        # Scaling the queries is cheaper than scaling the scores.
+        own_query = rotary(own_query, register_positions) / math.sqrt(block.attention.head_dim)
         own_key = rotary(own_key, register_positions)
 
         past = torch.einsum("bshme,bhte->bhsmt", own_query, key)
         own = torch.einsum("bshme,bshne->bhsmn", own_query, own_key)
         past = past.masked_fill(~register_mask, float("-inf"))
-        scale = 1 / math.sqrt(block.attention.head_dim)
-        weights = (torch.cat([past, own], dim=-1) * scale).softmax(dim=-1)
+        weights = torch.cat([past, own], dim=-1).softmax(dim=-1)
         past, own = weights.split([key.shape[-2], own_key.shape[-2]], dim=-1)
         mixed = torch.einsum("bhsmt,bhte->bshme", past, value)
         mixed = mixed + torch.einsum("bhsmn,bshne->bshme", own, own_value)

@@ -1,0 +1,60 @@
+"""README says what is so: its commands run, its example runs, its tree is the tree."""
+
+import re
+from pathlib import Path
+
+import memtrain
+from memtrain.cli import COMMANDS
+from memtrain.recipes import RECIPES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_python_example_runs_as_it_stands(tmp_path: Path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 24
+    monkeypatch.chdir(tmp_path)
+    from dataclasses import replace
+
+    from memtrain.recipes import recipe
+
+    def quick(name: str) -> memtrain.RunConfig:
+        config = recipe(name)
+        stages = {
+            key: replace(stage, steps=min(2, stage.steps)) for key, stage in config.stages().items()
+        }
+        return replace(config, **stages)
+
+    monkeypatch.setattr(memtrain, "recipe", quick, raising=False)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert (tmp_path / "runs/elman/config.json").is_file()
+
+
+def test_every_command_and_recipe_named_exists():
+    for command, argument in re.findall(r"memtrain ([a-z]+)(?: ([a-z-]+))?", README):
+        if command in ("train", "eval", "generate", "resume", "data", "demo"):
+            assert command in COMMANDS
+        if command == "train" and argument:
+            assert argument in RECIPES, argument
+
+
+def test_the_tree_names_files_that_are_there():
+    tree = README.split("## Where things are")[1].split("## ")[0]
+    for line in tree.splitlines():
+        entry = re.match(r"      ([\w/]+(?:\.py|/))\s", line)
+        if entry:
+            assert (ROOT / "src/memtrain" / entry[1]).exists(), entry[1]
+    modules = {
+        str(path.relative_to(ROOT / "src/memtrain"))
+        for path in (ROOT / "src/memtrain").rglob("*.py")
+        if not path.name.startswith("__") and path.parent.name != "recipes"
+    }
+    small = {"errors.py", "load.py", "version.py", "data/build.py", "objectives/objective.py"}
+    missing = {module for module in modules - small if Path(module).name not in tree}
+    assert not missing
+
+
+def test_pictures_named_are_there():
+    for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
+        assert (ROOT / path).is_file(), path
