@@ -6,7 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memtrain.config import CellConfig, TeacherConfig
+from memtrain.config import (
+    BPTTConfig,
+    CellConfig,
+    DMTConfig,
+    LogConfig,
+    Retrieval,
+    RunConfig,
+    SMTConfig,
+    TeacherConfig,
+)
 from memtrain.nn.cells import build_cell
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder, Teacher
@@ -16,6 +25,26 @@ torch.set_num_threads(1)
 
 VOCAB = 7
 ENCODERS = ("bidirectional", "causal")
+
+TINY = RunConfig(
+    name="tiny",
+    data=Retrieval(sequence_length=6, vocab_size=4),
+    teacher=TeacherConfig(
+        encoder="causal",
+        context_length=6,
+        width=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        heads=2,
+        head_dim=8,
+    ),
+    cell=CellConfig(memory_tokens=2, memory_dim=8, width=16, layers=1, heads=2, head_dim=8),
+    smt=SMTConfig(steps=12, batch_size=4, timesteps="all", future_length=6, learning_rate=1e-2),
+    dmt=DMTConfig(steps=8, batch_size=4, learning_rate=1e-3),
+    bptt=BPTTConfig(steps=4, batch_size=4),
+    log=LogConfig(every=2, evaluate_every=5, evaluate_sequences=8, checkpoint_every=5),
+)
+"""A whole run of all three stages in well under a second."""
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from conftest import TINY
 from memtrain.cli import COMMANDS, main
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
 from memtrain.recipes import RECIPES
-from test_run import TINY
 
 
 @pytest.fixture

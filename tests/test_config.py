@@ -62,7 +62,7 @@ data = st.one_of(
 )
 configs = st.builds(
     RunConfig,
-    name=st.from_regex(r"[\w.-]{1,20}", fullmatch=True),
+    name=st.from_regex(r"\w[\w.-]{0,19}", fullmatch=True),
     seed=st.integers(0, 2**31 - 1),
     data=data,
     teacher=st.builds(
@@ -311,7 +311,11 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (TeacherConfig, dict(heads=0), "heads=0: must be at least 1"),
     (TeacherConfig, dict(head_dim=0), "head_dim=0: must be at least 2"),
     (TeacherConfig, dict(head_dim=5), "head_dim=5: must be even"),
-    (CellConfig, dict(kind="lstm"), "kind='lstm': must be transformer, mlp, gru or package"),
+    (
+        CellConfig,
+        dict(kind="lstm"),
+        "kind='lstm': must be one of gru, mlp, transformer",
+    ),
     (CellConfig, dict(kind="grue"), "did you mean gru?"),
     (CellConfig, dict(kind="lab:"), "kind='lab:': must be"),
     (CellConfig, dict(memory_tokens=0), "memory_tokens=0: must be at least 1; the paper uses 16"),
@@ -343,9 +347,10 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (LogConfig, dict(checkpoint_every=0), "checkpoint_every=0: must be at least 1"),
     (LogConfig, dict(keep=1), "keep=1: must be at least 2"),
     (RunConfig, dict(), "steps=0 in every stage: set smt.steps, dmt.steps or bptt.steps"),
-    (RunConfig, dict(name="a b", smt=SMTConfig(steps=1)), "name='a b': letters, digits"),
-    (RunConfig, dict(name="a/b", smt=SMTConfig(steps=1)), "name='a/b': letters, digits"),
-    (RunConfig, dict(name="", smt=SMTConfig(steps=1)), "name='': letters, digits"),
+    (RunConfig, dict(name="a b", smt=SMTConfig(steps=1)), "name='a b': must begin with a letter"),
+    (RunConfig, dict(name="..", smt=SMTConfig(steps=1)), "name='..': must begin with a letter"),
+    (RunConfig, dict(name="a/b", smt=SMTConfig(steps=1)), "name='a/b': must begin with a letter"),
+    (RunConfig, dict(name="", smt=SMTConfig(steps=1)), "name='': must begin with a letter"),
     (RunConfig, dict(seed=-1, smt=SMTConfig(steps=1)), "seed=-1: must be at least 0 and below"),
     (RunConfig, dict(seed=2**31, smt=SMTConfig(steps=1)), "seed=2147483648: must be"),
     (RunConfig, dict(dmt=DMTConfig(steps=5)), "dmt.steps=5 with smt.steps=0: DMT needs"),

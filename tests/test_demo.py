@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import memtrain.demo
+from conftest import TINY
 from memtrain.config import RunConfig
 from memtrain.demo import run_demo
 from memtrain.train.metrics import Reporter
-from test_run import TINY
 
 
 def tiny_recipe(name: str) -> RunConfig:

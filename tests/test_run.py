@@ -10,40 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memtrain.config import (
-    BPTTConfig,
-    CellConfig,
-    DMTConfig,
-    LogConfig,
-    Retrieval,
-    RunConfig,
-    SMTConfig,
-    TeacherConfig,
-)
+from conftest import TINY
+from memtrain.config import CellConfig, Custom
 from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.run import Interrupted, Run
 from memtrain.shapes import Batch
 from memtrain.train.metrics import Reporter
-
-TINY = RunConfig(
-    name="tiny",
-    data=Retrieval(sequence_length=6, vocab_size=4),
-    teacher=TeacherConfig(
-        encoder="causal",
-        context_length=6,
-        width=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        heads=2,
-        head_dim=8,
-    ),
-    cell=CellConfig(memory_tokens=2, memory_dim=8, width=16, layers=1, heads=2, head_dim=8),
-    smt=SMTConfig(steps=12, batch_size=4, timesteps="all", future_length=6, learning_rate=1e-2),
-    dmt=DMTConfig(steps=8, batch_size=4, learning_rate=1e-3),
-    bptt=BPTTConfig(steps=4, batch_size=4),
-    log=LogConfig(every=2, evaluate_every=5, evaluate_sequences=8, checkpoint_every=5),
-)
 
 
 class StopAt(Reporter):
@@ -235,8 +208,6 @@ def test_a_cell_and_a_task_of_the_users_are_found_by_name(tmp_path: Path, monkey
         "        return Batch(bits, bits.cumsum(1) % 2)\n"
     )
     monkeypatch.chdir(tmp_path)
-    from memtrain.config import Custom
-
     config = replace(
         TINY,
         cell=CellConfig(kind="their_code:Elman", options={"size": 7}),

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from memtrain.errors import CellContractError, MemtrainError
     from memtrain.eval.evaluate import Evaluation, evaluate
     from memtrain.eval.rollout import read, write
-    from memtrain.nn.cells import Cell, check_cell
+    from memtrain.nn.cells import Cell
+    from memtrain.nn.contract import check_cell
     from memtrain.nn.rnn import RNN
     from memtrain.nn.teacher import Teacher
     from memtrain.recipes import RECIPES, recipe
@@ -47,7 +48,7 @@ _HOME = {
     "read": "eval.rollout",
     "write": "eval.rollout",
     "Cell": "nn.cells",
-    "check_cell": "nn.cells",
+    "check_cell": "nn.contract",
     "RNN": "nn.rnn",
     "Teacher": "nn.teacher",
     "RECIPES": "recipes",

@@ -5,12 +5,12 @@ made, and goes to JSON and back without loss. This module imports no torch, so t
 recipes are quick.
 """
 
-import difflib
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, nearest
 
 CUSTOM_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -235,10 +235,8 @@ class CellConfig:
         if self.head_dim % 2:
             raise MemtrainError(f"head_dim={self.head_dim}: must be even, RoPE turns pairs")
         if self.kind not in CELLS and not CUSTOM_PATH.fullmatch(self.kind):
-            guess = difflib.get_close_matches(self.kind, CELLS, n=1)
             raise MemtrainError(
-                f"kind={self.kind!r}: must be {', '.join(CELLS)} or package.module:Class"
-                + (f"; did you mean {guess[0]}?" if guess else "")
+                f"kind={self.kind!r}: {nearest(self.kind, CELLS)}, or package.module:Class"
             )
 
 
@@ -270,8 +268,8 @@ class StageConfig:
         _at_least(self, 0, "steps", "weight_decay")
         _at_least(self, 1, "batch_size")
         _fraction(self, "warmup")
-        if not self.learning_rate > 0:
-            raise MemtrainError(f"learning_rate={self.learning_rate}: must be above 0")
+        if not 0 < self.learning_rate < math.inf:
+            raise MemtrainError(f"learning_rate={self.learning_rate}: must be above 0 and finite")
         if not self.clip_norm > 0:
             raise MemtrainError(f"clip_norm={self.clip_norm}: must be above 0")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -420,8 +418,11 @@ class RunConfig:
     """What is written, and when."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w.-]+", self.name):
-            raise MemtrainError(f"name={self.name!r}: letters, digits, '.', '_' and '-' only")
+        if not re.fullmatch(r"\w[\w.-]*", self.name):
+            raise MemtrainError(
+                f"name={self.name!r}: must begin with a letter or digit, then letters, digits, "
+                "'.', '_' and '-'"
+            )
         if not 0 <= self.seed < 2**31:
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**31")
         if not any(stage.steps for stage in self.stages().values()):

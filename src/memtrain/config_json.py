@@ -25,14 +25,14 @@ def from_json(text: str) -> RunConfig:
     """Read what `to_json` wrote. Unknown fields, wrong types and bad values are refused."""
     try:
         plain = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MemtrainError(f"not a config: {error}") from None
     if not isinstance(plain, dict):
         raise MemtrainError("not a config: a JSON object is needed")
     version = plain.pop("version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise MemtrainError(
-            f"version={version}: this memtrain reads config version {CONFIG_VERSION}; "
+            f"version={version!r}: this memtrain reads config version {CONFIG_VERSION}; "
             "use the memtrain that wrote it"
         )
     _check_data_kind(plain.get("data"))
@@ -70,7 +70,11 @@ def _structure(plain: Mapping[str, Any]) -> RunConfig:
                     f"{name}: {cause.cl.__name__} has no such field"
                     + (f"; did you mean {guess[0]}?" if guess else f" ({', '.join(known)})")
                 ) from None
-        raise MemtrainError("not a config: " + "; ".join(cattrs.transform_error(error))) from None
+        raise MemtrainError("not a config: " + "; ".join(_reasons(error))) from None
+
+
+def _reasons(error: Exception) -> list[str]:
+    return cattrs.transform_error(error, format_exception=lambda cause, _: str(cause))
 
 
 def _strict(kind: type, accepted: Any):

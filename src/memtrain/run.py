@@ -23,7 +23,8 @@ from memtrain.data.task import Task, check_task
 from memtrain.errors import DivergedError, MemtrainError
 from memtrain.eval.cost import sequential_ops
 from memtrain.eval.evaluate import Evaluation, evaluate
-from memtrain.nn.cells import build_cell, check_cell, memory_shape
+from memtrain.nn.cells import build_cell
+from memtrain.nn.contract import check_cell, memory_shape
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder, Teacher
 from memtrain.objectives.bptt import BPTT

@@ -9,14 +9,8 @@ from torch.testing import assert_close
 from conftest import VOCAB, random_tokens, seeded, tiny_cell
 from memtrain.config import CellConfig
 from memtrain.errors import CellContractError, MemtrainError
-from memtrain.nn.cells import (
-    GRUCell,
-    MLPCell,
-    TransformerCell,
-    build_cell,
-    check_cell,
-    memory_shape,
-)
+from memtrain.nn.cells import GRUCell, MLPCell, TransformerCell, build_cell
+from memtrain.nn.contract import check_cell, memory_shape
 
 KINDS = ("transformer", "mlp", "gru")
 SHAPES = ((1, 16), (3, 24), (2, 4))
@@ -188,6 +182,22 @@ class WritesToMemory(Sound):
         return super().forward(memory.mul_(0.5), token)
 
 
+class Averages(Sound):
+    """Innocent in eval mode, mixing rows in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(self.memory_tokens)
+
+    def forward(self, memory, token):
+        return self.norm(super().forward(memory, token))
+
+
+class NotANumber(Sound):
+    def forward(self, memory, token):
+        return super().forward(memory, token) * float("nan")
+
+
 class MixesRows(Sound):
     def forward(self, memory, token):
         out = super().forward(memory, token)
@@ -253,6 +263,8 @@ BROKEN = {
     Stateful: "keep no state between calls",
     WritesToMemory: "forward must not write to the memory it got",
     MixesRows: "rows must not mix",
+    Averages: "BatchNorm1d",
+    NotANumber: "must return finite numbers",
     OnlyForOneBatchSize: "forward(memory (1, 2, 4), token (1,)) raised RuntimeError",
     NotFiniteFromZero: "the zero memory must be a valid start",
     NoGradientAtAll: "forward must be differentiable",

@@ -239,9 +239,9 @@ class TestStart:
             (3, 1.0, 3),
             (8, 1.0, 8),
             (50, 1.0, 8),
-            (0, 0.5, 7),
+            (0, 0.5, 8),
             (3, 0.5, 3),
-            (50, 0.0, 7),
+            (50, 0.0, 8),
         ],
     )
     def test_rollout_length_is_kept_within_the_sequence(
@@ -251,6 +251,28 @@ class TestStart:
         rollouts = record_rollout(objective)
         objective(random_batch(4, 8), seeded())
         assert rollouts[0][0].shape == (4, expected)
+
+    def test_the_part_of_a_rollout_beyond_the_sequence_is_idle(self):
+        """Whole-length rollouts from a teacher's memory: only steps inside the sequence count."""
+        objective = tiny_dmt(empty_start=0.0)
+        batch = random_batch(3, 5, asked=1.0)
+        losses = objective(batch, seeded(1))
+        (after,) = torch.randint(4, (3, 1), generator=seeded(1)).unbind(1)
+        squared, nats = [], []
+        for row, start in enumerate(after.tolist()):
+            labels = objective.teacher.encode(batch.inputs[row : row + 1])[0]
+            memory = labels[start : start + 1]
+            for t in range(start + 1, 5):
+                memory = objective.rnn.cell(memory, batch.inputs[row, t : t + 1]).detach()
+                squared.append((memory[0] - labels[t]).square().mean())
+                logits = objective.rnn.predict(memory)[0]
+                nats.append(-logits.log_softmax(-1)[batch.targets[row, t]])
+        assert_close(losses.parts["dynamics"], torch.stack(squared).mean(), atol=1e-5, rtol=1e-5)
+        assert_close(losses.parts["readout"], torch.stack(nats).mean(), atol=1e-5, rtol=1e-5)
+
+    def test_sequences_of_one_token_do_no_harm(self):
+        losses = tiny_dmt(empty_start=0.5)(random_batch(2, 1, asked=1.0), seeded())
+        assert bool(losses.total.isfinite())
 
     def test_readout_learns_from_the_rolled_out_steps_alone(self):
         batch = random_batch(2, 8, asked=1.0)

@@ -135,15 +135,16 @@ class TestEquations:
     def test_one_timestep_equals_the_sampled_pair_of_every_row(self, encoder, learn_start):
         objective = tiny_smt(encoder, timesteps="one", learn_start=learn_start, dynamics_weight=2.0)
         teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(3, 5, asked=1.0)
-        losses = objective(batch, seeded(6))
+        losses = objective(batch, seeded(7))
 
-        sampled = draw_steps(3, 1, 4, seeded(6), CPU).tolist()
-        assert sampled == [[2], [3], [0]]  # both ends; row 0 elsewhere than at its first step
-        pairs = [(row, t + 1) for row, (t,) in enumerate(sampled)]
+        sampled = draw_steps(3, 1, 5, seeded(7), CPU).tolist()
+        assert sampled == [[2], [4], [0]]  # both ends; row 0 elsewhere than at its first step
+        first = [min(t, 3) for (t,) in sampled]  # the last step has no successor
+        pairs = [(row, t + 1) for row, t in enumerate(first)]
         pairs += [(0, 0)] if learn_start else []
         memories = [
             naive_memory(teacher, batch, row, t + after)
-            for row, (t,) in enumerate(sampled)
+            for row, t in enumerate(first)
             for after in (0, 1)
         ]
         parts = {
@@ -376,3 +377,10 @@ class TestDrawSteps:
         steps = draw_steps(6000, 1, 6, seeded(), CPU)
         counts = steps.flatten().bincount(minlength=6)
         assert ((counts - 1000).abs() < 150).all()  # 5 standard deviations
+
+
+def test_sequences_of_one_token_do_no_harm():
+    for learn_start in (True, False):
+        objective = tiny_smt(timesteps="one", learn_start=learn_start)
+        losses = objective(random_batch(1, 1, asked=1.0), seeded())
+        assert bool(losses.total.isfinite())

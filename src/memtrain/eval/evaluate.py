@@ -63,7 +63,6 @@ class Evaluation:
     drift: Drift | None
 
 
-@torch.no_grad()
 def evaluate(
     task: Task,
     rnn: RNN,
@@ -76,6 +75,21 @@ def evaluate(
     """Score a model on held-out sequences, always the same ones for the same seed."""
     training = rnn.training
     rnn.eval()
+    try:
+        with torch.no_grad():
+            return _evaluate(task, rnn, teacher, sequences, device, seed)
+    finally:
+        rnn.train(training)
+
+
+def _evaluate(
+    task: Task,
+    rnn: RNN,
+    teacher: Teacher | None,
+    sequences: int,
+    device: torch.device,
+    seed: int,
+) -> Evaluation:
     batch = task.held_out(sequences, torch.Generator().manual_seed(seed)).to(device)
     inputs, targets = batch.inputs, batch.targets
     logits, memories = read(rnn, inputs)
@@ -91,7 +105,6 @@ def evaluate(
             from_teacher = score(taught, targets[:, later])
             after_start = score(logits[:, later], targets[:, later])
         apart = measure_drift(rnn, inputs, memories, labels)
-    rnn.train(training)
     return Evaluation(
         sequences=len(inputs),
         targets=int((targets != IGNORE_INDEX).sum()),

@@ -54,15 +54,15 @@ def write(
     if allowed < 0:
         raise MemtrainError(f"allowed={allowed}: must be at least 0")
     memory = rnn.unroll(prompt)[:, -1]
-    logits = rnn.predict(memory)
-    written = []
-    for _ in range(length):
+    written: list[Tensor] = []
+    while True:
+        logits = rnn.predict(memory)
         if allowed:
             logits = logits[:, :allowed]
-        token = sample_token(logits, generator, temperature, top_k, top_p)
-        written.append(token)
-        logits, memory = rnn.step(memory, token)
-    return torch.stack(written, dim=1)
+        written.append(sample_token(logits, generator, temperature, top_k, top_p))
+        if len(written) == length:
+            return torch.stack(written, dim=1)
+        memory = rnn.cell(memory, written[-1])
 
 
 def sample_token(
@@ -77,8 +77,8 @@ def sample_token(
         return logits.argmax(dim=-1)
     logits = logits.float() / temperature
     if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
+        best = logits.topk(top_k)
+        logits = torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
     if top_p < 1:
         ordered, order = logits.sort(descending=True)
         probability = ordered.softmax(dim=-1)

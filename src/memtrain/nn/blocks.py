@@ -42,6 +42,14 @@ class Rotary(nn.Module):
         return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)
 
 
+class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm whose weight follows the input's precision, which the fused kernel needs."""
+
+    def forward(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows W"]:
+        assert self.weight is not None
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+
+
 class Attention(nn.Module):
     """Multi-head attention whose inner width, heads · head_dim, is free of the outer one."""
 
@@ -85,9 +93,9 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(width)
+        self.attention_norm = RMSNorm(width)
         self.attention = Attention(width, heads, head_dim)
-        self.mlp_norm = nn.RMSNorm(width)
+        self.mlp_norm = RMSNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -128,7 +136,7 @@ class Stack(nn.Module):
         super().__init__()
         self.rotary = Rotary(head_dim)
         self.blocks = nn.ModuleList(Block(width, heads, head_dim) for _ in range(layers))
-        self.norm = nn.RMSNorm(width)
+        self.norm = RMSNorm(width)
 
     def forward(
         self,

@@ -1,25 +1,16 @@
-"""Recurrent cells: one step (memory, token) -> memory, and nothing else.
-
-The contract, which `check_cell` checks and any module of yours may keep:
-
-- an `nn.Module` with the whole numbers `memory_tokens` (M) and `memory_dim` (D);
-- `forward(memory (B, M, D), token (B,)) -> memory (B, M, D)`, for any batch size;
-- rows do not mix, nothing is kept between calls, the input memory is not written to;
-- gradients reach the parameters and the memory that came in;
-- the zero memory is a valid start.
-"""
+"""Recurrent cells: one step (memory, token) -> memory, and nothing else (see contract.py)."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import CellConfig
-from memtrain.errors import CellContractError, MemtrainError
+from memtrain.errors import MemtrainError
 from memtrain.load import load_class
 from memtrain.nn.blocks import Stack, normalize_memory, projection
+from memtrain.nn.contract import check_cell
 
 
 class Cell(nn.Module, ABC):
@@ -119,106 +110,3 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
             f"cell.kind={config.kind}: {error}; a cell is made as Class(vocab_size=..., **options)"
         ) from None
     return check_cell(cell, vocab_size)
-
-
-def memory_shape(cell: nn.Module) -> tuple[int, int]:
-    """(M, D) of a cell that keeps the contract."""
-    tokens, dim = cell.memory_tokens, cell.memory_dim
-    assert isinstance(tokens, int) and isinstance(dim, int)
-    return tokens, dim
-
-
-def check_cell(cell: object, vocab_size: int) -> nn.Module:
-    """Return the cell if it keeps the contract.
-
-    Raises:
-        CellContractError: says in words which rule is broken, and what was seen.
-    """
-    name = type(cell).__name__
-
-    def require(kept: bool, rule: str) -> None:
-        if not kept:
-            raise CellContractError(f"{name}: {rule}")
-
-    require(isinstance(cell, nn.Module), "a cell must be a torch.nn.Module")
-    assert isinstance(cell, nn.Module)
-    sizes = {key: getattr(cell, key, None) for key in ("memory_tokens", "memory_dim")}
-    for key, size in sizes.items():
-        require(
-            isinstance(size, int) and size > 0,
-            f"{key}={size!r}: the cell must state it as a whole number above 0",
-        )
-    shape = (sizes["memory_tokens"], sizes["memory_dim"])
-    generator = torch.Generator().manual_seed(0)
-    device = next((p.device for p in cell.parameters()), torch.device("cpu"))
-
-    def draw(rows: int) -> tuple[Tensor, Tensor]:
-        memory = torch.randn(rows, *shape, generator=generator)  # type: ignore[arg-type]
-        token = torch.randint(vocab_size, (rows,), generator=generator)
-        return memory.to(device), token.to(device)
-
-    def step(memory: Tensor, token: Tensor) -> Any:
-        try:
-            return cell(memory, token)
-        except Exception as error:  # the user's code: any error is a broken contract
-            said = str(error).strip().partition("\n")[0]
-            raise CellContractError(
-                f"{name}: forward(memory {tuple(memory.shape)}, token {tuple(token.shape)}) "
-                f"raised {type(error).__name__}{said and ': ' + said}"
-            ) from error
-
-    training = cell.training
-    cell.eval()
-    try:
-        memory, token = draw(3)
-        before = memory.clone()
-        with torch.no_grad():
-            out = step(memory, token)
-            require(
-                isinstance(out, Tensor) and out.is_floating_point(),
-                f"forward must return one floating-point tensor, not {type(out).__name__}",
-            )
-            require(
-                tuple(out.shape) == tuple(memory.shape),
-                f"forward must return the shape it got, {tuple(memory.shape)}, "
-                f"not {tuple(out.shape)}",
-            )
-            require(torch.equal(memory, before), "forward must not write to the memory it got")
-            require(
-                torch.equal(step(memory, token), out),
-                "forward must give the same result twice: keep no state between calls",
-            )
-            alone = step(memory[:1], token[:1])
-            require(
-                tuple(alone.shape) == (1, *shape)
-                and torch.allclose(alone, out[:1], rtol=1e-3, atol=1e-4),
-                "rows must not mix: a row alone gives another result than in a batch",
-            )
-            start = step(torch.zeros_like(memory), token)
-            require(
-                bool(start.isfinite().all()),
-                "the zero memory must be a valid start, but the step from it is not finite",
-            )
-        memory = memory.requires_grad_()
-        out = step(memory, token)
-        require(out.requires_grad, "forward must be differentiable, but its result has no gradient")
-        wanted = [memory, *(p for p in cell.parameters() if p.requires_grad)]
-        require(len(wanted) > 1, "a cell must have parameters to train")
-        gradients = torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
-        require(
-            gradients[0] is not None and bool(gradients[0].any()),
-            "the new memory must depend on the old one, but no gradient reaches it",
-        )
-        unused = [
-            key
-            for (key, _), gradient in zip(
-                ((k, p) for k, p in cell.named_parameters() if p.requires_grad),
-                gradients[1:],
-                strict=True,
-            )
-            if gradient is None
-        ]
-        require(not unused, f"every parameter must be used, but {unused[:1]} is not")
-    finally:
-        cell.train(training)
-    return cell

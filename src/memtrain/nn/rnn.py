@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from memtrain.nn.cells import memory_shape
+from memtrain.nn.contract import memory_shape
 from memtrain.nn.teacher import Decoder
 
 

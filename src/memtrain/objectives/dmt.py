@@ -14,7 +14,7 @@ from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
 from memtrain.objectives.losses import dynamics_loss, readout_loss
 from memtrain.objectives.objective import Objective
-from memtrain.shapes import Batch, Losses
+from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
 class DMT(Objective):
@@ -32,8 +32,11 @@ class DMT(Objective):
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         memory, steps = self._start(batch, generator)
-        rows = torch.arange(len(steps), device=steps.device)[:, None]
-        inputs, targets = batch.inputs[rows, steps], batch.targets[rows, steps]
+        # A rollout from the middle of a sequence may reach beyond its end; that part is idle.
+        inside = steps < batch.inputs.shape[1]
+        steps = steps.clamp(max=batch.inputs.shape[1] - 1)
+        inputs = batch.inputs.gather(1, steps)
+        targets = batch.targets.gather(1, steps).where(inside, IGNORE_INDEX)
 
         labelled = self._labelled(steps.shape[1], generator)
         with torch.no_grad():
@@ -46,7 +49,7 @@ class DMT(Objective):
             before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)[:, labelled]
             token = inputs[:, labelled].flatten()
             predicted = self.rnn.cell(before.flatten(0, 1), token).unflatten(0, labels.shape[:2])
-        dynamics = dynamics_loss(predicted, labels)
+        dynamics = dynamics_loss(predicted, labels, inside[:, labelled])
         readout = readout_loss(self.rnn, rollout.detach(), targets)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         return Losses(total, {"dynamics": dynamics.detach(), "readout": readout.detach()})
@@ -56,8 +59,8 @@ class DMT(Objective):
     ) -> tuple[Float[Tensor, "B M D"], Int[Tensor, "B R"]]:
         """The memory each rollout starts from, and the steps it goes through.
 
-        A rollout from the empty memory starts at the first input. One from a teacher's memory
-        starts after a random step that leaves room for the rollout.
+        A rollout from the empty memory starts at the first input, one from the teacher's memory
+        after a random step; where the sequence has room, the whole rollout fits behind it.
         """
         rows, length = batch.inputs.shape
         device = batch.inputs.device
@@ -66,10 +69,9 @@ class DMT(Objective):
         first = torch.zeros(rows, dtype=torch.long, device=device)
         taught = rows - round(self.config.empty_start * rows)
         if taught:
-            # A rollout as long as the sequence leaves a taught row no past: it is shortened.
-            rollout = min(rollout, length - 1)
+            latest = length - rollout if rollout < length else max(1, length - 1)
             after = torch.randint(
-                length - rollout, (taught, 1), generator=generator, device=generator.device
+                latest, (taught, 1), generator=generator, device=generator.device
             ).to(device)
             with torch.no_grad():
                 memory[:taught] = self.teacher.encode(batch.inputs[:taught], after)[:, 0]

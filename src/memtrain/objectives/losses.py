@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from memtrain.nn.rnn import RNN
@@ -27,10 +27,18 @@ def readout_loss(
 
 
 def dynamics_loss(
-    predicted: Float[Tensor, "*rows M D"], memory: Float[Tensor, "*rows M D"]
+    predicted: Float[Tensor, "*rows M D"],
+    memory: Float[Tensor, "*rows M D"],
+    counted: Bool[Tensor, "*rows"] | None = None,
 ) -> Float[Tensor, ""]:
-    """L^dyn, and the drift delta_t: mean squared error over every dimension of the memory."""
-    return F.mse_loss(predicted.float(), memory.float())
+    """L^dyn, and the drift delta_t: mean squared error over every dimension of the memory.
+
+    With `counted`, the mean is over these rows only.
+    """
+    squared = (predicted.float() - memory.float()).square().mean(dim=(-1, -2))
+    if counted is None:
+        counted = torch.ones_like(squared, dtype=torch.bool)
+    return squared.where(counted, 0).sum() / counted.sum().clamp(min=1)
 
 
 def uniformity_loss(
@@ -41,11 +49,21 @@ def uniformity_loss(
     0 when all memories are one point, about -4 when they cover the sphere evenly. Pairs of a
     token with itself are left out; the paper's equation keeps them and omits the scaling.
     """
-    tokens = F.normalize(memory.flatten(0, -2).float(), dim=-1)
+    # Distances of near tokens vanish in bf16, whatever the precision around this.
+    with torch.autocast(memory.device.type, enabled=False):
+        return _uniformity(memory.flatten(0, -2).float(), samples, generator)
+
+
+def _uniformity(
+    tokens: Float[Tensor, "N D"], samples: int, generator: torch.Generator
+) -> Float[Tensor, ""]:
+    tokens = F.normalize(tokens, dim=-1)
     if len(tokens) > samples:
         chance = torch.rand(len(tokens), generator=generator, device=generator.device)
         tokens = tokens[chance.topk(samples).indices.to(tokens.device)]
     count = len(tokens)
+    if count < 2:  # no pair to compare
+        return tokens.sum() * 0
     squared_distance = 2 - 2 * tokens @ tokens.T
     itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
     potential = (-2 * squared_distance).masked_fill(itself, float("-inf"))

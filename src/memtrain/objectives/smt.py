@@ -35,8 +35,9 @@ class SMT(Objective):
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
-        memory, steps = self._memories(batch, generator)
-        decode = self._decode(batch, memory, steps, generator)
+        steps, asked = self._timesteps(batch, generator)
+        memory = self.teacher.encode(batch.inputs, steps)
+        decode = self._decode(batch, memory, steps, asked)
         dynamics = self._dynamics(batch, memory, steps)
         uniformity = uniformity_loss(memory, config.uniformity_samples, generator)
         total = (
@@ -47,40 +48,41 @@ class SMT(Objective):
         parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
         return Losses(total, {name: part.detach() for name, part in parts.items()})
 
-    def _memories(
+    def _timesteps(
         self, batch: Batch, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "B S M D"], Int[Tensor, "B S"]]:
-        """The teacher's memories after consecutive steps: all, or one sampled pair (t, t+1)."""
+    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B A"]]:
+        """Consecutive steps to encode, and which of them the decoder is asked at (indices).
+
+        All: every step; the decoder at all of them or at some random ones. One: a uniform step t
+        and a neighbour, the pair (t, t+1), or (t-1, t) at the end of the sequence.
+        """
         rows, length = batch.inputs.shape
         device = batch.inputs.device
-        if self.config.timesteps == "all":
-            steps = torch.arange(length, device=device).expand(rows, length)
-        else:
-            pair = torch.arange(min(2, length), device=device)
-            steps = draw_steps(rows, 1, max(1, length - 1), generator, device) + pair
-        return self.teacher.encode(batch.inputs, steps), steps
+        if self.config.timesteps == "one":
+            chosen = draw_steps(rows, 1, length, generator, device)
+            first = chosen.clamp(max=max(0, length - 2))
+            return first + torch.arange(min(2, length), device=device), chosen - first
+        steps = torch.arange(length, device=device).expand(rows, length)
+        if not 0 < self.config.decode_timesteps < length:
+            return steps, steps
+        return steps, draw_steps(rows, self.config.decode_timesteps, length, generator, device)
 
     def _decode(
         self,
         batch: Batch,
         memory: Float[Tensor, "B S M D"],
         steps: Int[Tensor, "B S"],
-        generator: torch.Generator,
+        asked: Int[Tensor, "B A"],
     ) -> Float[Tensor, ""]:
-        """The futures of all steps, of some random ones, or of the sampled one."""
-        if self.config.timesteps == "one":
-            memory, steps = memory[:, :1], steps[:, :1]
-        elif 0 < self.config.decode_timesteps < steps.shape[1]:
-            count = self.config.decode_timesteps
-            steps = draw_steps(len(steps), count, steps.shape[1], generator, steps.device)
-            rows = torch.arange(len(steps), device=steps.device)[:, None]
-            memory = memory[rows, steps]
-        window = gather_window(batch, steps, self.config.future_length)
+        """The futures of the steps at which the decoder is asked."""
+        rows = torch.arange(len(steps), device=steps.device)[:, None]
+        memory = memory[rows, asked].flatten(0, 1)
+        window = gather_window(batch, steps.gather(1, asked), self.config.future_length)
         inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
-        asked = None
+        positions = None
         if targets.device.type == "cpu":
-            asked, targets = asked_positions(targets)
-        return decode_loss(self.teacher.decode(memory.flatten(0, 1), inputs, asked), targets)
+            positions, targets = asked_positions(targets)
+        return decode_loss(self.teacher.decode(memory, inputs, positions), targets)
 
     def _dynamics(
         self, batch: Batch, memory: Float[Tensor, "B S M D"], steps: Int[Tensor, "B S"]

@@ -1,0 +1,336 @@
+"""Stores: what is written is read back, and what is not whole is refused."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtrain.data import store as store_module
+from memtrain.data.pictures import Picture
+from memtrain.data.store import Split, StoreMeta, open_store, require_tokens, write_store
+from memtrain.errors import MemtrainError
+
+
+def stream(*tokens: int, starts: tuple[int, ...] = (0,)) -> Split:
+    return Split(np.array(tokens, np.int64), np.array(starts, np.int64))
+
+
+def meta(**changes: Any) -> StoreMeta:
+    return StoreMeta(**{"name": "toy", "vocab_size": 10, "source": "a test", **changes})
+
+
+SPLITS = {"train": stream(1, 2, 3, 9, 0, starts=(0, 2)), "test": stream(4, 5)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A written store of five and two tokens."""
+    write_store(tmp_path / "toy", meta(notes=("two notes", "é")), SPLITS)
+    return tmp_path / "toy"
+
+
+def edit(folder: Path, change: Callable[[dict], None]) -> None:
+    path = folder / "meta.json"
+    plain = json.loads(path.read_text())
+    change(plain)
+    path.write_text(json.dumps(plain))
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The one line of the error that a call must raise."""
+    with pytest.raises(MemtrainError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------ round trip
+
+
+def test_the_files_are_plain_tokens_starts_and_json(folder: Path):
+    assert (folder / "train.bin").read_bytes() == bytes([1, 2, 3, 9, 0])
+    assert np.load(folder / "train.starts.npy").tolist() == [0, 2]
+    plain = json.loads((folder / "meta.json").read_text())
+    assert plain == {
+        "version": 1,
+        "name": "toy",
+        "vocab_size": 10,
+        "source": "a test",
+        "document_length": None,
+        "picture": None,
+        "text": False,
+        "separator": None,
+        "notes": ["two notes", "é"],
+        "dtype": "uint8",
+        "splits": {
+            "train": {
+                "tokens": 5,
+                "documents": 2,
+                "sha256": hashlib.sha256(bytes([1, 2, 3, 9, 0])).hexdigest(),
+            },
+            "test": {
+                "tokens": 2,
+                "documents": 1,
+                "sha256": hashlib.sha256(bytes([4, 5])).hexdigest(),
+            },
+        },
+    }
+
+
+def test_what_was_written_is_read_back(folder: Path):
+    store = open_store(folder, verify=True)
+    assert store.meta == meta(notes=("two notes", "é"))
+    assert store.tokens("train").tolist() == [1, 2, 3, 9, 0]
+    assert store.starts("train").tolist() == [0, 2]
+    assert store.starts("test").tolist() == [0]
+    assert store.splits["train"].documents == 2
+
+
+def test_tokens_are_a_read_only_map_of_the_file(folder: Path):
+    tokens = open_store(folder).tokens("train")
+    assert isinstance(tokens, np.memmap) and not tokens.flags.writeable
+
+
+def test_documents_of_one_length_need_no_starts_file(tmp_path: Path):
+    picture = Picture(height=2, width=3)
+    pictures = meta(vocab_size=256, document_length=6, picture=picture)
+    split = Split(np.arange(12, dtype=np.uint8))
+    store = write_store(tmp_path / "p", pictures, {"train": split, "test": split})
+    assert sorted(p.name for p in store.folder.iterdir()) == ["meta.json", "test.bin", "train.bin"]
+    assert store.starts("train").tolist() == [0, 6]
+    assert store.splits["train"].documents == 2
+    assert open_store(store.folder).meta.picture == picture
+
+
+def test_more_than_256_tokens_take_two_little_endian_bytes(tmp_path: Path):
+    split = stream(0, 258, 65535)
+    store = write_store(tmp_path / "w", meta(vocab_size=2**16), {"train": split, "test": split})
+    assert (store.folder / "train.bin").read_bytes() == bytes([0, 0, 2, 1, 255, 255])
+    assert store.tokens("test").tolist() == [0, 258, 65535]
+
+
+@given(data=st.data(), vocab_size=st.sampled_from([2, 255, 256, 257, 2**16]))
+def test_any_tokens_survive(data, vocab_size: int, tmp_path_factory: pytest.TempPathFactory):
+    row = st.lists(st.integers(0, vocab_size - 1), min_size=2, max_size=40)
+    rows = {name: data.draw(row) for name in ("train", "test")}
+    splits = {name: stream(*tokens) for name, tokens in rows.items()}
+    folder = tmp_path_factory.mktemp("any") / "store"
+    write_store(folder, meta(vocab_size=vocab_size), splits)
+    store = open_store(folder, verify=True)
+    assert {name: store.tokens(name).tolist() for name in rows} == rows
+
+
+def test_a_stream_longer_than_a_block_is_written_whole(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(store_module, "_BLOCK", 2)
+    store = write_store(tmp_path / "long", meta(), SPLITS)
+    assert open_store(store.folder, verify=True).tokens("train").tolist() == [1, 2, 3, 9, 0]
+
+
+def test_these_modules_do_not_import_torch():
+    code = "import sys, memtrain.data.sources; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# --------------------------------------------------------------------------------- writing, badly
+
+
+@pytest.mark.parametrize(
+    ("changes", "train", "message"),
+    [
+        ({}, stream(1, 10), "holds the token 10, outside the vocabulary 0..9"),
+        ({}, stream(1, -1), "holds the token -1"),
+        ({}, stream(1), "train would hold 1 tokens, at least 2 are needed"),
+        ({}, stream(1, 2, starts=(0, 2)), "needs the starts"),
+        ({}, stream(1, 2, starts=(1,)), "needs the starts"),
+        ({}, stream(1, 2, starts=(0, 1, 1)), "needs the starts"),
+        ({}, Split(np.array([1, 2])), "needs the starts"),
+        ({"document_length": 3}, Split(np.array([1, 2])), "no documents of 3"),
+        ({"document_length": 2}, stream(1, 2), "no documents of 2"),
+    ],
+)
+def test_bad_tokens_are_refused_and_leave_nothing(
+    tmp_path: Path, changes: dict, train: Split, message: str
+):
+    splits = {**SPLITS, "train": train}
+    said = refusal(lambda: write_store(tmp_path / "toy", meta(**changes), splits))
+    assert message in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 1}, "vocab_size=1: must be 2..65,536"),
+        ({"vocab_size": 65537}, "vocab_size=65537"),
+        ({"document_length": 0}, "document_length=0"),
+        ({"separator": 10}, "separator=10: must be 0..9"),
+        ({"document_length": 4, "picture": Picture(height=2, width=3)}, "picture has 6 tokens"),
+    ],
+)
+def test_a_meta_that_cannot_be_is_refused(changes: dict, message: str):
+    assert message in refusal(lambda: meta(**changes))
+
+
+def test_a_store_is_replaced_only_when_asked(folder: Path):
+    other = {**SPLITS, "test": stream(7, 7, 7)}
+    assert "is prepared already" in refusal(lambda: write_store(folder, meta(), other))
+    assert open_store(folder).tokens("test").tolist() == [4, 5]
+    write_store(folder, meta(), other, overwrite=True)
+    assert open_store(folder, verify=True).tokens("test").tolist() == [7, 7, 7]
+    assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+
+
+def test_nothing_but_a_store_is_ever_replaced(tmp_path: Path, folder: Path):
+    (folder / "thesis.txt").write_text("ten years")
+    said = refusal(lambda: write_store(folder, meta(), SPLITS, overwrite=True))
+    assert "holds something else" in said and (folder / "thesis.txt").exists()
+    (tmp_path / "file").write_text("")
+    said = refusal(lambda: write_store(tmp_path / "file", meta(), SPLITS, overwrite=True))
+    assert "is a file" in said
+
+
+def test_an_empty_folder_is_a_good_place(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    assert write_store(tmp_path / "empty", meta(), SPLITS).splits["test"].tokens == 2
+
+
+@pytest.mark.parametrize("failing", ["_sync", "_publish"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_leaves_what_there_was(
+    folder: Path, monkeypatch, failing: str, error: BaseException
+):
+    def fail(*_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(store_module, failing, fail)
+    with pytest.raises((MemtrainError, KeyboardInterrupt)) as caught:
+        write_store(folder, meta(), {**SPLITS, "test": stream(7, 7)}, overwrite=True)
+    assert "No space left" in str(caught.value) or caught.type is KeyboardInterrupt
+    assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+    assert open_store(folder, verify=True).tokens("test").tolist() == [4, 5]
+
+
+def test_the_old_store_comes_back_if_the_new_one_cannot_be_placed(folder: Path, monkeypatch):
+    rename = Path.rename
+
+    def refuse_the_draft(path: Path, target: Path) -> Path:
+        if path.name.startswith(".draft-") and not path.name.endswith("-old"):
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_draft)
+    refusal(lambda: write_store(folder, meta(), SPLITS, overwrite=True))
+    assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+    assert open_store(folder, verify=True).tokens("test").tolist() == [4, 5]
+
+
+def test_drafts_of_dead_processes_are_cleared_and_others_kept(tmp_path: Path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    mine, living = os.getpid(), os.getppid()
+    names = [f".draft-toy-{child.pid}", f".draft-toy-{mine}", f".draft-toy-{child.pid}-old"]
+    kept = [f".draft-toy-{living}", f".draft-other-{child.pid}", ".draft-toy-notes"]
+    for name in names + kept:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.bin").write_bytes(b"half")
+    write_store(tmp_path / "toy", meta(), SPLITS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "toy"])
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    assert "file" in refusal(lambda: write_store(tmp_path / "file" / "toy", meta(), SPLITS))
+
+
+# --------------------------------------------------------------------------------- opening, badly
+
+
+def test_a_folder_without_meta_is_no_store(tmp_path: Path):
+    assert "no prepared data here" in refusal(lambda: open_store(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(version=2), "version 2, this memtrain reads version 1"),
+        (lambda m: m.pop("version"), "version None"),
+        (lambda m: m.pop("name"), "name: missing"),
+        (lambda m: m.update(colour=1), "colour: unknown field"),
+        (lambda m: m.update(vocab_size="10"), "vocab_size='10': wrong type"),
+        (lambda m: m.update(vocab_size=True), "vocab_size=True: wrong type"),
+        (lambda m: m.update(vocab_size=9), "holds the token 9, outside the vocabulary 0..8"),
+        (lambda m: m.update(vocab_size=300), "dtype 'uint8': 300 tokens are stored as uint16"),
+        (lambda m: m.update(text=1), "text=1: wrong type"),
+        (lambda m: m.update(notes="one"), "notes='one': wrong type"),
+        (lambda m: m.update(notes=[1]), "notes=(1,): wrong type"),
+        (lambda m: m.update(picture={"height": 2}), "picture: levels: missing"),
+        (lambda m: m.update(document_length=2), "does not hold 2 documents"),
+        (lambda m: m.update(splits={"train": {}}), "splits: must be train and test"),
+        (lambda m: m["splits"].update(train=5), "train: must be a JSON object"),
+        (lambda m: m["splits"]["train"].update(tokens=6), "train.bin has 5 bytes, 6 were written"),
+        (lambda m: m["splits"]["train"].update(tokens=1), "1 tokens, at least 2 are needed"),
+        (lambda m: m["splits"]["train"].update(documents=3), "does not hold 3 documents"),
+    ],
+)
+def test_a_changed_meta_is_refused(folder: Path, change: Callable[[dict], None], message: str):
+    edit(folder, change)
+    assert message in refusal(lambda: open_store(folder))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\udcff"])
+def test_a_meta_that_is_no_json_object_is_refused(folder: Path, text: str):
+    (folder / "meta.json").write_bytes(text.encode(errors="surrogateescape"))
+    assert "meta.json" in refusal(lambda: open_store(folder))
+
+
+def test_a_file_cut_short_is_refused(folder: Path):
+    (folder / "train.bin").write_bytes(b"\1\2")
+    assert "train.bin has 2 bytes, 5 were written" in refusal(lambda: open_store(folder))
+
+
+def test_a_file_that_is_gone_is_refused(folder: Path):
+    (folder / "test.bin").unlink()
+    assert "test.bin" in refusal(lambda: open_store(folder))
+
+
+def test_a_changed_file_is_found_by_its_checksum(folder: Path):
+    (folder / "train.bin").write_bytes(bytes([1, 2, 3, 9, 1]))
+    assert open_store(folder).tokens("train")[-1] == 1
+    assert "checksum" in refusal(lambda: open_store(folder, verify=True))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\3\4", b"no array at all"])
+def test_damaged_starts_are_refused(folder: Path, content: bytes):
+    (folder / "train.starts.npy").write_bytes(content)
+    assert "train.starts.npy" in refusal(lambda: open_store(folder))
+
+
+@pytest.mark.parametrize("starts", [[0, 5], [0, 0], [1, 2], [0.0, 2.0], [[0, 2]]])
+def test_starts_that_are_none_are_refused(folder: Path, starts: list):
+    np.save(folder / "train.starts.npy", np.array(starts))
+    assert "does not hold 2 documents" in refusal(lambda: open_store(folder))
+
+
+def test_pickled_starts_are_never_loaded(folder: Path):
+    np.save(folder / "train.starts.npy", np.array([0, None], dtype=object), allow_pickle=True)
+    assert "train.starts.npy" in refusal(lambda: open_store(folder))
+
+
+def test_a_split_that_is_too_short_says_what_is_needed(folder: Path):
+    store = open_store(folder)
+    require_tokens(store, "train", 5)
+    said = refusal(lambda: require_tokens(store, "train", 321))
+    assert "train holds 5 tokens, at least 321 are needed" in said
+
+
+def test_an_unknown_split_is_named(folder: Path):
+    assert "did you mean train?" in refusal(lambda: open_store(folder).tokens("trian"))

@@ -1,0 +1,174 @@
+"""Text becomes bytes, bytes become tokens, and back."""
+
+import gzip
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtrain.data.text import decode_text, encode_text, join_documents, read_text
+from memtrain.errors import MemtrainError
+
+STORIES = b"One cat.\n<|endoftext|>\nTwo dogs.\n<|endoftext|>\nThree.\n"
+
+
+def documents(raw: bytes, **options) -> list[bytes]:
+    encoded = encode_text(raw, **options)
+    return [part.tobytes() for part in np.split(encoded.tokens, encoded.starts[1:])]
+
+
+# -------------------------------------------------------------------------------------- encoding
+
+
+def test_bytes_keep_everything_and_ascii_drops_and_counts():
+    raw = "né à 7 €".encode()
+    kept = encode_text(raw, "bytes")
+    assert kept.tokens.tobytes() == raw and kept.dropped_bytes == 0
+    ascii_only = encode_text(raw, "ascii")
+    assert ascii_only.tokens.tobytes() == b"n  7 "
+    assert (ascii_only.dropped_characters, ascii_only.dropped_bytes) == (3, 7)
+
+
+def test_separator_lines_are_dropped_and_stories_keep_their_newline():
+    encoded = encode_text(STORIES)
+    assert encoded.tokens.tobytes() == b"One cat.\nTwo dogs.\nThree.\n"
+    assert encoded.starts.tolist() == [0, 9, 19]
+
+
+def test_a_separator_token_stands_between_stories():
+    encoded = encode_text(STORIES, separator=True)
+    assert encoded.tokens.tobytes() == b"One cat.\n\0Two dogs.\n\0Three.\n"
+    assert encoded.starts.tolist() == [0, 10, 21]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"<|endoftext|>\na\n<|endoftext|>", [b"a\n"]),
+        (b"a\n<|endoftext|>\n<|endoftext|>\nb", [b"a\n", b"b"]),
+        (b"a\r\n<|endoftext|>\r\nb", [b"a\r\n", b"b"]),
+        (b"a <|endoftext|>\nb", [b"a <|endoftext|>\nb"]),
+        (b"<|endoftext|> b", [b"<|endoftext|> b"]),
+    ],
+    ids=["at the ends", "twice", "windows", "behind text", "before text"],
+)
+def test_only_whole_lines_separate_and_empty_stories_vanish(raw: bytes, expected: list[bytes]):
+    assert documents(raw) == expected
+
+
+def test_nothing_makes_no_tokens():
+    encoded = encode_text(b"<|endoftext|>\n", separator=True)
+    assert len(encoded.tokens) == 0 and len(encoded.starts) == 0
+
+
+def test_a_text_that_holds_the_separator_token_is_refused():
+    with pytest.raises(MemtrainError, match="holds byte 0 itself"):
+        encode_text(b"a\0b", separator=True)
+    assert encode_text(b"a\0b").tokens.tolist() == [97, 0, 98]
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(MemtrainError, match="did you mean ascii"):
+        encode_text(b"", "asci")  # type: ignore[arg-type]
+
+
+@given(st.text())
+def test_any_text_survives_as_bytes(text: str):
+    if "<|endoftext|>" not in text:
+        assert decode_text(encode_text(text.encode()).tokens) == text
+
+
+@given(st.text())
+def test_ascii_mode_keeps_ascii_and_counts_the_rest(text: str):
+    encoded = encode_text(text.encode(), "ascii")
+    assert decode_text(encoded.tokens) == "".join(c for c in text if c.isascii())
+    assert encoded.dropped_characters == sum(not c.isascii() for c in text)
+
+
+@given(st.lists(st.binary(min_size=1).filter(lambda d: 0 not in d), min_size=1), st.booleans())
+def test_any_documents_are_found_again(parts: list[bytes], separator: bool):
+    ended = [p if p.endswith(b"\n") or p is parts[-1] else p + b"\n" for p in parts]
+    ended[:-1] = [p if p.endswith(b"\n") else p + b"\n" for p in ended[:-1]]
+    found = documents(join_documents(parts), separator=separator)
+    glue = b"\0" if separator else b""
+    assert found == [p + glue for p in ended[:-1]] + ended[-1:]
+
+
+# -------------------------------------------------------------------------------------- decoding
+
+
+def test_what_is_no_utf8_is_replaced():
+    assert decode_text(np.array([104, 105, 255])) == "hi\N{REPLACEMENT CHARACTER}"
+    assert decode_text(np.array([], np.int64)) == ""
+
+
+@pytest.mark.parametrize("token", [256, -1])
+def test_what_is_no_byte_is_refused(token: int):
+    with pytest.raises(MemtrainError, match="are no text"):
+        decode_text(np.array([65, token]))
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def test_files_may_be_plain_gzipped_or_of_any_name(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"plain")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"zipped"))
+    (tmp_path / "README").write_bytes(b"read me")
+    assert read_text(tmp_path / "a.txt") == b"plain"
+    assert read_text(tmp_path / "a.txt.gz") == b"zipped"
+    assert read_text(tmp_path / "README") == b"read me"
+
+
+def test_every_file_of_a_folder_is_a_document_in_sorted_order(tmp_path: Path):
+    (tmp_path / "b.txt").write_bytes(b"second\n")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"first"))
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "c.TXT").write_bytes(b"third")
+    (tmp_path / "picture.png").write_bytes(b"no text")
+    assert documents(read_text(tmp_path)) == [b"first\n", b"second\n", b"third"]
+
+
+@pytest.mark.parametrize("cut", [5, 20, -4])
+def test_a_gzip_cut_short_is_one_line(tmp_path: Path, cut: int):
+    path = tmp_path / "cut.txt.gz"
+    path.write_bytes(gzip.compress(b"many words, " * 50)[:cut])
+    with pytest.raises(MemtrainError, match="cut.txt.gz: damaged or cut short"):
+        read_text(path)
+
+
+def test_a_gzip_that_is_none_is_one_line(tmp_path: Path):
+    (tmp_path / "fake.gz").write_bytes(b"just text")
+    with pytest.raises(MemtrainError, match="damaged or cut short"):
+        read_text(tmp_path / "fake.gz")
+
+
+def test_missing_texts_are_named(tmp_path: Path):
+    with pytest.raises(MemtrainError, match="nothing.txt: no such text file"):
+        read_text(tmp_path / "nothing.txt")
+    with pytest.raises(MemtrainError, match=r"no \.txt, \.txt\.gz, \.parquet file"):
+        read_text(tmp_path)
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MemtrainError, match="pip install pyarrow"):
+        read_text(tmp_path / "a.parquet")
+
+
+def test_every_row_of_a_parquet_file_is_a_document(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"n": [1, 2, 3], "text": ["é one", None, "two"]}), path)
+    assert documents(read_text(path)) == ["é one\n".encode(), b"two"]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(MemtrainError, match="no parquet file, or damaged"):
+        read_text(path)
+    parquet.write_table(pyarrow.table({"story": ["a"], "text": [1]}), path)
+    with pytest.raises(MemtrainError, match="needs a column text of strings, has story, text"):
+        read_text(path)
