@@ -170,7 +170,21 @@ class Custom:
             raise MemtrainError(f"path={self.path!r}: must look like package.module:Class")
 
 
-DataConfig = Retrieval | Copy | Stack | Recall | Arithmetic | Digits | Custom
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """A prepared data set: one long sequence of tokens, of which windows are drawn."""
+
+    kind: Literal["stream"] = "stream"
+    path: str = ""
+    """Folder that `memtrain data NAME` prepared."""
+    evaluate_length: int = 1024
+    """Tokens in a held-out sequence. Those of documents start where a document starts."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 2, "evaluate_length")
+
+
+DataConfig = Retrieval | Copy | Stack | Recall | Arithmetic | Digits | Stream | Custom
 
 # --------------------------------------------------------------------------------------- models
 
@@ -183,6 +197,9 @@ class TeacherConfig:
     """The paper's encoder reads a window for every memory; ours makes all memories in one pass."""
     context_length: int = 256
     """How many tokens back the encoder looks, T_c."""
+    padding: Literal["mask", "void"] = "mask"
+    """What stands for the past before a sequence began (bidirectional encoder): nothing, masked
+    out; or a token of its own, which needs no mask and so runs faster on a GPU."""
     width: int = 256
     """Inner width of encoder, decoder and readout."""
     encoder_layers: int = 8
@@ -298,6 +315,8 @@ class SMTConfig(StageConfig):
     """At most this many memory tokens enter the uniformity loss."""
     learn_start: bool = True
     """Add the label of the first step, empty memory -> memory of the first token."""
+    short_contexts: float = 0.25
+    """Share of a stream's windows whose context is cut to a random length."""
 
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
@@ -305,6 +324,7 @@ class SMTConfig(StageConfig):
         _at_least(self, 0, "decode_timesteps", "decode_weight")
         _at_least(self, 0, "dynamics_weight", "uniformity_weight")
         _at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
+        _fraction(self, "short_contexts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,7 +336,7 @@ class DMTConfig(StageConfig):
     schedule: Literal["constant", "cosine"] = "cosine"
     """What the learning rate does after the warm-up; cosine ends at 0."""
     rollout_length: int = 0
-    """Steps of a rollout (0: as many as the sequence has)."""
+    """Steps of a rollout (0: as many as the sequence has; on a stream 256)."""
     empty_start: float = 1.0
     """Share of the rollouts that start from the empty memory; the others from the teacher's."""
     label_stride: int = 1
@@ -341,10 +361,13 @@ class BPTTConfig(StageConfig):
 
     truncate: int = 0
     """Cut the gradient every n steps, the memory is carried on (0: never cut)."""
+    sequence_length: int = 256
+    """Tokens in a sequence drawn from a stream; other data have a length of their own."""
 
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
         _at_least(self, 0, "truncate")
+        _at_least(self, 1, "sequence_length")
 
 
 # ------------------------------------------------------------------------------------------ run

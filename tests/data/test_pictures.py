@@ -62,7 +62,7 @@ def test_a_patch_is_read_from_the_top_left_as_the_highest_bit():
 @pytest.mark.parametrize(("patch", "dtype"), [(2, np.uint8), (3, np.uint16), (4, np.uint16)])
 def test_a_black_picture_is_the_last_token(patch: int, dtype: type):
     tokens = encode_pictures(np.zeros((1, 12, 12), np.uint8), levels=2, patch=patch)
-    assert tokens.dtype == dtype and set(tokens.flat) == {2 ** patch**2 - 1}
+    assert tokens.dtype == dtype and set(tokens.flat) == {2**patch**2 - 1}
 
 
 @given(data=st.data(), levels=st.integers(2, 256))

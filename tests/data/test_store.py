@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtrain.data import store as store_module
@@ -118,6 +118,7 @@ def test_more_than_256_tokens_take_two_little_endian_bytes(tmp_path: Path):
     assert store.tokens("test").tolist() == [0, 258, 65535]
 
 
+@settings(max_examples=25)  # each is synced to disk
 @given(data=st.data(), vocab_size=st.sampled_from([2, 255, 256, 257, 2**16]))
 def test_any_tokens_survive(data, vocab_size: int, tmp_path_factory: pytest.TempPathFactory):
     row = st.lists(st.integers(0, vocab_size - 1), min_size=2, max_size=40)
@@ -248,7 +249,25 @@ def test_drafts_of_dead_processes_are_cleared_and_others_kept(tmp_path: Path):
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    assert "file" in refusal(lambda: write_store(tmp_path / "file" / "toy", meta(), SPLITS))
+    said = refusal(lambda: write_store(tmp_path / "file" / "toy", meta(), SPLITS))
+    assert "toy: is a file, or under one" in said
+    said = refusal(lambda: write_store(tmp_path / ("x" * 300), meta(), SPLITS))
+    assert "File name too long" in said
+
+
+def test_of_two_processes_that_write_one_store_the_quicker_wins(tmp_path: Path, monkeypatch):
+    sync = store_module._sync
+
+    def overtaken(path: Path) -> None:
+        monkeypatch.setattr(store_module, "_sync", sync)
+        monkeypatch.setattr(os, "getpid", lambda: os.getppid())
+        write_store(tmp_path / "toy", meta(name="quicker"), SPLITS)
+
+    monkeypatch.setattr(store_module, "_sync", overtaken)
+    said = refusal(lambda: write_store(tmp_path / "toy", meta(name="slower"), SPLITS))
+    assert "is prepared already" in said
+    assert open_store(tmp_path / "toy", verify=True).meta.name == "quicker"
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
 
 
 # --------------------------------------------------------------------------------- opening, badly

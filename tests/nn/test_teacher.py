@@ -110,20 +110,29 @@ class TestBidirectionalEncoder:
         changed[:, oldest] = other_token(inputs[:, oldest])
         assert ((teacher.encode(changed, steps_of(t)) - memory).abs() > 1e-3).any()
 
-    def test_what_the_padding_holds_does_not_matter(self):
-        teacher = tiny_teacher()
-        encoder = teacher.encoder
-        assert isinstance(encoder, BidirectionalEncoder)
-        context = torch.randn(3, 8, 16, generator=seeded())
-        padding = torch.tensor([0, 3, 7])
-        present = torch.arange(8) >= padding[:, None]
-        other = torch.where(present[..., None], context, 100 * torch.rand(3, 8, 16))
-        memory = encoder.encode_windows(context, present)
-        assert_close(encoder.encode_windows(other, present), memory)
-        for row, pad in enumerate(padding):
-            unpadded = context[row : row + 1, pad:]
-            alone = encoder.encode_windows(unpadded, present[row : row + 1, pad:])
-            assert_close(memory[row], alone[0], atol=1e-5, rtol=0)
+    def test_a_void_before_the_sequence_is_the_same_for_the_prefix_alone(self):
+        teacher = tiny_teacher(padding="void", context_length=6)
+        inputs = random_tokens(3, 9)
+        memory = teacher.encode(inputs)
+        for t in range(9):
+            assert_close(teacher.encode(inputs[:, : t + 1])[:, t], memory[:, t])
+
+    def test_the_void_is_learned_and_seen_in_short_contexts_only(self):
+        teacher = tiny_teacher(padding="void", context_length=4)
+        inputs = random_tokens(2, 9)
+        for step, seen in ((2, True), (3, False), (8, False)):
+            teacher.zero_grad()
+            teacher.encode(inputs, torch.full((2, 1), step)).square().mul(
+                torch.arange(16.0)
+            ).sum().backward()
+            void = teacher.get_parameter("encoder.void")
+            assert void.grad is not None and bool(void.grad.any()) is seen
+
+    @pytest.mark.parametrize("padding", ["mask", "void"])
+    def test_before_the_first_input_the_memory_is_empty(self, padding):
+        teacher = tiny_teacher(padding=padding)
+        memory = teacher.encode(random_tokens(3, 5), torch.tensor([[-1, 0]]).expand(3, 2))
+        assert not memory[:, 0].any() and bool(memory[:, 1].any())
 
 
 class TestCausalEncoder:

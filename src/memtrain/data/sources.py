@@ -29,7 +29,6 @@ from memtrain.data.text import (
     SEPARATOR_TOKEN,
     TEXT_VOCAB,
     EncodedText,
-    TextMode,
     encode_text,
     read_text,
     read_texts,
@@ -189,7 +188,7 @@ def prepare_text(
     path: Path,
     out: Path,
     *,
-    mode: TextMode = "bytes",
+    mode: str = "bytes",
     separator: bool = False,
     held_out: float = 0.1,
     overwrite: bool = False,
@@ -304,7 +303,7 @@ def prepare_tokens(
 # ------------------------------------------------------------------------- encoding and splitting
 
 
-def _encode(raw: bytes, mode: TextMode, separator: bool, where: str) -> EncodedText:
+def _encode(raw: bytes, mode: str, separator: bool, where: str) -> EncodedText:
     try:
         return encode_text(raw, mode, separator=separator)
     except MemtrainError as error:

@@ -133,11 +133,14 @@ def require_tokens(store: Store, split: str, needed: int) -> None:
 
 def check_place(folder: Path, overwrite: bool) -> None:
     """Refuse a place where a store must not be written: nothing but a store is ever replaced."""
-    if not folder.exists():
+    try:
+        inside = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
         return
-    if not folder.is_dir():
-        raise MemtrainError(f"{folder}: is a file; choose another folder")
-    inside = {path.name for path in folder.iterdir()}
+    except NotADirectoryError:
+        raise MemtrainError(f"{folder}: is a file, or under one; choose another folder") from None
+    except OSError as error:
+        raise MemtrainError(f"{folder}: {error.strerror or error}") from None
     if inside and not ("meta.json" in inside and inside <= _FILES):
         raise MemtrainError(f"{folder}: holds something else; choose another folder")
     if inside and not overwrite:
@@ -171,6 +174,7 @@ def write_store(
         (draft / "meta.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
         for path in (*draft.iterdir(), draft):
             _sync(path)
+        check_place(folder, overwrite)  # again: another process may have been quicker
         _publish(draft, folder)
     except OSError as error:
         raise MemtrainError(f"{folder}: {error.strerror or error}") from None

@@ -43,6 +43,10 @@ class Task(ABC):
         """Draw sequences for evaluation. Fresh draws are held out; finite data must override."""
         return self.sample(count, generator)
 
+    def windows(self, length: int) -> "Task":
+        """The same data in sequences of this length, if it has no length of its own."""
+        return self
+
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         """One sequence as text for a person."""
         asked = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)

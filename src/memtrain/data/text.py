@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Int64, Integer, UInt8
@@ -19,7 +18,7 @@ from memtrain.errors import MemtrainError, nearest
 
 TEXT_VOCAB = 256
 SEPARATOR_TOKEN = 0
-TextMode = Literal["bytes", "ascii"]
+TEXT_MODES = ("bytes", "ascii")
 
 _SEPARATOR_LINE = b"<|endoftext|>\n"
 _SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*(?:\r?\n|\r?\Z)", re.MULTILINE)
@@ -111,7 +110,7 @@ class EncodedText:
     dropped_bytes: int
 
 
-def encode_text(raw: bytes, mode: TextMode = "bytes", *, separator: bool = False) -> EncodedText:
+def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> EncodedText:
     """Turn a text into tokens.
 
     Args:
@@ -121,8 +120,8 @@ def encode_text(raw: bytes, mode: TextMode = "bytes", *, separator: bool = False
         separator: put token 0 between documents; without it they follow one another directly,
             as in the paper.
     """
-    if mode not in ("bytes", "ascii"):
-        raise MemtrainError(f"mode={mode!r}: {nearest(mode, ('bytes', 'ascii'))}")
+    if mode not in TEXT_MODES:
+        raise MemtrainError(f"mode={mode!r}: {nearest(mode, TEXT_MODES)}")
     text = raw.translate(None, _NON_ASCII) if mode == "ascii" else raw
     dropped_bytes = len(raw) - len(text)
     dropped_characters = len(raw.translate(None, _NO_LEAD_BYTE)) if dropped_bytes else 0

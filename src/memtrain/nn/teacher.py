@@ -21,6 +21,7 @@ class BidirectionalEncoder(nn.Module):
     def __init__(self, config: TeacherConfig, memory_tokens: int, memory_dim: int) -> None:
         super().__init__()
         self.context_length = config.context_length
+        self.void = nn.Parameter(torch.randn(config.width)) if config.padding == "void" else None
         self.registers = nn.Parameter(torch.randn(memory_tokens, config.width))
         self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, memory_dim)
@@ -32,23 +33,23 @@ class BidirectionalEncoder(nn.Module):
         embedding: nn.Embedding,
     ) -> Float[Tensor, "B S M D"]:
         """Memories after `steps`, each from the window of context that ends there."""
-        window = min(self.context_length, inputs.shape[1])
+        window = self.context_length
+        if self.void is None:  # masked padding changes nothing, so less of it will do
+            window = min(window, inputs.shape[1])
         positions = steps[:, :, None] + torch.arange(1 - window, 1, device=inputs.device)
-        present = positions >= 0  # (B, S, C): what lies before the sequence is padding
+        present = (positions >= 0).flatten(0, 1)  # (N, C): what lies before is padding
         rows = torch.arange(len(inputs), device=inputs.device)[:, None, None]
-        context = inputs[rows, positions.clamp(min=0)]  # (B, S, C)
-        memory = self.encode_windows(embedding(context.flatten(0, 1)), present.flatten(0, 1))
-        return memory.unflatten(0, steps.shape)
-
-    def encode_windows(
-        self, context: Float[Tensor, "N C W"], present: Tensor
-    ) -> Float[Tensor, "N M D"]:
-        """One memory a window. RoPE is relative, so left padding needs a mask and nothing more."""
+        context = embedding(inputs[rows, positions.clamp(min=0)]).flatten(0, 1)  # (N, C, W)
         count = len(self.registers)
+        if self.void is None:
+            # RoPE is relative, so left padding needs a mask and nothing more.
+            mask = torch.cat([present, present.new_ones(len(context), count)], dim=1)
+        else:
+            context, mask = context.where(present[..., None], self.void), None
         registers = self.registers.expand(len(context), -1, -1)
-        mask = torch.cat([present, present.new_ones(len(context), count)], dim=1)
         x = torch.cat([context, registers.to(context.dtype)], dim=1)  # (N, C+M, W)
-        return self.to_memory(self.stack(x, keep=slice(-count, None), mask=mask))
+        memory = self.to_memory(self.stack(x, keep=slice(-count, None), mask=mask))
+        return memory.unflatten(0, steps.shape)
 
 
 class CausalEncoder(nn.Module):
@@ -182,12 +183,16 @@ class Teacher(nn.Module):
     ) -> Float[Tensor, "B S M D"]:
         """The memories after the given steps of each sequence, or after every step.
 
+        Step -1 is before the first input: its memory is the empty one.
+
         Example: `teacher.encode(inputs)[:, -1]` is the memory of the whole sequence.
         """
         if steps is None:
             steps = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape)
         memory = self.encoder(inputs, steps, self.embedding)
-        return normalize_memory(memory) if self.config.normalize_memory else memory
+        if self.config.normalize_memory:
+            memory = normalize_memory(memory)
+        return memory.where((steps >= 0)[..., None, None], 0)
 
     def decode(
         self,

@@ -21,6 +21,9 @@ class BPTT(Objective):
     def trained(self) -> dict[str, nn.Module]:
         return {"rnn": self.rnn}
 
+    def tokens_needed(self) -> int:
+        return self.config.sequence_length
+
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         memory = self.rnn.empty_memory(len(batch.inputs))
         memories = []

@@ -29,6 +29,11 @@ class DMT(Objective):
     def trained(self) -> dict[str, nn.Module]:
         return {"cell": self.rnn.cell, "readout": self.rnn.readout}
 
+    def tokens_needed(self) -> int:
+        """A rollout, and a context for those that start from the teacher's memory."""
+        context = self.teacher.config.context_length if self.config.empty_start < 1 else 0
+        return context + (self.config.rollout_length or 256)
+
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         memory, steps = self._start(batch, generator)

@@ -19,6 +19,10 @@ class Objective(nn.Module, ABC):
     def trained(self) -> dict[str, nn.Module]:
         """The modules that train, by name; each is clipped to its own gradient norm."""
 
+    @abstractmethod
+    def tokens_needed(self) -> int:
+        """The length of the sequences to draw from a stream; other data have their own."""
+
     def settle(self) -> None:
         """Make the RNN whole, before it is looked at and when the stage ends."""
 

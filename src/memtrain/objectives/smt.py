@@ -29,6 +29,9 @@ class SMT(Objective):
     def trained(self) -> dict[str, nn.Module]:
         return {"teacher": self.teacher, "cell": self.rnn.cell}
 
+    def tokens_needed(self) -> int:
+        return self.teacher.config.context_length + self.config.future_length
+
     def settle(self) -> None:
         """The readout is a copy of the decoder."""
         self.rnn.readout.load_state_dict(self.teacher.decoder.state_dict())
@@ -39,7 +42,8 @@ class SMT(Objective):
         memory = self.teacher.encode(batch.inputs, steps)
         decode = self._decode(batch, memory, steps, asked)
         dynamics = self._dynamics(batch, memory, steps)
-        uniformity = uniformity_loss(memory, config.uniformity_samples, generator)
+        met = memory[:, 1:] if config.learn_start else memory  # without the empty memory
+        uniformity = uniformity_loss(met, config.uniformity_samples, generator)
         total = (
             config.decode_weight * decode
             + config.dynamics_weight * dynamics
@@ -53,19 +57,43 @@ class SMT(Objective):
     ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B A"]]:
         """Consecutive steps to encode, and which of them the decoder is asked at (indices).
 
-        All: every step; the decoder at all of them or at some random ones. One: a uniform step t
-        and a neighbour, the pair (t, t+1), or (t-1, t) at the end of the sequence.
+        Step -1 is the empty memory; with it, the first step of a sequence is one more pair.
         """
         rows, length = batch.inputs.shape
         device = batch.inputs.device
         if self.config.timesteps == "one":
+            first, asked = self._one_pair(rows, length, generator, device)
+            return first + torch.arange(2, device=device), asked
+        before = int(self.config.learn_start)
+        steps = torch.arange(-before, length, device=device).expand(rows, -1)
+        count = self.config.decode_timesteps or length
+        if count >= length:
+            return steps, torch.arange(before, steps.shape[1], device=device).expand(rows, -1)
+        return steps, draw_steps(rows, count, length, generator, device) + before
+
+    def _one_pair(
+        self, rows: int, length: int, generator: torch.Generator, device: torch.device
+    ) -> tuple[Int[Tensor, "B 1"], Int[Tensor, "B 1"]]:
+        """The first step of each row's pair, and whether the decoder is asked at it or the next.
+
+        Sequences with a beginning and an end: the decoder's step is uniform. Windows of a stream:
+        it is the first with a whole context, except in rows whose context is cut short. A few
+        rows start from the empty memory.
+        """
+        context = self.teacher.config.context_length
+        if length > context:
+            first = torch.full((rows, 1), context - 1, device=device)
+            short = round(self.config.short_contexts * rows)
+            first[:short] = draw_steps(short, 1, context, generator, device)
+            asked = torch.zeros_like(first)
+        else:
             chosen = draw_steps(rows, 1, length, generator, device)
-            first = chosen.clamp(max=max(0, length - 2))
-            return first + torch.arange(min(2, length), device=device), chosen - first
-        steps = torch.arange(length, device=device).expand(rows, length)
-        if not 0 < self.config.decode_timesteps < length:
-            return steps, steps
-        return steps, draw_steps(rows, self.config.decode_timesteps, length, generator, device)
+            first = chosen.clamp(max=length - 2)  # the last step has no successor
+            asked = chosen - first
+        if self.config.learn_start:
+            some = max(1, rows // 16)
+            first[:some], asked[:some] = -1, 1
+        return first, asked
 
     def _decode(
         self,
@@ -87,26 +115,9 @@ class SMT(Objective):
     def _dynamics(
         self, batch: Batch, memory: Float[Tensor, "B S M D"], steps: Int[Tensor, "B S"]
     ) -> Float[Tensor, ""]:
-        """One step of the cell from every memory to the next, and from the empty memory."""
+        """One step of the cell from every memory to the next, all at once."""
         if not self.config.joint:
             memory = memory.detach()
-        rows = torch.arange(len(steps), device=steps.device)[:, None]
-        token = batch.inputs[rows, steps[:, 1:]].flatten()
-        before = memory[:, :-1].flatten(0, 1)
-        after = memory[:, 1:].flatten(0, 1)
-        if self.config.learn_start:
-            first = self._first_memory(batch, memory)
-            before = torch.cat([self.rnn.empty_memory(len(first)).to(before.dtype), before])
-            token = torch.cat([batch.inputs[: len(first), 0], token])
-            after = torch.cat([first, after])
-        return dynamics_loss(self.rnn.cell(before, token), after)
-
-    def _first_memory(
-        self, batch: Batch, memory: Float[Tensor, "B S M D"]
-    ) -> Float[Tensor, "N M D"]:
-        """The memories of first tokens alone: of all rows, or of one row in 16 when sampling."""
-        if self.config.timesteps == "all":
-            return memory[:, 0]
-        some = batch.inputs[: max(1, len(batch.inputs) // 16), :1]
-        first = self.teacher.encode(some)[:, 0]
-        return first if self.config.joint else first.detach()
+        token = batch.inputs.gather(1, steps[:, 1:]).flatten()
+        predicted = self.rnn.cell(memory[:, :-1].flatten(0, 1), token)
+        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1))

@@ -10,15 +10,15 @@ from memtrain.shapes import IGNORE_INDEX, Batch, Window
 def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -> Window:
     """What the memories made after `steps` have to predict.
 
-    A future that reaches beyond its sequence is cut off: its missing targets are IGNORE_INDEX.
+    A future that reaches beyond its sequence, at either end, has IGNORE_INDEX there.
     The inputs there are arbitrary, since the decoder is causal and nothing reads them.
     """
     length = batch.inputs.shape[1]
     future_length = min(future_length, length)
     due = steps[..., None] + torch.arange(future_length, device=steps.device)  # (B, S, F)
     rows = torch.arange(len(steps), device=steps.device)[:, None, None]
-    inside = due < length
-    due = due.clamp(max=length - 1)
+    inside = (due >= 0) & (due < length)
+    due = due.clamp(0, length - 1)
     targets = batch.targets[rows, due].where(inside, IGNORE_INDEX)
     return Window(steps, batch.inputs[rows, due[..., 1:]], targets)
 

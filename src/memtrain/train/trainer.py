@@ -23,7 +23,7 @@ class Trainer:
     ) -> None:
         self.objective = engine.prepare(objective)
         self.stage = stage
-        self.task = task
+        self.task = task.windows(objective.tokens_needed())
         self.engine = engine
         self.generator = engine.generator(seed)
         self.trained = {
