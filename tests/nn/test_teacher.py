@@ -14,7 +14,7 @@ from conftest import (
     tiny_teacher,
 )
 from memtrain.config import TeacherConfig
-from memtrain.nn.teacher import BidirectionalEncoder, CausalEncoder, Decoder, Teacher
+from memtrain.nn.teacher import CausalEncoder, Decoder, Teacher
 
 ROWS, LENGTH = 2, 9
 CONTEXTS = pytest.mark.parametrize("context_length", [1, 4, 9, 20], ids=lambda c: f"C{c}")
