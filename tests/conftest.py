@@ -39,7 +39,7 @@ TINY = RunConfig(
         head_dim=8,
     ),
     cell=CellConfig(memory_tokens=2, memory_dim=8, width=16, layers=1, heads=2, head_dim=8),
-    smt=SMTConfig(steps=12, batch_size=4, timesteps="all", future_length=6, learning_rate=1e-2),
+    smt=SMTConfig(steps=12, batch_size=4, timesteps=0, future_length=6, learning_rate=1e-2),
     dmt=DMTConfig(steps=8, batch_size=4, learning_rate=1e-3),
     bptt=BPTTConfig(steps=4, batch_size=4),
     log=LogConfig(every=2, evaluate_every=5, evaluate_sequences=8, checkpoint_every=5),

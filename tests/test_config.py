@@ -87,7 +87,7 @@ configs = st.builds(
         SMTConfig,
         **stage,
         steps=count,
-        timesteps=st.sampled_from(["one", "all"]),
+        timesteps=st.integers(0, 99),
         decode_timesteps=from_zero,
         future_length=count,
         joint=st.booleans(),
@@ -234,7 +234,7 @@ class TestRefusals:
         ("field", "value", "choice"),
         [
             ("smt.schedule", "sine", "cosine"),
-            ("smt.timesteps", "some", "one"),
+            ("teacher.padding", "zero", "void"),
             ("teacher.encoder", "bidirectionnal", "bidirectional"),
             ("engine.precision", "fp16", "bf16"),
             ("readout_attention", 3, "causal"),

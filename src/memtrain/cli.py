@@ -250,7 +250,7 @@ def generate(arguments: list[str]) -> int:
     tokens = write(
         run.rnn.eval(),
         prompt,
-        task.sequence_length,
+        task.written_length,
         generator,
         temperature=options.temperature,
         top_k=options.top_k,
@@ -258,7 +258,7 @@ def generate(arguments: list[str]) -> int:
         allowed=task.writable,
     )
     path = options.out or options.run / "samples" / f"{options.count}-seed{options.seed}.png"
-    task.save_samples(tokens.cpu(), path)
+    task.save_samples(task.written(prompt, tokens).cpu(), path)
     print(path)
     return 0
 

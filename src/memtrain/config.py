@@ -297,10 +297,10 @@ class StageConfig:
 class SMTConfig(StageConfig):
     """Supervised Memory Training: teacher and cell together, nothing is unrolled."""
 
-    timesteps: Literal["one", "all"] = "one"
-    """Train one random timestep of a sequence, or all of them."""
+    timesteps: int = 1
+    """Timesteps of a sequence that are trained, a random run of them (0: all)."""
     decode_timesteps: int = 0
-    """With all timesteps: the decoder is asked at this many random ones (0: at all)."""
+    """The decoder is asked at this many of them, at random (0: at all)."""
     future_length: int = 64
     """How many targets a memory has to predict, T_f."""
     joint: bool = True
@@ -321,7 +321,7 @@ class SMTConfig(StageConfig):
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
         _at_least(self, 1, "future_length", hint="the paper uses 64")
-        _at_least(self, 0, "decode_timesteps", "decode_weight")
+        _at_least(self, 0, "timesteps", "decode_timesteps", "decode_weight")
         _at_least(self, 0, "dynamics_weight", "uniformity_weight")
         _at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
         _fraction(self, "short_contexts")
@@ -382,7 +382,7 @@ class EngineConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 computes in bfloat16 where that is safe; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = False
-    """torch.compile the objective (half a minute at the start)."""
+    """torch.compile the Transformer blocks (half a minute at the start)."""
     threads: int = 0
     """CPU threads (0: as many as torch takes)."""
 

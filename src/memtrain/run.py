@@ -82,6 +82,9 @@ class Run:
             if config.has_teacher:
                 teacher = Teacher(config.teacher, vocab_size, memory_tokens, memory_dim)
                 self.teacher = teacher.to(self.engine.device)
+        self.engine.prepare(self._models())
+        self.engine.prepare_rnn(self.rnn)
+        self.task.to(self.engine.device)
         self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": [], "metrics_bytes": 0}
         self.pending: Checkpoint | None = None
 

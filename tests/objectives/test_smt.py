@@ -28,7 +28,7 @@ from memtrain.objectives.smt import SMT
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 BOTH = pytest.mark.parametrize("encoder", ENCODERS)
-TIMESTEPS = pytest.mark.parametrize("timesteps", ["one", "all"])
+TIMESTEPS = pytest.mark.parametrize("timesteps", [0, 1, 3])
 CPU = torch.device("cpu")
 
 
@@ -43,7 +43,9 @@ def tiny_smt(
 
 
 def naive_memory(teacher: Teacher, batch: Batch, row: int, t: int) -> Tensor:
-    """E(x_0..x_t), from a run on that prefix alone."""
+    """E(x_0..x_t), from a run on that prefix alone; zeros where nothing was read."""
+    if t < 0:
+        return torch.zeros_like(teacher.encode(batch.inputs[:1, :1])[0, 0])
     return teacher.encode(batch.inputs[row : row + 1, : t + 1])[0, -1]
 
 
@@ -54,7 +56,7 @@ def naive_decode(teacher: Teacher, batch: Batch, steps: list[list[int]], future:
         inputs, targets = batch.inputs[row], batch.targets[row]
         for t in chosen:
             memory = naive_memory(teacher, batch, row, t)[None]
-            for due in range(t, min(t + future, len(targets))):
+            for due in range(max(0, t), min(t + future, len(targets))):
                 if targets[due] != IGNORE_INDEX:
                     logits = teacher.decode(memory, inputs[t + 1 : due + 1][None])[:, -1]
                     losses.append(F.cross_entropy(logits, targets[due : due + 1]))
@@ -108,7 +110,7 @@ class TestEquations:
         objective = tiny_smt(
             encoder,
             context_length=context,
-            timesteps="all",
+            timesteps=0,
             future_length=future,
             joint=joint,
             learn_start=learn_start,
@@ -132,24 +134,30 @@ class TestEquations:
 
     @BOTH
     @pytest.mark.parametrize("learn_start", [True, False], ids=["start", "no-start"])
-    def test_one_timestep_equals_the_sampled_pair_of_every_row(self, encoder, learn_start):
-        objective = tiny_smt(encoder, timesteps="one", learn_start=learn_start, dynamics_weight=2.0)
-        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(3, 5, asked=1.0)
-        losses = objective(batch, seeded(7))
+    def test_a_run_of_timesteps_equals_its_pairs_one_by_one(self, encoder, learn_start):
+        """Runs on the ring of states; the pair from the last state to the first does not count."""
+        objective = tiny_smt(encoder, timesteps=2, learn_start=learn_start, dynamics_weight=2.0)
+        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(4, 5, asked=1.0)
+        states = list(range(-1 if learn_start else 0, 5))
+        begin = draw_steps(4, 1, len(states), seeded(38), CPU).flatten().tolist()
+        runs = [[states[(b + i) % len(states)] for i in range(3)] for b in begin]
+        assert any(run[1] < run[0] for run in runs), "one run wraps after its first state"
+        losses = objective(batch, seeded(38))
 
-        sampled = draw_steps(3, 1, 5, seeded(7), CPU).tolist()
-        assert sampled == [[2], [4], [0]]  # both ends; row 0 elsewhere than at its first step
-        first = [min(t, 3) for (t,) in sampled]  # the last step has no successor
-        if learn_start:  # one row in 16, at least one, starts from the empty memory
-            first[0], sampled[0] = -1, [0]
-        pairs = [(row, t + 1) for row, t in enumerate(first)]
+        pairs = [
+            (row, after)
+            for row, run in enumerate(runs)
+            for before, after in zip(run, run[1:], strict=False)
+            if after == before + 1
+        ]
         memories = [
-            naive_memory(teacher, batch, row, t + after)
-            for row, t in enumerate(first)
-            for after in ((1,) if learn_start else (0, 1))
+            naive_memory(teacher, batch, row, t)
+            for row, run in enumerate(runs)
+            for t in run
+            if t >= 0
         ]
         parts = {
-            "decode": naive_decode(teacher, batch, sampled, 3),
+            "decode": naive_decode(teacher, batch, [run[:2] for run in runs], 3),
             "dynamics": naive_dynamics(teacher, rnn, batch, pairs, joint=True),
             "uniformity": naive_uniformity(torch.cat(memories)),
         }
@@ -158,33 +166,39 @@ class TestEquations:
         expected = parts["decode"] + 2 * parts["dynamics"] + 0.001 * parts["uniformity"]
         assert_same_loss_and_gradients(objective, losses.total, expected)
 
-    @pytest.mark.parametrize(("rows", "starts"), [(1, 1), (31, 1), (32, 2)])
-    def test_one_timestep_trains_the_first_step_of_one_row_in_16(self, rows, starts):
-        batch, calls = random_batch(rows, 5), []
-        objective = tiny_smt(timesteps="one")
-        objective.rnn.cell.register_forward_hook(lambda cell, args, _: calls.append(args))
-        objective(batch, seeded())
-        ((before, token),) = calls
-        assert len(before) == rows
-        from_empty = ~before.flatten(1).any(1)
-        assert int(from_empty.sum()) == starts
-        assert torch.equal(token[from_empty], batch.inputs[:starts, 0])
+    def test_every_state_is_asked_and_stepped_from_equally_often(self):
+        objective, counts = tiny_smt(timesteps=2), torch.zeros(6)
+        batch = random_batch(64, 5)
+        for seed in range(40):
+            steps, asked = objective._timesteps(batch, seeded(seed))
+            counts += (steps.gather(1, asked) + 1).flatten().bincount(minlength=6)
+        share = counts / counts.sum()
+        assert bool(((share - 1 / 6).abs() < 0.02).all())
+
+    def test_windows_of_a_stream_have_whole_contexts_short_ones_and_none(self):
+        objective = tiny_smt(timesteps=1, context_length=4)
+        steps, asked = objective._timesteps(random_batch(64, 9), seeded())
+        first = steps[:, 0]
+        assert torch.equal(steps[:, 1], first + 1)
+        assert first[:2].tolist() == [-1, -1] and asked[:2].flatten().tolist() == [1, 1]
+        assert set(first[2:16].tolist()) == {0, 1, 2, 3}
+        assert set(first[16:].tolist()) == {3} and not asked[2:].any()
 
     @BOTH
     def test_decode_timesteps_asks_the_decoder_at_so_many_distinct_steps(self, encoder):
-        objective = tiny_smt(encoder, timesteps="all", decode_timesteps=2)
+        objective = tiny_smt(encoder, timesteps=0, decode_timesteps=2)
         batch = random_batch(3, 6, asked=1.0)
         losses = objective(batch, seeded(7))
         steps = draw_steps(3, 2, 6, seeded(7), CPU).tolist()
         decode = naive_decode(objective.teacher, batch, steps, 3)
         assert_close(losses.parts["decode"], decode.detach(), atol=1e-5, rtol=1e-5)
-        everywhere = tiny_smt(encoder, timesteps="all")(batch, seeded(7))
+        everywhere = tiny_smt(encoder, timesteps=0)(batch, seeded(7))
         assert_close(losses.parts["dynamics"], everywhere.parts["dynamics"])
         assert_close(losses.parts["uniformity"], everywhere.parts["uniformity"])
 
     @pytest.mark.parametrize(("asked", "rows"), [(0, 12), (4, 8), (6, 12), (9, 12)])
     def test_decode_timesteps_beyond_the_sequence_asks_everywhere(self, asked, rows):
-        objective, calls = tiny_smt(timesteps="all", decode_timesteps=asked), []
+        objective, calls = tiny_smt(timesteps=0, decode_timesteps=asked), []
         objective.teacher.decode = recorded(calls, objective.teacher.decode)
         objective(random_batch(2, 6), seeded())
         assert [len(memory) for memory, *_ in calls] == [rows]
@@ -382,6 +396,6 @@ class TestDrawSteps:
 
 def test_sequences_of_one_token_do_no_harm():
     for learn_start in (True, False):
-        objective = tiny_smt(timesteps="one", learn_start=learn_start)
+        objective = tiny_smt(timesteps=1, learn_start=learn_start)
         losses = objective(random_batch(1, 1, asked=1.0), seeded())
         assert bool(losses.total.isfinite())

@@ -1,7 +1,8 @@
 """From a data config to its task."""
 
-from memtrain.config import Custom, DataConfig, Digits
+from memtrain.config import Custom, DataConfig, Digits, Stream
 from memtrain.data.images import DigitsTask
+from memtrain.data.stream import StreamTask
 from memtrain.data.synthetic import TASKS
 from memtrain.data.task import Task, check_task
 from memtrain.errors import MemtrainError
@@ -12,6 +13,8 @@ def build_task(config: DataConfig) -> Task:
     """The task a config names; a task of the user's is checked against the contract."""
     if isinstance(config, Digits):
         return DigitsTask(config)
+    if isinstance(config, Stream):
+        return StreamTask.from_config(config)
     if isinstance(config, Custom):
         task_class = load_class(config.path, "data.path")
         try:

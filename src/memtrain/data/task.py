@@ -43,6 +43,15 @@ class Task(ABC):
         """Draw sequences for evaluation. Fresh draws are held out; finite data must override."""
         return self.sample(count, generator)
 
+    @property
+    def device(self) -> torch.device:
+        """Where batches are drawn, and so where the generator has to be."""
+        return torch.device("cpu")
+
+    def to(self, device: torch.device) -> "Task":
+        """Put the data where the model is, if that spares work later."""
+        return self
+
     def windows(self, length: int) -> "Task":
         """The same data in sequences of this length, if it has no length of its own."""
         return self
@@ -51,6 +60,15 @@ class Task(ABC):
         """One sequence as text for a person."""
         asked = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)
         return f"x  {' '.join(map(str, inputs))}\ny  {asked}"
+
+    @property
+    def written_length(self) -> int:
+        """How many tokens a model writes for one sequence."""
+        return self.sequence_length
+
+    def written(self, start: Int[Tensor, "B 1"], tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B T"]:
+        """The sequence that was written: is what was read before it a part of it?"""
+        return tokens
 
     def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
         """Write sequences that a model wrote to a file, as a person would like to see them."""

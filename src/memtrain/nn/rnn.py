@@ -1,11 +1,15 @@
 """The RNN: a cell, a readout and the empty memory. It needs no teacher."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.nn.contract import memory_shape
 from memtrain.nn.teacher import Decoder
+
+Unroll = Callable[[Tensor, Tensor], Tensor]
 
 
 class RNN(nn.Module):
@@ -21,6 +25,8 @@ class RNN(nn.Module):
         super().__init__()
         self.cell = cell
         self.readout = readout
+        self.fast_unroll: Unroll | None = None
+        """What an engine may put in the place of the plain loop where no gradient is needed."""
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
         """The memory of having read nothing: zeros."""
@@ -45,6 +51,8 @@ class RNN(nn.Module):
         """The memories after each input, one step after another, from the empty memory."""
         if memory is None:
             memory = self.empty_memory(len(inputs))
+        if self.fast_unroll is not None and not torch.is_grad_enabled():
+            return self.fast_unroll(inputs, memory)
         memories = []
         for token in inputs.unbind(1):
             memory = self.cell(memory, token)

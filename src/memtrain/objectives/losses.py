@@ -47,7 +47,8 @@ def uniformity_loss(
     """L^unif: log of the mean Gaussian potential between memory tokens of unit length.
 
     0 when all memories are one point, about -4 when they cover the sphere evenly. Pairs of a
-    token with itself are left out; the paper's equation keeps them and omits the scaling.
+    token with itself are left out, and so is the empty memory; the paper's equation keeps the
+    former and omits the scaling.
     """
     # Distances of near tokens vanish in bf16, whatever the precision around this.
     with torch.autocast(memory.device.type, enabled=False):
@@ -57,18 +58,15 @@ def uniformity_loss(
 def _uniformity(
     tokens: Float[Tensor, "N D"], samples: int, generator: torch.Generator
 ) -> Float[Tensor, ""]:
-    tokens = F.normalize(tokens, dim=-1)
     if len(tokens) > samples:
         chance = torch.rand(len(tokens), generator=generator, device=generator.device)
         tokens = tokens[chance.topk(samples).indices.to(tokens.device)]
-    count = len(tokens)
-    if count < 2:  # no pair to compare
-        return tokens.sum() * 0
+    there = tokens.any(dim=-1)  # the empty memory has no direction
+    pairs = there[:, None] & there & ~torch.eye(len(tokens), dtype=torch.bool, device=there.device)
+    tokens = F.normalize(tokens, dim=-1)
     squared_distance = 2 - 2 * tokens @ tokens.T
-    itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
-    potential = (-2 * squared_distance).masked_fill(itself, float("-inf"))
-    pairs = torch.tensor(float(count * (count - 1)), device=tokens.device)
-    return potential.flatten().logsumexp(0) - pairs.log()
+    potential = (-2 * squared_distance).exp().where(pairs, 0).sum() / pairs.sum().clamp(min=1)
+    return potential.clamp(min=1e-12).log().where(pairs.any(), 0)
 
 
 def drift(

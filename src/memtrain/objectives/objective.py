@@ -23,6 +23,11 @@ class Objective(nn.Module, ABC):
     def tokens_needed(self) -> int:
         """The length of the sequences to draw from a stream; other data have their own."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a step makes no decision on the host, so that a graph of it can be replayed."""
+        return False
+
     def settle(self) -> None:
         """Make the RNN whole, before it is looked at and when the stage ends."""
 

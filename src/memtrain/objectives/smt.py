@@ -32,6 +32,10 @@ class SMT(Objective):
     def tokens_needed(self) -> int:
         return self.teacher.config.context_length + self.config.future_length
 
+    @property
+    def capturable(self) -> bool:
+        return True
+
     def settle(self) -> None:
         """The readout is a copy of the decoder."""
         self.rnn.readout.load_state_dict(self.teacher.decoder.state_dict())
@@ -42,8 +46,7 @@ class SMT(Objective):
         memory = self.teacher.encode(batch.inputs, steps)
         decode = self._decode(batch, memory, steps, asked)
         dynamics = self._dynamics(batch, memory, steps)
-        met = memory[:, 1:] if config.learn_start else memory  # without the empty memory
-        uniformity = uniformity_loss(met, config.uniformity_samples, generator)
+        uniformity = uniformity_loss(memory, config.uniformity_samples, generator)
         total = (
             config.decode_weight * decode
             + config.dynamics_weight * dynamics
@@ -61,39 +64,39 @@ class SMT(Objective):
         """
         rows, length = batch.inputs.shape
         device = batch.inputs.device
-        if self.config.timesteps == "one":
-            first, asked = self._one_pair(rows, length, generator, device)
-            return first + torch.arange(2, device=device), asked
+        if length > self.teacher.config.context_length and self.config.timesteps == 1:
+            return self._stream_pair(rows, generator, device)
         before = int(self.config.learn_start)
-        steps = torch.arange(-before, length, device=device).expand(rows, -1)
-        count = self.config.decode_timesteps or length
-        if count >= length:
-            return steps, torch.arange(before, steps.shape[1], device=device).expand(rows, -1)
-        return steps, draw_steps(rows, count, length, generator, device) + before
+        states = length + before
+        steps = torch.arange(-before, length, device=device).expand(rows, states)
+        asked = steps[:, before:] + before
+        if 0 < self.config.timesteps < states - 1:
+            # A run of steps on the ring of all states: so each state is as likely as any other.
+            begin = draw_steps(rows, 1, states, generator, device)
+            run = torch.arange(self.config.timesteps + 1, device=device)
+            steps = (begin + run) % states - before
+            asked = run[:-1].expand(rows, -1)
+        count = self.config.decode_timesteps
+        if 0 < count < asked.shape[1]:
+            asked = asked.gather(1, draw_steps(rows, count, asked.shape[1], generator, device))
+        return steps, asked
 
-    def _one_pair(
-        self, rows: int, length: int, generator: torch.Generator, device: torch.device
-    ) -> tuple[Int[Tensor, "B 1"], Int[Tensor, "B 1"]]:
-        """The first step of each row's pair, and whether the decoder is asked at it or the next.
+    def _stream_pair(
+        self, rows: int, generator: torch.Generator, device: torch.device
+    ) -> tuple[Int[Tensor, "B 2"], Int[Tensor, "B 1"]]:
+        """One pair of each window of a stream: the first with a whole context, in most rows.
 
-        Sequences with a beginning and an end: the decoder's step is uniform. Windows of a stream:
-        it is the first with a whole context, except in rows whose context is cut short. A few
-        rows start from the empty memory.
+        Some rows have a context of random length, and a few start from the empty memory.
         """
         context = self.teacher.config.context_length
-        if length > context:
-            first = torch.full((rows, 1), context - 1, device=device)
-            short = round(self.config.short_contexts * rows)
-            first[:short] = draw_steps(short, 1, context, generator, device)
-            asked = torch.zeros_like(first)
-        else:
-            chosen = draw_steps(rows, 1, length, generator, device)
-            first = chosen.clamp(max=length - 2)  # the last step has no successor
-            asked = chosen - first
+        first = torch.full((rows, 1), context - 1, device=device)
+        short = round(self.config.short_contexts * rows)
+        first[:short] = draw_steps(short, 1, context, generator, device)
+        asked = torch.zeros_like(first)
         if self.config.learn_start:
-            some = max(1, rows // 16)
+            some = max(1, rows // 32)
             first[:some], asked[:some] = -1, 1
-        return first, asked
+        return first + torch.arange(2, device=device), asked
 
     def _decode(
         self,
@@ -118,6 +121,8 @@ class SMT(Objective):
         """One step of the cell from every memory to the next, all at once."""
         if not self.config.joint:
             memory = memory.detach()
-        token = batch.inputs.gather(1, steps[:, 1:]).flatten()
+        before, after = steps[:, :-1], steps[:, 1:]
+        token = batch.inputs.gather(1, after.clamp(min=0)).flatten()
         predicted = self.rnn.cell(memory[:, :-1].flatten(0, 1), token)
-        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1))
+        follows = (after == before + 1).flatten()  # not where a run goes from the end to the start
+        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1), follows)

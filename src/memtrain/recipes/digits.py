@@ -31,7 +31,7 @@ def digits() -> RunConfig:
             batch_size=32,
             learning_rate=2e-3,
             schedule="cosine",
-            timesteps="all",
+            timesteps=16,
             decode_timesteps=8,
             future_length=16,
         ),

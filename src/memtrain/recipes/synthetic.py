@@ -42,11 +42,11 @@ def _small(name: str, data: DataConfig, *, memory_tokens: int = 1) -> RunConfig:
             steps=600,
             learning_rate=3e-3,
             schedule="cosine",
-            timesteps="all",
+            timesteps=0,
             decode_timesteps=8,
             future_length=256,
         ),
-        dmt=DMTConfig(steps=300, learning_rate=1e-3),
+        dmt=DMTConfig(steps=450, learning_rate=1e-3),
         log=LogConfig(evaluate_every=50),
     )
 

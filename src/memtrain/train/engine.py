@@ -1,12 +1,16 @@
 """How a step runs: device, precision, compilation, threads."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor, nn
 
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
-from memtrain.objectives.objective import Objective
+from memtrain.nn.blocks import Block
+from memtrain.nn.rnn import RNN
+from memtrain.train.graphs import GraphedStep, GraphedUnroll, StepOwner
 
 
 class Engine:
@@ -20,6 +24,10 @@ class Engine:
         )
         if config.threads:
             torch.set_num_threads(config.threads)
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+            # A block is compiled once for each shape it meets: stages, readout, evaluation.
+            torch._dynamo.config.recompile_limit = 64
 
     @property
     def synchronous(self) -> bool:
@@ -32,14 +40,29 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    def prepare(self, objective: Objective) -> Objective:
-        """The objective as it will be called, compiled if asked for."""
+    def prepare(self, models: nn.Module) -> None:
+        """Compile the blocks of all Transformers: one compilation serves every layer."""
         if self.config.compile:
-            objective.compile()
-        return objective
+            for module in models.modules():
+                if isinstance(module, Block):
+                    module.compile(dynamic=False)
 
-    def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
+    def prepare_rnn(self, rnn: RNN) -> None:
+        """Roll out through captured graphs where there are any."""
+        if self.device.type == "cuda":
+            rnn.fast_unroll = GraphedUnroll(rnn.cell, self._graph_precision)
+
+    def _graph_precision(self) -> AbstractContextManager:
+        """A cast that autocast keeps would be stale when the graph is replayed."""
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
+        )
+
+    def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:
+        """How the trainer's step is called: as it is, or as a captured graph of it."""
+        if self.device.type == "cuda" and trainer.capturable:
+            return GraphedStep(trainer)
+        return trainer.compute
 
 
 def pick_device(name: str) -> torch.device:

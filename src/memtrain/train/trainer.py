@@ -21,20 +21,21 @@ class Trainer:
     def __init__(
         self, objective: Objective, stage: StageConfig, task: Task, engine: Engine, seed: int
     ) -> None:
-        self.objective = engine.prepare(objective)
+        self.objective = objective
         self.stage = stage
         self.task = task.windows(objective.tokens_needed())
         self.engine = engine
-        self.generator = engine.generator(seed)
+        self.generator = torch.Generator(self.task.device).manual_seed(seed)
         self.trained = {
             name: [p for p in module.parameters() if p.requires_grad]
             for name, module in objective.trained().items()
         }
         self.optimizer = self._optimizer()
+        self._all_finite = torch.ones((), dtype=torch.bool, device=engine.device)
+        self._step = engine.step(self)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
-        self._unchecked: list[tuple[int, dict[str, Tensor]]] = []
 
     def _optimizer(self) -> torch.optim.AdamW:
         """AdamW; vectors (norms, biases) do not decay."""
@@ -46,9 +47,13 @@ class Trainer:
                 {"params": matrices, "weight_decay": self.stage.weight_decay},
                 {"params": vectors, "weight_decay": 0.0},
             ],
-            lr=self.stage.learning_rate,
+            # A graph reads the rate from the device, where it can change between replays.
+            lr=torch.tensor(self.stage.learning_rate, device=self.engine.device)
+            if self.engine.device.type == "cuda"
+            else self.stage.learning_rate,
             betas=self.stage.betas,
             fused=True,
+            capturable=self.engine.device.type == "cuda",
         )
 
     def learning_rate(self, step: int) -> float:
@@ -61,6 +66,11 @@ class Trainer:
         done = (step - warmup) / max(1, self.stage.steps - warmup)
         return self.stage.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
+    @property
+    def capturable(self) -> bool:
+        """Whether everything a step does happens on the device."""
+        return self.objective.capturable and self.task.device.type == "cuda"
+
     def train_step(self) -> dict[str, Tensor]:
         """One optimizer step; returns the loss, its parts and the gradient norms.
 
@@ -69,6 +79,15 @@ class Trainer:
                 the device is synchronous; else the error comes at the next `check`.
         """
         began = time.perf_counter()
+        self._set_learning_rate()
+        metrics = self._step()
+        self.step += 1
+        self.tokens += self.stage.batch_size * self.task.sequence_length
+        self.seconds += time.perf_counter() - began
+        return metrics
+
+    def compute(self) -> dict[str, Tensor]:
+        """Draw, forward, backward, clip, update: what a captured graph replays."""
         batch = self.task.sample(self.stage.batch_size, self.generator).to(self.engine.device)
         with self.engine.autocast():
             losses = self.objective(batch, self.generator)
@@ -80,29 +99,37 @@ class Trainer:
             for name, parameters in self.trained.items()
         }
         self._note(norms)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        self.tokens += batch.inputs.numel()
-        self.seconds += time.perf_counter() - began
         return metrics | norms
 
+    def _set_learning_rate(self) -> None:
+        rate = self.learning_rate(self.step)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
     def _note(self, metrics: dict[str, Tensor]) -> None:
-        self._unchecked.append((self.step, metrics))
+        """Look at once where that is free; else remember on the device the first bad step."""
         if self.engine.synchronous:
-            self.check()
+            for name, value in reversed(metrics.items()):  # a part tells more than the sum
+                if not bool(value.isfinite()):
+                    raise DivergedError(f"step {self.step}: {name} is {float(value)}")
+            return
+        finite = torch.stack([value.isfinite() for value in metrics.values()]).all()
+        self._all_finite &= finite
 
     def check(self) -> None:
-        """Look at every number since the last look; stop at the first that is not finite."""
-        unchecked, self._unchecked = self._unchecked, []
-        for step, metrics in unchecked:
-            for name, value in metrics.items():
-                if name != "loss" and not bool(value.isfinite()):
-                    raise DivergedError(f"step {step}: {name} is {float(value)}")
-            if "loss" in metrics and not bool(metrics["loss"].isfinite()):
-                raise DivergedError(f"step {step}: loss is {float(metrics['loss'])}")
+        """Stop if any number since the stage began was not finite."""
+        began = time.perf_counter()
+        finite = bool(self._all_finite)  # waits for the device: its seconds are training's
+        self.seconds += time.perf_counter() - began
+        if not finite:
+            raise DivergedError(
+                f"step {self.step} or shortly before: a loss or gradient is not finite"
+            )
 
     @contextmanager
     def frozen_rest(self) -> Iterator[None]:
