@@ -307,3 +307,12 @@ def test_a_colour_outside_the_palette_is_refused():
 def test_a_y_range_that_is_none_is_refused(y_range):
     with pytest.raises(MemtrainError, match="y_range="):
         chart(y_range=y_range)
+
+
+@pytest.mark.parametrize("highest", [3e4, 988_722, 5e6, 4e8])
+def test_ticks_of_a_log_axis_never_crowd(highest):
+    """Two and a half decades once fell back to linear ticks, which overlap at the right end."""
+    axis = log_axis([2_900, highest])
+    places = [axis.place(tick) for tick in axis.ticks]
+    gaps = [after - before for before, after in zip(places, places[1:], strict=False)]
+    assert len(places) >= 3 and min(gaps) > 0.08

@@ -200,3 +200,28 @@ def test_a_task_without_sequences_to_write_says_so(here: Path, capsys):
     assert "asks for answers" in refused(capsys, "generate", "runs/tiny")
     assert "count=0" in refused(capsys, "generate", "runs/tiny", "--count", "0")
     assert "sequences=0" in refused(capsys, "eval", "runs/tiny", "--sequences", "0")
+
+
+# ------------------------------------------------------------------------------------ real data
+
+
+def test_a_strangers_text_is_prepared_and_trained_by_the_commands_it_prints(here: Path, capsys):
+    Path("book.txt").write_text("".join(f"line {n} of a long book\n" for n in range(900)))
+    assert main(["data", "book.txt"]) == 0
+    out = capsys.readouterr().out
+    assert "tokens" in out and "memtrain train text --data.path data/book" in out
+    small = ["--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]
+    assert main(["train", "text", "--data.path", "data/book", *small]) == 0
+    assert main(["eval", "runs/text", "--sequences", "2"]) == 0
+    assert "bits a character" in capsys.readouterr().out
+
+
+def test_data_that_is_not_there_or_not_downloadable_is_one_line(here: Path, capsys):
+    assert "did you mean mnist?" in refused(capsys, "data", "mnits")
+    line = refused(capsys, "data", "mnist", "--data-dir", "empty")
+    assert "empty" in line
+    Path("data.npy").write_bytes(b"nonsense")
+    assert "data.npy" in refused(capsys, "data", "data.npy")
+    Path("t.txt").write_text("abc" * 99)
+    assert "no such option" in refused(capsys, "data", "t.txt", "--option", "levels", "3")
+    assert not Path("data").exists() or not list(Path("data").iterdir())

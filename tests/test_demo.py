@@ -33,7 +33,7 @@ def demo(tmp_path: Path, monkeypatch, capsys):
 def test_the_table_has_every_method_with_its_cost(demo):
     rows, printed, page = demo
     names = [row.name for row in rows]
-    assert names == ["teacher (Transformer)", "RNN after SMT", "RNN after SMT → DMT", "RNN by BPTT"]
+    assert names == ["teacher", "RNN, SMT", "RNN, SMT → DMT", "RNN, BPTT"]
     for row in rows:
         assert f"{row.score.accuracy:.4f}" in printed and f"{row.score.accuracy:.4f}" in page
         assert f"{row.cost['total_sequential_ops']:,}" in page

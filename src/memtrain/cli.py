@@ -9,7 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,7 +27,7 @@ usage: memtrain COMMAND [OPTIONS]
   resume RUN        go on where a run stopped
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      let the recurrent network write: digits as a PNG grid
-  data [NAME]       list the tasks, or show samples of one
+  data [NAME]       list tasks and data sets, show samples, or prepare real data
 
 Start with
   memtrain demo
@@ -264,44 +264,89 @@ def generate(arguments: list[str]) -> int:
 
 
 def data(arguments: list[str]) -> int:
-    """List the tasks, or show samples of one."""
+    """List the tasks and data sets, show samples of a task, or prepare real data."""
     import tyro
-
-    from memtrain.recipes import RECIPES
 
     @dataclass(frozen=True)
     class Data:
-        """List the tasks, or show samples of one: what is read (x) and what is asked (y)."""
+        """List tasks and data sets; show samples of a task; or prepare real data for training:
+        mnist, tinystories, sketchy, or files of yours (text, a folder or zip of images, a .npy)."""
 
         name: tyro.conf.Positional[str] = ""
-        """A task's name; nothing lists them all."""
+        """A task, a data set, or a path; nothing lists them all."""
         count: int = 2
-        """How many samples."""
+        """How many samples of a task."""
         seed: int = 0
         """The same seed gives the same samples."""
+        data_dir: Path | None = None
+        """Where the files of a data set are, if they are not to be downloaded."""
+        out: Path | None = None
+        """Where the prepared data goes; data/NAME unless given."""
+        overwrite: bool = False
+        """Replace data prepared before."""
+        option: dict[str, int | float | bool | str] = field(default_factory=dict)
+        """Options of the preparation, for example: --option threshold 128 held_out 0.05."""
 
     options = _parse(Data, arguments, "memtrain data")
+
+    from memtrain.recipes import RECIPES
+
     tasks = {make().data.kind: make().data for make in RECIPES.values()}
-    tasks.pop("custom")
+    tasks = {name: task for name, task in tasks.items() if name not in ("stream", "custom")}
     if not options.name:
+        print("Tasks, made as they are learned (`memtrain data NAME` shows samples):")
         for name, config in tasks.items():
-            print(f"{name:<12}{(type(config).__doc__ or '').splitlines()[0]}")
-        print("\n`memtrain data NAME` shows samples; `memtrain train NAME` learns it.")
+            print(f"  {name:<14}{(type(config).__doc__ or '').splitlines()[0]}")
+        print("\nData sets (`memtrain data NAME --data-dir FOLDER` prepares them once):")
+        for name in ("mnist", "tinystories", "sketchy"):
+            print(f"  {name:<14}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
+        print("\nFiles of yours: memtrain data PATH, for text, images or a .npy of tokens.")
         return 0
-    if options.name not in tasks:
-        raise MemtrainError(f"data {options.name!r}: {nearest(options.name, tasks)}")
-    if options.count < 1:
-        raise MemtrainError(f"count={options.count}: must be at least 1")
+    if options.name in tasks:
+        return _show_samples(options.name, tasks[options.name], options.count, options.seed)
+    return _prepare(options, tasks)
+
+
+def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
+    if count < 1:
+        raise MemtrainError(f"count={count}: must be at least 1")
 
     import torch
 
     from memtrain.data.build import build_task
 
-    task = build_task(tasks[options.name])
-    batch = task.sample(options.count, torch.Generator().manual_seed(options.seed))
-    print(f"{options.name}: {task.sequence_length} tokens of {task.vocab_size}\n")
+    task = build_task(config)
+    batch = task.sample(count, torch.Generator().manual_seed(seed))
+    print(f"{name}: {task.sequence_length} tokens of {task.vocab_size}\n")
     for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
         print(task.describe(inputs, targets), end="\n\n")
+    return 0
+
+
+def _prepare(options: Any, tasks: dict[str, Any]) -> int:
+    from memtrain.data.sources import DATA_SETS, prepare, prepare_path
+
+    name, path = options.name, Path(options.name)
+    if name in DATA_SETS:
+        out = options.out or Path("data") / name
+        store = prepare(
+            name,
+            data_dir=options.data_dir,
+            out=out,
+            overwrite=options.overwrite,
+            **options.option,
+        )
+    elif path.exists():
+        out = options.out or Path("data") / path.name.split(".")[0]
+        store = prepare_path(path, out, overwrite=options.overwrite, **options.option)
+        name = "text" if store.meta.text else "images" if store.meta.picture else "tokens"
+    else:
+        raise MemtrainError(f"data {name!r}: no such file; {nearest(name, [*tasks, *DATA_SETS])}")
+    for split, info in store.splits.items():
+        print(f"{split:<6}{info.tokens:>14,} tokens in {info.documents:,} documents")
+    for note in store.meta.notes:
+        print(f"note  {note}")
+    print(f"prepared {out}; learn it with: memtrain train {name} --data.path {out}")
     return 0
 
 
@@ -388,9 +433,9 @@ def _parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
 
 def _option_names(kind: type, value: Any, prefix: str = "--") -> list[str]:
     names = []
-    for field in fields(kind):
-        inner = getattr(value, field.name)
-        name = "" if field.name == "run" and is_dataclass(inner) else field.name.replace("_", "-")
+    for one in fields(kind):
+        inner = getattr(value, one.name)
+        name = "" if one.name == "run" and is_dataclass(inner) else one.name.replace("_", "-")
         if is_dataclass(inner):
             names += _option_names(type(inner), inner, f"{prefix}{name}." if name else prefix)
         else:

@@ -56,7 +56,7 @@ def run_demo(
     baseline = Run.create(config, folder / "bptt", overwrite=True)
     console.print(f"BPTT: the same cell, unrolled, for {steps} steps")
     baseline.train(make_reporter())
-    rows.append(Row("RNN by BPTT", baseline.evaluate(SEQUENCES).rnn, baseline.totals()))
+    rows.append(Row("RNN, BPTT", baseline.evaluate(SEQUENCES).rnn, baseline.totals()))
 
     console.print(_terminal_table(rows, length))
     page = folder / "index.html"
@@ -79,9 +79,9 @@ def _train_ours(run: Run, reporter: Reporter) -> list[Row]:
     after_dmt = run.train(reporter).evaluate(SEQUENCES)
     assert after_smt.teacher is not None and after_dmt.teacher is not None
     return [
-        Row("teacher (Transformer)", after_smt.teacher, cost_of_smt),
-        Row("RNN after SMT", after_smt.rnn, cost_of_smt),
-        Row("RNN after SMT → DMT", after_dmt.rnn, run.totals()),
+        Row("teacher", after_smt.teacher, cost_of_smt),
+        Row("RNN, SMT", after_smt.rnn, cost_of_smt),
+        Row("RNN, SMT → DMT", after_dmt.rnn, run.totals()),
     ]
 
 
@@ -123,7 +123,8 @@ def _terminal_table(rows: list[Row], length: int) -> Table:
         caption=f"{SEQUENCES:,} held-out sequences; chance is {chance:.3f}",
     )
     for column in HEADER:
-        table.add_column(column, justify="right" if column else "left")
+        name = column.replace("sequential operations", "sequential ops")
+        table.add_column(name, justify="right" if column else "left", no_wrap=True)
     for row in rows:
         style = "bold" if row.name.endswith("DMT") else None
         table.add_row(*_cells(row), style=style)

@@ -184,6 +184,26 @@ DATA_SETS: dict[str, Callable[..., Store]] = {
 # ---------------------------------------------------------------------------- files of one's own
 
 
+def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: Any) -> Store:
+    """Prepare files of the user's by what they are: text, images or a .npy of tokens."""
+    if path.suffix == ".npy":
+        function = prepare_tokens
+    elif path.suffix == ".zip" or (path.is_dir() and _holds_images(path)):
+        function = prepare_images
+    else:
+        function = prepare_text
+    known = inspect.signature(function).parameters.keys() - {"path", "out", "overwrite"}
+    for option in options.keys() - known:
+        raise MemtrainError(
+            f"{option}: {function.__name__} has no such option; {nearest(option, known)}"
+        )
+    return function(path, out, overwrite=overwrite, **options)
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(path.suffix.lower() in (".png", ".jpg", ".jpeg") for path in folder.rglob("*"))
+
+
 def prepare_text(
     path: Path,
     out: Path,

@@ -65,7 +65,7 @@ class StreamTask(Task):
         tokens = self._tokens["test"]
         starts = torch.from_numpy(np.array(self.store.starts("test")))
         starts = starts[starts < len(tokens) - self.sequence_length]
-        if len(starts) < count:
+        if len(starts) < 2:
             last = len(tokens) - self.sequence_length - 1
             starts = torch.linspace(0, last, count).long().unique()
         order = torch.randperm(len(starts), generator=generator)

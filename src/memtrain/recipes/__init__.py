@@ -9,6 +9,7 @@ from collections.abc import Callable
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError, nearest
 from memtrain.recipes.digits import digits
+from memtrain.recipes.streams import images, mnist, sketchy, text, tinystories, tokens
 from memtrain.recipes.synthetic import (
     arithmetic,
     copy,
@@ -27,6 +28,12 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "recall": recall,
     "arithmetic": arithmetic,
     "digits": digits,
+    "mnist": mnist,
+    "tinystories": tinystories,
+    "sketchy": sketchy,
+    "text": text,
+    "images": images,
+    "tokens": tokens,
     "custom": custom,
 }
 

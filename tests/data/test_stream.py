@@ -1,0 +1,120 @@
+"""Windows of prepared data."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from conftest import TINY, seeded
+from memtrain.config import Stream
+from memtrain.data.build import build_task
+from memtrain.data.sources import prepare_path, prepare_text, prepare_tokens
+from memtrain.data.stream import StreamTask
+from memtrain.data.task import check_task
+from memtrain.errors import MemtrainError
+from memtrain.run import Run
+
+STORY = "".join(f"the {n}th line says {n * n}\n" for n in range(400))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> StreamTask:
+    (tmp_path / "book.txt").write_text(STORY)
+    prepare_text(tmp_path / "book.txt", tmp_path / "book")
+    return StreamTask.from_config(Stream(path=str(tmp_path / "book"), evaluate_length=32))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    from PIL import Image
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (30, 6, 6), np.uint8)
+    for index, image in enumerate(noise):
+        Image.fromarray(image).save(folder / f"{index}.png")
+    prepare_path(folder, tmp_path / "prepared", levels=4)
+    return tmp_path / "prepared"
+
+
+def test_a_stream_keeps_the_task_contract(text: StreamTask):
+    check_task(text)
+
+
+def test_windows_are_pieces_of_the_text_and_targets_follow(text: StreamTask):
+    batch = text.windows(20).sample(50, seeded())
+    assert batch.inputs.shape == (50, 20)
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    for row in batch.inputs.tolist():
+        assert bytes(row).decode() in STORY
+
+
+def test_every_place_of_the_stream_can_be_drawn(tmp_path: Path):
+    np.save(tmp_path / "tokens.npy", np.arange(40, dtype=np.uint8))
+    prepare_tokens(tmp_path / "tokens.npy", tmp_path / "store", held_out=0.25)
+    task = StreamTask.from_config(Stream(path=str(tmp_path / "store"), evaluate_length=4))
+    batch = task.sample(2000, seeded())
+    assert set(batch.inputs[:, 0].tolist()) == set(range(26))  # 30 tokens, windows of 5
+    assert int(batch.targets.max()) == 29
+
+
+def test_held_out_sequences_are_not_trained_on_and_start_documents(pictures: Path):
+    task = StreamTask.from_config(Stream(path=str(pictures), evaluate_length=20))
+    batch = task.held_out(100, seeded())
+    starts = task.store.starts("test")
+    tokens = task.store.tokens("test")
+    firsts = {tuple(tokens[s : s + 20].tolist()) for s in starts}
+    assert len(batch.inputs) >= 1
+    assert {tuple(row) for row in batch.inputs.tolist()} <= firsts
+
+
+def test_too_short_data_says_how_many_tokens_are_needed(text: StreamTask):
+    with pytest.raises(MemtrainError, match="at least 100,001 are needed"):
+        text.windows(100_000)
+
+
+def test_a_path_that_holds_nothing_is_named(tmp_path: Path):
+    with pytest.raises(MemtrainError, match="nothing-here"):
+        build_task(Stream(path=str(tmp_path / "nothing-here")))
+    with pytest.raises(MemtrainError, match="memtrain data"):
+        build_task(Stream())
+
+
+def test_written_pictures_are_tiled(pictures: Path, tmp_path: Path):
+    task = StreamTask.from_config(Stream(path=str(pictures), evaluate_length=20))
+    whole = torch.from_numpy(np.array(task.store.tokens("train"))[:72].astype(np.int64))
+    rows = whole.reshape(2, 36)
+    assert torch.equal(task.written(rows[:, :1], rows[:, 1:]), rows)
+    assert task.written_length == 35
+    task.save_samples(rows, tmp_path / "grid.png")
+    assert imread(tmp_path / "grid.png").shape[:2] == (6 + 4, 2 * 6 + 6)
+
+
+def test_written_text_is_text(text: StreamTask, tmp_path: Path):
+    text.save_samples(torch.tensor([list(b"hello")]), tmp_path / "out.txt")
+    assert (tmp_path / "out.txt").read_text() == "hello"
+
+
+@pytest.mark.parametrize("encoder", ["bidirectional", "causal"])
+@pytest.mark.parametrize("timesteps", [1, 4])
+def test_a_stream_trains_through_every_stage(text: StreamTask, tmp_path: Path, encoder, timesteps):
+    config = replace(
+        TINY,
+        data=Stream(path=str(tmp_path / "book"), evaluate_length=24),
+        teacher=replace(
+            TINY.teacher,
+            encoder=encoder,
+            padding="void" if encoder == "bidirectional" else "mask",
+            context_length=8,
+        ),
+        smt=replace(TINY.smt, steps=3, timesteps=timesteps, future_length=5),
+        dmt=replace(TINY.dmt, steps=2, rollout_length=7, empty_start=0.5, label_stride=2),
+        bptt=replace(TINY.bptt, steps=2, sequence_length=9),
+    )
+    run = Run.create(config, tmp_path / "run").train()
+    tokens = [stage["tokens"] for stage in run.progress["stages"]]
+    assert tokens == [3 * 4 * 13, 2 * 4 * 15, 2 * 4 * 9]
+    assert run.evaluate(4).drift is not None
