@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 
 from memtrain.config import (
@@ -22,6 +23,8 @@ from memtrain.nn.teacher import Decoder, Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 torch.set_num_threads(1)
+settings.register_profile("memtrain", deadline=None)  # no timed tests
+settings.load_profile("memtrain")
 
 VOCAB = 7
 ENCODERS = ("bidirectional", "causal")
