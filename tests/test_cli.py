@@ -211,6 +211,7 @@ def test_a_strangers_text_is_prepared_and_trained_by_the_commands_it_prints(here
     out = capsys.readouterr().out
     assert "tokens" in out and "memtrain train text --data.path data/book" in out
     small = ["--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]
+    small += ["--data.evaluate-length", "24", "--smt.batch-size", "2"]
     assert main(["train", "text", "--data.path", "data/book", *small]) == 0
     assert main(["eval", "runs/text", "--sequences", "2"]) == 0
     assert "bits a character" in capsys.readouterr().out

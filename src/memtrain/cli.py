@@ -182,15 +182,16 @@ def evaluate(arguments: list[str]) -> int:
 
         run: tyro.conf.Positional[Path]
         """The run's folder."""
-        sequences: int = 1024
-        """Held-out sequences to score (fewer if the data has fewer)."""
+        sequences: int | None = None
+        """Held-out sequences to score (fewer if the data has fewer); a few seconds' worth if not
+        given."""
         json: bool = False
         """Print one JSON object as the last line of stdout, nothing else there."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
     options = _parse(Evaluate, arguments, "memtrain eval")
-    if options.sequences < 1:
+    if options.sequences is not None and options.sequences < 1:
         raise MemtrainError(f"sequences={options.sequences}: must be at least 1")
 
     from memtrain.tables import print_evaluation

@@ -316,8 +316,11 @@ class Run:
             for key in ("steps", "tokens", "sequential_ops", "seconds")
         }
 
-    def evaluate(self, sequences: int = 1024) -> Evaluation:
-        """Score the models as they are now on held-out sequences."""
+    def evaluate(self, sequences: int | None = None) -> Evaluation:
+        """Score the models as they are now on held-out sequences, by default a few seconds' worth."""
+        if sequences is None:
+            tokens = 2**18 if self.engine.device.type == "cuda" else 2**14
+            sequences = max(16, tokens // self.task.sequence_length)
         return evaluate(
             self.task, self.rnn, self.teacher, sequences=sequences, device=self.engine.device
         )

@@ -33,6 +33,9 @@ class Pull(Objective):
     def trained(self) -> dict[str, nn.Module]:
         return {"left": self.left, "right": self.right}
 
+    def tokens_needed(self) -> int:
+        return 1
+
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         total = self.force * (self.left.weight.sum() + 1e-3 * self.right.weight.sum())
         total = total + self.frozen.weight.sum() + 0 * (self.left.bias + self.right.bias).sum()
