@@ -317,7 +317,7 @@ class Run:
         }
 
     def evaluate(self, sequences: int | None = None) -> Evaluation:
-        """Score the models as they are now on held-out sequences, by default a few seconds' worth."""
+        """Score the models as they are now on held-out sequences, by default seconds' worth."""
         if sequences is None:
             tokens = 2**18 if self.engine.device.type == "cuda" else 2**14
             sequences = max(16, tokens // self.task.sequence_length)
