@@ -315,6 +315,9 @@ class SMTConfig(StageConfig):
     """At most this many memory tokens enter the uniformity loss."""
     learn_start: bool = True
     """Add the label of the first step, empty memory -> memory of the first token."""
+    start_weight: float = 1.0
+    """How much a step from the empty memory counts in the dynamics loss, others count 1. A first
+    token that is rare and decisive wants more."""
     short_contexts: float = 0.25
     """Share of a stream's windows whose context is cut to a random length."""
 
@@ -325,6 +328,7 @@ class SMTConfig(StageConfig):
         _at_least(self, 0, "dynamics_weight", "uniformity_weight")
         _at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
         _fraction(self, "short_contexts")
+        _at_least(self, 0, "start_weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,6 +343,8 @@ class DMTConfig(StageConfig):
     """Steps of a rollout (0: as many as the sequence has; on a stream 256)."""
     empty_start: float = 1.0
     """Share of the rollouts that start from the empty memory; the others from the teacher's."""
+    start_weight: float = 1.0
+    """How much a step from the empty memory counts in the dynamics loss, others count 1."""
     label_stride: int = 1
     """A teacher label at every n-th step of the rollout, at a random offset."""
     through_time: bool = False
@@ -350,7 +356,8 @@ class DMTConfig(StageConfig):
 
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
-        _at_least(self, 0, "rollout_length", "dynamics_weight", "readout_weight")
+        _at_least(self, 0, "rollout_length", "start_weight")
+        _at_least(self, 0, "dynamics_weight", "readout_weight")
         _at_least(self, 1, "label_stride")
         _fraction(self, "empty_start")
 

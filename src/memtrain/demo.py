@@ -135,10 +135,11 @@ def _page(rows: list[Row], ours: Run, baseline: Run) -> str:
     length = ours.task.sequence_length
     return render_page(
         f"Remembering one token over {length} steps",
-        "One recurrent cell, trained twice. SMT → DMT never backpropagates through time: a "
-        "Transformer teacher makes memory labels, the cell learns single steps in parallel (SMT), "
-        "then corrects its own drift (DMT). BPTT unrolls the cell and backpropagates through "
-        "every step. Both RNNs are scored from the empty memory, without the teacher.",
+        "One recurrent cell, trained twice. SMT never unrolls it: a Transformer teacher makes "
+        "memory labels, the cell learns single steps in parallel. DMT is short: the cell is rolled "
+        "out and learns to come back to the teacher's memories. BPTT unrolls the cell and "
+        "backpropagates the task's own loss through every step. Both RNNs are scored from the "
+        "empty memory, without the teacher.",
         [
             PageTable(
                 header=["method", *HEADER[1:]],
@@ -225,5 +226,6 @@ def _footer(ours: Run, baseline: Run) -> str:
         f"{cell.memory_tokens} memory token of width {cell.memory_dim}; "
         f"{ours.config.teacher.encoder} encoder.\n"
         f"Batch {smt.batch_size}; learning rates: SMT {smt.learning_rate:g}, "
-        f"DMT {dmt.learning_rate:g}, BPTT {baseline.config.bptt.learning_rate:g}."
+        f"DMT {dmt.learning_rate:g}, BPTT {baseline.config.bptt.learning_rate:g}. "
+        f"DMT's gradients: {'through the rollout' if dmt.through_time else 'one step'}."
     )

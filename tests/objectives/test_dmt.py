@@ -329,3 +329,12 @@ def test_sequential_operations_grow_by_the_same_number_for_every_token(through_t
     per_token = counts[1] - counts[0]
     assert per_token > 0
     assert [count - counts[0] for count in counts] == [0, per_token, 4 * per_token, 8 * per_token]
+
+
+def test_the_step_from_the_empty_memory_counts_by_its_weight():
+    """The first of three steps counts four times: (4 a + b + c) / 6."""
+    batch = random_batch(2, 3, asked=1.0)
+    plain = tiny_dmt(rollout_length=1)(batch, seeded()).parts["dynamics"]
+    mean = tiny_dmt()(batch, seeded()).parts["dynamics"]
+    weighted = tiny_dmt(start_weight=4.0)(batch, seeded()).parts["dynamics"]
+    assert_close(weighted, (3 * plain + 3 * mean) / 6)

@@ -399,3 +399,13 @@ def test_sequences_of_one_token_do_no_harm():
         objective = tiny_smt(timesteps=1, learn_start=learn_start)
         losses = objective(random_batch(1, 1, asked=1.0), seeded())
         assert bool(losses.total.isfinite())
+
+
+def test_the_step_from_the_empty_memory_counts_by_its_weight():
+    """Three pairs, the first counts four times: (4 a + b + c) / 6."""
+    batch = random_batch(2, 3, asked=1.0)
+    without = tiny_smt(timesteps=0, learn_start=False)(batch, seeded()).parts["dynamics"]
+    mean = tiny_smt(timesteps=0)(batch, seeded()).parts["dynamics"]
+    weighted = tiny_smt(timesteps=0, start_weight=4.0)(batch, seeded()).parts["dynamics"]
+    start = 3 * mean - 2 * without
+    assert_close(weighted, (4 * start + 2 * without) / 6)

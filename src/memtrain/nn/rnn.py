@@ -43,7 +43,9 @@ class RNN(nn.Module):
     def predict(self, memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows V"]:
         """Logits of the target that is due when this memory was just made."""
         rows = memory.shape[:-2]
-        return self.readout(memory.flatten(0, -3))[:, 0].unflatten(0, rows)
+        # Attention kernels of GPUs refuse batches of more than 65,535 rows.
+        parts = [self.readout(part)[:, 0] for part in memory.flatten(0, -3).split(2**15)]
+        return torch.cat(parts).unflatten(0, rows)
 
     def unroll(
         self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None

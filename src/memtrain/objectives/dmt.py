@@ -54,7 +54,8 @@ class DMT(Objective):
             before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)[:, labelled]
             token = inputs[:, labelled].flatten()
             predicted = self.rnn.cell(before.flatten(0, 1), token).unflatten(0, labels.shape[:2])
-        dynamics = dynamics_loss(predicted, labels, inside[:, labelled])
+        weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled]
+        dynamics = dynamics_loss(predicted, labels, weight)
         readout = readout_loss(self.rnn, rollout.detach(), targets)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         return Losses(total, {"dynamics": dynamics.detach(), "readout": readout.detach()})

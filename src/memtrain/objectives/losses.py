@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.nn.rnn import RNN
@@ -29,16 +29,16 @@ def readout_loss(
 def dynamics_loss(
     predicted: Float[Tensor, "*rows M D"],
     memory: Float[Tensor, "*rows M D"],
-    counted: Bool[Tensor, "*rows"] | None = None,
+    weight: Float[Tensor, "*rows"] | None = None,
 ) -> Float[Tensor, ""]:
     """L^dyn, and the drift delta_t: mean squared error over every dimension of the memory.
 
-    With `counted`, the mean is over these rows only.
+    With `weight`, rows count by it.
     """
     squared = (predicted.float() - memory.float()).square().mean(dim=(-1, -2))
-    if counted is None:
-        counted = torch.ones_like(squared, dtype=torch.bool)
-    return squared.where(counted, 0).sum() / counted.sum().clamp(min=1)
+    if weight is None:
+        weight = torch.ones_like(squared)
+    return (squared * weight).sum() / weight.sum().clamp(min=1)
 
 
 def uniformity_loss(

@@ -124,5 +124,7 @@ class SMT(Objective):
         before, after = steps[:, :-1], steps[:, 1:]
         token = batch.inputs.gather(1, after.clamp(min=0)).flatten()
         predicted = self.rnn.cell(memory[:, :-1].flatten(0, 1), token)
-        follows = (after == before + 1).flatten()  # not where a run goes from the end to the start
-        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1), follows)
+        # A run that goes from the end to the start is no step there.
+        weight = (after == before + 1).float()
+        weight = weight.where(before >= 0, weight * self.config.start_weight).flatten()
+        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1), weight)
