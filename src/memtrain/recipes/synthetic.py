@@ -47,7 +47,7 @@ def _small(name: str, data: DataConfig, *, memory_tokens: int = 1) -> RunConfig:
             future_length=256,
         ),
         # One-step DMT is enough where SMT's rollout half works; through time rescues the rest.
-        dmt=DMTConfig(steps=300, learning_rate=1e-3, through_time=True),
+        dmt=DMTConfig(steps=450, learning_rate=1e-3, through_time=True),
         log=LogConfig(evaluate_every=50),
     )
 
@@ -65,7 +65,7 @@ def retrieval_bptt() -> RunConfig:
         data=config.data,
         teacher=config.teacher,
         cell=config.cell,
-        bptt=BPTTConfig(steps=1000, learning_rate=1e-3),
+        bptt=BPTTConfig(steps=1150, learning_rate=1e-3),
         log=config.log,
     )
 
