@@ -68,7 +68,7 @@ def run_demo(
 
 def _config(name: str, seed: int, length: int) -> RunConfig:
     config = recipe(name)
-    log = replace(config.log, evaluate_every=25)
+    log = replace(config.log, evaluate_every=50)
     return replace(config, seed=seed, data=Retrieval(sequence_length=length), log=log)
 
 

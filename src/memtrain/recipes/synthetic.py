@@ -39,7 +39,7 @@ def _small(name: str, data: DataConfig, *, memory_tokens: int = 1) -> RunConfig:
             memory_tokens=memory_tokens, memory_dim=64, width=64, layers=1, heads=4, head_dim=16
         ),
         smt=SMTConfig(
-            steps=700,
+            steps=900,
             learning_rate=3e-3,
             schedule="cosine",
             timesteps=0,
@@ -65,7 +65,7 @@ def retrieval_bptt() -> RunConfig:
         data=config.data,
         teacher=config.teacher,
         cell=config.cell,
-        bptt=BPTTConfig(steps=1150, learning_rate=1e-3),
+        bptt=BPTTConfig(steps=1350, learning_rate=1e-3),
         log=config.log,
     )
 
