@@ -12,7 +12,7 @@ from memtrain.config import (
 
 
 def digits() -> RunConfig:
-    """Draw 8x8 digits pixel by pixel from an empty memory. Six minutes on two cores."""
+    """Draw 8x8 digits pixel by pixel from an empty memory. Seven or eight minutes on two cores."""
     return RunConfig(
         name="digits",
         data=Digits(),
