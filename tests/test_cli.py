@@ -226,3 +226,15 @@ def test_data_that_is_not_there_or_not_downloadable_is_one_line(here: Path, caps
     Path("t.txt").write_text("abc" * 99)
     assert "no such option" in refused(capsys, "data", "t.txt", "--option", "levels", "3")
     assert not Path("data").exists() or not list(Path("data").iterdir())
+
+
+def test_code_that_a_run_folder_names_is_not_imported_unasked(here: Path, capsys):
+    """Neither by eval nor by train --resume: the folder may be someone else's."""
+    assert main(["train", save(TINY), "--smt.steps", "2"]) == 0
+    path = Path("runs/tiny/config.json")
+    path.write_text(path.read_text().replace('"kind": "transformer"', '"kind": "evil:Cell"'))
+    Path("evil.py").write_text("open('imported', 'w').close()\n")
+    capsys.readouterr()
+    for command in (["eval", "runs/tiny"], ["train", "tiny.json", "--resume"]):
+        assert "evil:Cell; pass --allow-code" in refused(capsys, *command)
+    assert not Path("imported").exists()

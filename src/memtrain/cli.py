@@ -79,6 +79,8 @@ class _TrainOptions:
     """Go on with the run that is there; its own config is used."""
     overwrite: bool = False
     """Delete the run that is there."""
+    allow_code: bool = False
+    """With --resume: import the cell or task of yours that the run's own config names."""
 
 
 def train(arguments: list[str]) -> int:
@@ -109,7 +111,7 @@ def train(arguments: list[str]) -> int:
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
     if options.resume and (folder / "config.json").exists():
-        run = Run.open(folder, allow_code=True, reporter=reporter)
+        run = Run.open(folder, allow_code=options.allow_code, reporter=reporter)
     else:
         run = Run.create(config, folder, overwrite=options.overwrite)
     return _train(run, reporter)
