@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -175,7 +176,10 @@ class TestCausalEncoder:
                 seen[i, max(0, i - 3) : i + 1] = True
             seen[t + 1 :, max(0, t - 3) :] = True
             for block in stack.blocks:
-                x = block(x, stack.rotary, torch.arange(length), seen[None, None], slice(None))
+                query, key, value = block.attention.heads_of(block.attention_norm(x))
+                query, key = (stack.rotary(part, torch.arange(length)) for part in (query, key))
+                mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+                x = block.finish(x, block.attention.merge(mixed))
             expected = encoder.to_memory(stack.norm(x[:, -count:]))
             assert_close(memories[:, t], expected, atol=1e-5, rtol=0)
 

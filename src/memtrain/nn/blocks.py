@@ -1,9 +1,14 @@
 """Pre-norm Transformer blocks with rotary positions: the one architecture everything here uses."""
 
+from typing import Protocol, runtime_checkable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+
+RMS_EPSILON = 1e-6
+"""One for all precisions: torch's own default follows that of the input."""
 
 
 class Rotary(nn.Module):
@@ -47,7 +52,27 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows W"]:
         assert self.weight is not None
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), RMS_EPSILON)
+
+
+@runtime_checkable
+class FastAttention(Protocol):
+    """What an engine may put in the place of the reference, `Attention.forward`."""
+
+    def whole(
+        self, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool
+    ) -> Tensor: ...
+
+    def some(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        heads: int,
+        first: int,
+        causal: bool,
+    ) -> Tensor: ...
 
 
 class Attention(nn.Module):
@@ -57,6 +82,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.head_dim = head_dim
+        self.fast: FastAttention | None = None
         self.project_in = nn.Linear(width, 3 * heads * head_dim, bias=False)
         self.project_out = nn.Linear(heads * head_dim, width, bias=False)
 
@@ -69,16 +95,6 @@ class Attention(nn.Module):
         query, key, value = self._split(self.project_in(x))
         return query, key, value
 
-    def some_heads_of(
-        self, x: Float[Tensor, "N L W"], asking: Float[Tensor, "N K W"]
-    ) -> tuple[Float[Tensor, "N H K E"], Float[Tensor, "N H L E"], Float[Tensor, "N H L E"]]:
-        """Queries of some positions only, keys and values of all."""
-        inner = self.heads * self.head_dim
-        query_weight, rest = self.project_in.weight.split([inner, 2 * inner])
-        (query,) = self._split(F.linear(asking, query_weight))
-        key, value = self._split(F.linear(x, rest))
-        return query, key, value
-
     def _split(self, projected: Float[Tensor, "*rows L _"]) -> list[Float[Tensor, "*rows H L E"]]:
         parts = projected.unflatten(-1, (-1, self.heads, self.head_dim)).unbind(-3)
         return [part.transpose(-2, -3) for part in parts]  # each (..., H, L, E)
@@ -86,6 +102,57 @@ class Attention(nn.Module):
     def merge(self, x: Float[Tensor, "*rows H L E"]) -> Float[Tensor, "*rows L W"]:
         """The heads side by side, projected back to the outer width."""
         return self.project_out(x.transpose(-2, -3).flatten(-2))
+
+    def forward(
+        self,
+        x: Float[Tensor, "N L W"],
+        rotary: Rotary,
+        keep: "Keep" = None,
+        causal: bool = False,
+        mask: Bool[Tensor, "N L"] | None = None,
+    ) -> Float[Tensor, "N K W"]:
+        """What the kept positions read at all of them, or at those that `mask` allows."""
+        if self.fast is not None and mask is None and not isinstance(keep, Tensor):
+            return self.project_out(self._fast(self.fast, x, rotary, keep, causal))
+        positions = torch.arange(x.shape[1], device=x.device)
+        asking = positions
+        if keep is None:
+            query, key, value = self.heads_of(x)
+        else:
+            query_weight, rest = self._weights()
+            (query,) = self._split(F.linear(take(x, keep), query_weight))
+            key, value = self._split(F.linear(x, rest))
+            asking = positions[keep]  # (K), or (N, K) of each row's own
+        seen = mask[:, None, None, :] if mask is not None else None  # (N, 1, 1, L)
+        if causal:
+            past = (positions <= asking[..., None]).unsqueeze(-3)  # (..., 1, K, L)
+            seen = past if seen is None else seen & past
+        mixed = F.scaled_dot_product_attention(
+            rotary(query, asking), rotary(key, positions), value, attn_mask=seen
+        )
+        return self.merge(mixed)
+
+    def _fast(
+        self, fast: FastAttention, x: Tensor, rotary: Rotary, keep: slice | None, causal: bool
+    ) -> Tensor:
+        if keep is None:
+            return fast.whole(self.project_in(x), rotary.cosine, rotary.sine, self.heads, causal)
+        query_weight, rest = self._weights()
+        return fast.some(
+            F.linear(x[:, keep], query_weight),
+            F.linear(x, rest),
+            rotary.cosine,
+            rotary.sine,
+            self.heads,
+            range(x.shape[1])[keep].start,
+            causal,
+        )
+
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """The projection to queries, and that to keys and values."""
+        inner = self.heads * self.head_dim
+        query, rest = self.project_in.weight.split([inner, 2 * inner])
+        return query, rest
 
 
 class Block(nn.Module):
@@ -104,29 +171,29 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "N L W"],
         rotary: Rotary,
-        positions: Int[Tensor, " L"],
-        mask: Bool[Tensor, "#N 1 K L"] | None,
         keep: "Keep" = None,
+        causal: bool = False,
+        mask: Bool[Tensor, "N L"] | None = None,
     ) -> Float[Tensor, "N K W"]:
         """The block's output at the positions to keep; keys and values come from all."""
-        normed = self.attention_norm(x)
-        if keep is None:
-            query, key, value = self.attention.heads_of(normed)
-            asking = positions
-        else:
-            query, key, value = self.attention.some_heads_of(normed, _take(normed, keep))
-            asking, x = positions[keep], _take(x, keep)
-        mixed = F.scaled_dot_product_attention(
-            rotary(query, asking), rotary(key, positions), value, attn_mask=mask
-        )
-        return self.finish(x, mixed)
+        attended = self.attention(self.attention_norm(x), rotary, keep, causal, mask)
+        return self.finish(x if keep is None else take(x, keep), attended)
 
     def finish(
-        self, x: Float[Tensor, "*rows L W"], mixed: Float[Tensor, "*rows H L E"]
+        self, x: Float[Tensor, "*rows L W"], attended: Float[Tensor, "*rows L W"]
     ) -> Float[Tensor, "*rows L W"]:
-        """Everything after the attention's weighted sum."""
-        x = x + self.attention.merge(mixed)
+        """Everything after the attention."""
+        x = x + attended
         return x + self.mlp(self.mlp_norm(x))
+
+
+@runtime_checkable
+class FastStack(Protocol):
+    """What an engine may put in the place of the blocks where no gradient is needed."""
+
+    def serves(self, x: Tensor) -> bool: ...
+
+    def __call__(self, x: Tensor, keep: slice, causal: bool) -> Tensor: ...
 
 
 class Stack(nn.Module):
@@ -137,6 +204,7 @@ class Stack(nn.Module):
         self.rotary = Rotary(head_dim)
         self.blocks = nn.ModuleList(Block(width, heads, head_dim) for _ in range(layers))
         self.norm = RMSNorm(width)
+        self.fast: FastStack | None = None
 
     def forward(
         self,
@@ -155,26 +223,34 @@ class Stack(nn.Module):
             causal: let a position see itself and what stands before it only.
             mask: positions that may be seen (True) by anyone.
         """
-        length = x.shape[1]
-        self.rotary.reserve(length)
-        positions = torch.arange(length, device=x.device)
-        seen = mask[:, None, None, :].expand(-1, 1, length, length) if mask is not None else None
-        if causal and length > 1:
-            lower = (positions <= positions[:, None])[None, None]  # (1, 1, L, L)
-            seen = lower if seen is None else seen & lower
+        self.rotary.reserve(x.shape[1])
+        if (
+            self.fast is not None
+            and mask is None
+            and not isinstance(keep, Tensor)
+            and not torch.is_grad_enabled()
+            and self.fast.serves(x)
+        ):
+            return self.norm(self.fast(x, keep or slice(None), causal))
+        x = _residual(x)
         *inner, last = self.blocks
         for block in inner:
-            x = block(x, self.rotary, positions, seen)
-        if keep is not None and seen is not None:
-            seen = _take(seen[:, 0], keep)[:, None]
-        return self.norm(last(x, self.rotary, positions, seen, keep))
+            x = block(x, self.rotary, None, causal, mask)
+        return self.norm(last(x, self.rotary, keep, causal, mask).float())
+
+
+def _residual(x: Tensor) -> Tensor:
+    """The residual stream in autocast's precision: in fp32, moving it costs most of a step."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 Keep = slice | Tensor | None
 """Positions to keep: a slice for all rows, an index (N, K) of each row's own, or None for all."""
 
 
-def _take(x: Float[Tensor, "#N L W"] | Bool[Tensor, "#N L W"], keep: slice | Tensor) -> Tensor:
+def take(x: Float[Tensor, "#N L W"] | Bool[Tensor, "#N L W"], keep: slice | Tensor) -> Tensor:
     """The kept positions of every row."""
     if isinstance(keep, slice):
         return x[:, keep]
@@ -189,4 +265,4 @@ def projection(inner: int, outer: int) -> nn.Module:
 
 def normalize_memory(memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows M D"]:
     """Scale every memory token to RMS 1, without weights (architecture appendix)."""
-    return F.rms_norm(memory, (memory.shape[-1],))
+    return F.rms_norm(memory, (memory.shape[-1],), eps=RMS_EPSILON)

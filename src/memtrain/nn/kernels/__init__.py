@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices. Nothing here is imported where there is none."""
