@@ -370,10 +370,14 @@ class BPTTConfig(StageConfig):
     """Cut the gradient every n steps, the memory is carried on (0: never cut)."""
     sequence_length: int = 256
     """Tokens in a sequence drawn from a stream; other data have a length of their own."""
+    recompute: int = 0
+    """Keep only every n-th memory and compute the steps between anew when the gradient comes by:
+    a fraction of the memory for a third more time, least near the square root of the sequence's
+    length (0: keep everything)."""
 
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
-        _at_least(self, 0, "truncate")
+        _at_least(self, 0, "truncate", "recompute")
         _at_least(self, 1, "sequence_length")
 
 
@@ -390,6 +394,8 @@ class EngineConfig:
     """bf16 computes in bfloat16 where that is safe; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = False
     """torch.compile the Transformer blocks (half a minute at the start)."""
+    fast: bool = True
+    """On a GPU, use captured graphs and kernels of our own; off: plain PyTorch, as a reference."""
     threads: int = 0
     """CPU threads (0: as many as torch takes)."""
 

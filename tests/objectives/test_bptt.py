@@ -54,6 +54,61 @@ def test_loss_and_gradients_equal_a_loop_that_cuts_the_memory(kind, length, trun
         assert_close(one, other, atol=1e-6, rtol=1e-3)
 
 
+@pytest.mark.parametrize("recompute", [1, 2, 3, 50], ids=lambda n: f"recompute{n}")
+@pytest.mark.parametrize(("length", "truncate"), [(6, 0), (7, 3), (5, 4)], ids=lambda n: str(n))
+def test_recomputing_changes_neither_loss_nor_gradients(length, truncate, recompute):
+    rnn, batch = tiny_rnn(), random_batch(3, length)
+    losses = BPTT(BPTTConfig(truncate=truncate, recompute=recompute), rnn)(batch, seeded())
+    expected = naive_bptt(rnn, batch, truncate)
+    assert_close(losses.total, expected)
+    parameters = list(rnn.parameters())
+    for one, other in zip(
+        gradients(losses.total, parameters), gradients(expected, parameters), strict=True
+    ):
+        assert_close(one, other, atol=1e-6, rtol=1e-3)
+
+
+def kept_elements(recompute: int, length: int) -> int:
+    """How many numbers autograd keeps for the backward pass of a BPTT loss."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    rnn = tiny_rnn()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        BPTT(BPTTConfig(recompute=recompute), rnn)(random_batch(2, length), seeded())
+    return sum(kept.values())
+
+
+def test_recomputing_keeps_a_quarter_or_less():
+    assert kept_elements(4, 16) < kept_elements(0, 16) / 4
+
+
+def test_a_cell_with_dropout_drops_the_same_when_recomputed():
+    class Dropping(torch.nn.Module):
+        memory_tokens, memory_dim = 2, 16
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = torch.nn.Linear(16, 16)
+            self.embedding = torch.nn.Embedding(9, 16)
+
+        def forward(self, memory: Tensor, token: Tensor) -> Tensor:
+            return F.dropout(self.mix(memory) + self.embedding(token)[:, None], 0.5)
+
+    torch.manual_seed(0)
+    rnn, batch = tiny_rnn(Dropping()), random_batch(3, 6)
+    results = []
+    for recompute in (0, 6):
+        torch.manual_seed(1)
+        total = BPTT(BPTTConfig(recompute=recompute), rnn)(batch, seeded()).total
+        results.append([total, *gradients(total, list(rnn.parameters()))])
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other)
+
+
 @CASES
 def test_truncation_leaves_the_loss_as_it_is(length, truncate):
     rnn, batch = tiny_rnn(), random_batch(3, length)

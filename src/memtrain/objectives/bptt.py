@@ -1,13 +1,16 @@
 """Backpropagation through time: the baseline, and a last phase that can outgrow the teacher."""
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from memtrain.config import BPTTConfig
+from memtrain.nn.cells import Cell
 from memtrain.nn.rnn import RNN
 from memtrain.objectives.losses import readout_loss
 from memtrain.objectives.objective import Objective
-from memtrain.shapes import Batch, Losses
+from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
 class BPTT(Objective):
@@ -24,7 +27,22 @@ class BPTT(Objective):
     def tokens_needed(self) -> int:
         return self.config.sequence_length
 
+    @property
+    def capturable(self) -> bool:
+        return not self.config.recompute or self._repeatable
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether the same step computed twice is the same: a cell of the user's may have dropout,
+        and to put its random numbers back stalls a GPU."""
+        return isinstance(self.rnn.cell, Cell)
+
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+        loss = self._recomputed(batch) if self.config.recompute else self._kept(batch)
+        return Losses(loss, {"readout": loss.detach()})
+
+    def _kept(self, batch: Batch) -> Float[Tensor, ""]:
+        """Unroll, keeping everything, then read all memories out at once."""
         memory = self.rnn.empty_memory(len(batch.inputs))
         memories = []
         for chunk in batch.inputs.split(self.config.truncate or batch.inputs.shape[1], dim=1):
@@ -32,5 +50,42 @@ class BPTT(Objective):
             unrolled = self.rnn.unroll(chunk, memory.detach())
             memory = unrolled[:, -1]
             memories.append(unrolled)
-        loss = readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets)
-        return Losses(loss, {"readout": loss.detach()})
+        return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets)
+
+    def _recomputed(self, batch: Batch) -> Float[Tensor, ""]:
+        """Unroll in pieces of which only the last memory is kept; the rest is computed twice."""
+        memory = self.rnn.empty_memory(len(batch.inputs))
+        losses, asked = [], (batch.targets != IGNORE_INDEX).sum(dim=0)
+        for start, stop in self._pieces(batch.inputs.shape[1]):
+            if self.config.truncate and start % self.config.truncate == 0:
+                memory = memory.detach()
+            memory, loss = checkpoint(
+                self._piece,
+                memory,
+                batch.inputs[:, start:stop],
+                batch.targets[:, start:stop],
+                use_reentrant=False,
+                preserve_rng_state=not self._repeatable,
+            )
+            losses.append(loss * asked[start:stop].sum())
+        return torch.stack(losses).sum() / asked.sum().clamp(min=1)
+
+    def _pieces(self, length: int) -> list[tuple[int, int]]:
+        """Where pieces begin and end: every `recompute` steps, and at cuts."""
+        cut = self.config.truncate or length
+        starts = [
+            start
+            for chunk in range(0, length, cut)
+            for start in range(chunk, min(chunk + cut, length), self.config.recompute)
+        ]
+        return list(zip(starts, [*starts[1:], length], strict=True))
+
+    def _piece(
+        self,
+        memory: Float[Tensor, "B M D"],
+        inputs: Int[Tensor, "B P"],
+        targets: Int[Tensor, "B P"],
+    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, ""]]:
+        """The memory after some steps, and the mean loss over their targets."""
+        memories = self.rnn.unroll(inputs, memory)
+        return memories[:, -1], readout_loss(self.rnn, memories, targets)

@@ -34,6 +34,10 @@ class DMT(Objective):
         context = self.teacher.config.context_length if self.config.empty_start < 1 else 0
         return context + (self.config.rollout_length or 256)
 
+    @property
+    def capturable(self) -> bool:
+        return True
+
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         memory, steps = self._start(batch, generator)
@@ -43,7 +47,7 @@ class DMT(Objective):
         inputs = batch.inputs.gather(1, steps)
         targets = batch.targets.gather(1, steps).where(inside, IGNORE_INDEX)
 
-        labelled = self._labelled(steps.shape[1], generator)
+        labelled, counts = self._labelled(steps.shape[1], generator, steps.device)
         with torch.no_grad():
             labels = self.teacher.encode(batch.inputs, steps[:, labelled])
         with torch.set_grad_enabled(config.through_time):
@@ -54,7 +58,7 @@ class DMT(Objective):
             before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)[:, labelled]
             token = inputs[:, labelled].flatten()
             predicted = self.rnn.cell(before.flatten(0, 1), token).unflatten(0, labels.shape[:2])
-        weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled]
+        weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
         dynamics = dynamics_loss(predicted, labels, weight)
         readout = readout_loss(self.rnn, rollout.detach(), targets)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
@@ -84,8 +88,14 @@ class DMT(Objective):
             first[:taught] = after[:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
 
-    def _labelled(self, rollout: int, generator: torch.Generator) -> slice:
-        """Every `label_stride`-th step, from a random offset."""
+    def _labelled(
+        self, rollout: int, generator: torch.Generator, device: torch.device
+    ) -> tuple[Int[Tensor, " S"], Float[Tensor, " S"]]:
+        """Every `label_stride`-th step from a random offset, and whether it counts.
+
+        Their number is always the same, so that nothing waits for the offset to be known.
+        """
         stride = min(self.config.label_stride, rollout)
         offset = torch.randint(stride, (), generator=generator, device=generator.device)
-        return slice(int(offset), None, stride)
+        labelled = offset.to(device) + torch.arange(0, rollout, stride, device=device)
+        return labelled.clamp(max=rollout - 1), (labelled < rollout).float()

@@ -21,9 +21,15 @@ def decode_loss(
 def readout_loss(
     rnn: RNN, memories: Float[Tensor, "B T M D"], targets: Int[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """L^dec of the RNN's readout. Only memories at which a target is due are read out."""
-    asked = targets != IGNORE_INDEX
-    return decode_loss(rnn.predict(memories[asked]), targets[asked])
+    """L^dec of the RNN's readout.
+
+    On the CPU only memories at which a target is due are read out; to find these would stall a
+    GPU, which reads out all of them.
+    """
+    if targets.device.type == "cpu":
+        asked = targets != IGNORE_INDEX
+        memories, targets = memories[asked], targets[asked]
+    return decode_loss(rnn.predict(memories), targets)
 
 
 def dynamics_loss(

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
-from memtrain.nn.blocks import Block
+from memtrain.nn.blocks import Attention, Block, FastStack, Stack
 from memtrain.nn.rnn import RNN
-from memtrain.train.graphs import GraphedStep, GraphedUnroll, StepOwner
+from memtrain.train.graphs import FastStacks, GraphedStep, GraphedUnroll, StepOwner
 
 
 class Engine:
@@ -22,6 +23,8 @@ class Engine:
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and self.device.type == "cuda"
         )
+        self.fast = config.fast and self.device.type == "cuda"
+        self.kernels = self.fast and self.bf16 and find_spec("triton") is not None
         if config.threads:
             torch.set_num_threads(config.threads)
         if self.device.type == "cuda":
@@ -41,7 +44,13 @@ class Engine:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def prepare(self, models: nn.Module) -> None:
-        """Compile the blocks of all Transformers: one compilation serves every layer."""
+        """Give the Transformers what makes them fast here; one compilation serves all layers."""
+        if self.kernels:
+            from memtrain.nn.kernels.attention import KernelAttention
+
+            for module in models.modules():
+                if isinstance(module, Attention) and _fits_kernels(module):
+                    module.fast = KernelAttention()
         if self.config.compile:
             for module in models.modules():
                 if isinstance(module, Block):
@@ -49,8 +58,21 @@ class Engine:
 
     def prepare_rnn(self, rnn: RNN) -> None:
         """Roll out through captured graphs where there are any."""
-        if self.device.type == "cuda":
-            rnn.fast_unroll = GraphedUnroll(rnn.cell, self._graph_precision)
+        if self.fast:
+            stacks = FastStacks(self._fast_stacks(rnn))
+            rnn.fast_unroll = GraphedUnroll(rnn.cell, stacks, self._graph_precision)
+
+    def _fast_stacks(self, rnn: RNN) -> dict[Stack, FastStack]:
+        if not self.kernels:
+            return {}
+        from memtrain.nn.kernels.inference import InferenceStack
+
+        return {
+            module: InferenceStack(module)
+            for module in rnn.modules()
+            if isinstance(module, Stack)
+            and all(_fits_kernels(m) for m in module.modules() if isinstance(m, Attention))
+        }
 
     def _graph_precision(self) -> AbstractContextManager:
         """A cast that autocast keeps would be stale when the graph is replayed."""
@@ -60,9 +82,14 @@ class Engine:
 
     def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:
         """How the trainer's step is called: as it is, or as a captured graph of it."""
-        if self.device.type == "cuda" and trainer.capturable:
+        if self.fast and trainer.capturable:
             return GraphedStep(trainer)
         return trainer.compute
+
+
+def _fits_kernels(attention: Attention) -> bool:
+    """Tiles of our kernels are powers of two."""
+    return attention.head_dim in (16, 32, 64, 128)
 
 
 def pick_device(name: str) -> torch.device:

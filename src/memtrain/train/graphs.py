@@ -3,13 +3,15 @@
 A graph reads the weights where they lie, so it stays right while they train.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from memtrain.nn.blocks import FastStack, Stack
 
 WARMUP = 3
 """Steps taken as usual before one is captured: they compile, allocate and choose kernels."""
@@ -17,11 +19,40 @@ CHUNK = 16
 """Steps in one graph."""
 
 
+class FastStacks:
+    """The stacks of an RNN and what stands in for them while it is rolled out."""
+
+    def __init__(self, stacks: dict[Stack, FastStack]) -> None:
+        self.stacks = stacks
+
+    def refresh(self) -> None:
+        """Take over weights that have trained since."""
+        for fast in self.stacks.values():
+            fast.refresh()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Only rollouts may use them: elsewhere nobody would refresh them."""
+        for stack, fast in self.stacks.items():
+            stack.fast = fast
+        try:
+            yield
+        finally:
+            for stack in self.stacks:
+                stack.fast = None
+
+
 class GraphedUnroll:
     """`RNN.unroll` without autograd; one graph for each batch size."""
 
-    def __init__(self, cell: nn.Module, precision: Callable[[], AbstractContextManager]) -> None:
+    def __init__(
+        self,
+        cell: nn.Module,
+        stacks: FastStacks,
+        precision: Callable[[], AbstractContextManager],
+    ) -> None:
         self.cell = cell
+        self.stacks = stacks
         self.precision = precision
         self.chunks: dict[torch.Size, _Chunk] = {}
 
@@ -29,9 +60,14 @@ class GraphedUnroll:
         self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
+        self.stacks.refresh()
+        if torch.cuda.is_current_stream_capturing():  # a graph holds no graphs
+            with self.stacks.active(), self.precision():
+                return torch.stack(self._steps(inputs.unbind(1), memory), dim=1)
         chunk = self.chunks.get(memory.shape)
         if chunk is None:
-            chunk = self.chunks[memory.shape] = _Chunk(self.cell, memory, self.precision)
+            with self.stacks.active(), torch.no_grad():
+                chunk = self.chunks[memory.shape] = _Chunk(self._steps, memory, self.precision)
         length = inputs.shape[1]
         memories = [
             chunk.run(part, memory if not i else None)
@@ -39,33 +75,38 @@ class GraphedUnroll:
         ]
         return torch.cat(memories)[:length].transpose(0, 1)
 
+    def _steps(
+        self, tokens: Sequence[Int[Tensor, " B"]], memory: Float[Tensor, "B M D"]
+    ) -> list[Float[Tensor, "B M D"]]:
+        memories = []
+        for token in tokens:
+            memory = self.cell(memory, token).to(memory.dtype)
+            memories.append(memory)
+        return memories
+
 
 class _Chunk:
     """CHUNK steps on fixed buffers."""
 
     def __init__(
         self,
-        cell: nn.Module,
+        steps: Callable[[Sequence[Tensor], Tensor], list[Tensor]],
         memory: Float[Tensor, "B M D"],
         precision: Callable[[], AbstractContextManager],
     ) -> None:
         self.memory = memory.clone()
         self.tokens = torch.zeros(CHUNK, len(memory), dtype=torch.long, device=memory.device)
-        self.out = memory.new_empty(CHUNK, *memory.shape)
         self.graph = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(side):
+        with torch.cuda.stream(side):
             for _ in range(2):  # compile and warm up outside the capture
                 with precision():
-                    cell(self.memory, self.tokens[0])
+                    steps(self.tokens[:1].unbind(), self.memory)
         torch.cuda.current_stream().wait_stream(side)
-        with torch.no_grad(), torch.cuda.graph(self.graph), precision():
-            state = self.memory
-            for step in range(CHUNK):
-                state = cell(state, self.tokens[step]).to(self.out.dtype)
-                self.out[step] = state
-            self.memory.copy_(state)
+        with torch.cuda.graph(self.graph), precision():
+            self.out = torch.stack(steps(self.tokens.unbind(), self.memory))
+            self.memory.copy_(self.out[-1])
 
     def run(
         self, tokens: Int[Tensor, "B K"], memory: Float[Tensor, "B M D"] | None

@@ -527,3 +527,22 @@ def _attend_some_gradient(ctx, out_gradient, _):
 
 
 attend_some.register_autograd(_attend_some_gradient, setup_context=_attend_some_context)
+
+
+class KernelAttention:
+    """What `nn.blocks.Attention` calls in the place of its reference."""
+
+    def whole(self, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool) -> Tensor:
+        return attend(qkv, cosine, sine, heads, causal)[0]
+
+    def some(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        heads: int,
+        first: int,
+        causal: bool,
+    ) -> Tensor:
+        return attend_some(query, key_value, cosine, sine, heads, first, causal)[0]
