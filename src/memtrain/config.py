@@ -179,9 +179,16 @@ class Stream:
     """Folder that `memtrain data NAME` prepared."""
     evaluate_length: int = 1024
     """Tokens in a held-out sequence. Those of documents start where a document starts."""
+    cross_documents: bool = True
+    """Training windows may reach from one document into the next, as in the paper; off: only
+    documents that hold a whole window are trained on."""
+    document_starts: float = 0.5
+    """Of the training windows that are read from nothing, the share that begins where a document
+    does. Evaluation and generation begin there."""
 
     def __post_init__(self) -> None:
         _at_least(self, 2, "evaluate_length")
+        _fraction(self, "document_starts")
 
 
 DataConfig = Retrieval | Copy | Stack | Recall | Arithmetic | Digits | Stream | Custom

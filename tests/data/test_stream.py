@@ -71,6 +71,41 @@ def test_held_out_sequences_are_not_trained_on_and_start_documents(pictures: Pat
     assert {tuple(row) for row in batch.inputs.tolist()} <= firsts
 
 
+@pytest.mark.parametrize(
+    ("share", "from_nothing", "at_least"), [(1.0, 6, 6), (0.5, 6, 3), (0.0, 6, 0), (1.0, 0, 0)]
+)
+def test_windows_read_from_nothing_may_begin_documents(
+    pictures: Path, share: float, from_nothing: int, at_least: int
+):
+    config = Stream(path=str(pictures), evaluate_length=20, document_starts=share)
+    task = StreamTask.from_config(config).windows(9, from_nothing)
+    tokens, starts = task.store.tokens("train"), task.store.starts("train")
+    firsts = {tuple(tokens[s : s + 9].tolist()) for s in starts if s + 10 <= len(tokens)}
+    for seed in range(20):
+        rows = [tuple(row) for row in task.sample(8, seeded(seed)).inputs.tolist()]
+        assert all(row in firsts for row in rows[:at_least])
+    others = [
+        tuple(row)
+        for seed in range(20)
+        for row in task.sample(8, seeded(seed)).inputs.tolist()[at_least:]
+    ]
+    assert not all(row in firsts for row in others)
+
+
+def test_windows_that_may_not_cross_lie_in_one_document(pictures: Path):
+    config = Stream(path=str(pictures), evaluate_length=20, cross_documents=False)
+    task = StreamTask.from_config(config).windows(20)
+    tokens, starts = task.store.tokens("train"), task.store.starts("train")
+    inside = {
+        tuple(tokens[offset : offset + 21].tolist())
+        for start in starts
+        for offset in range(start, start + 36 - 20)
+    }
+    batch = task.sample(300, seeded())
+    whole = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1)
+    assert {tuple(row) for row in whole.tolist()} <= inside
+
+
 def test_too_short_data_says_how_many_tokens_are_needed(text: StreamTask):
     with pytest.raises(MemtrainError, match="at least 100,001 are needed"):
         text.windows(100_000)

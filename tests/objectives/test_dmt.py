@@ -111,8 +111,8 @@ class TestEquations:
         batch, calls = random_batch(4, 9), record_teacher(objective)
         losses = objective(batch, seeded(1))
         (_, after, _), (_, label_steps, _) = calls
-        starts = [*after[:, 0].tolist(), -1, -1]
-        labelled = [t - starts[0] - 1 for t in label_steps[0].tolist()]
+        starts = [-1, -1, *after[:, 0].tolist()]
+        labelled = label_steps[0].tolist()
         assert labelled in ([0, 2], [1, 3])
         naive = naive_dmt(objective, batch, starts, labelled, 4)
         assert_same_loss_and_gradients(objective, losses, naive)

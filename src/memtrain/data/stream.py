@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from memtrain.config import Stream
+from memtrain.data.offsets import Offsets
 from memtrain.data.pictures import decode_pictures
 from memtrain.data.store import Store, open_store, require_tokens
 from memtrain.data.task import Task
@@ -20,12 +21,20 @@ from memtrain.shapes import Batch
 class StreamTask(Task):
     """Windows of a token stream; every token but the first is the target of the one before.
 
-    Training windows start anywhere and may cross documents, as in the paper. Held-out sequences
-    start where a document starts.
+    Training windows start anywhere; some of those that are read from nothing start where a
+    document does. Held-out sequences always start there.
     """
 
-    def __init__(self, store: Store, length: int, tokens: dict[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: Stream,
+        length: int,
+        from_nothing: int = 0,
+        tokens: dict[str, Tensor] | None = None,
+    ) -> None:
         self.store = store
+        self.config = config
         self.vocab_size = store.meta.vocab_size
         self.sequence_length = length
         self.unit = "character" if store.meta.text else "pixel" if store.meta.picture else "token"
@@ -35,15 +44,25 @@ class StreamTask(Task):
         self._tokens = tokens or {
             split: torch.from_numpy(np.array(store.tokens(split))) for split in ("train", "test")
         }
+        self._starting = round(config.document_starts * from_nothing)
+        self._offsets: Offsets | None = None
 
     @classmethod
     def from_config(cls, config: Stream) -> "StreamTask":
         if not config.path:
             raise MemtrainError("data.path: name a folder that `memtrain data` prepared")
-        return cls(open_store(Path(config.path)), config.evaluate_length)
+        return cls(open_store(Path(config.path)), config, config.evaluate_length)
 
-    def windows(self, length: int) -> "StreamTask":
-        return StreamTask(self.store, length, self._tokens)
+    def windows(self, length: int, from_nothing: int = 0) -> "StreamTask":
+        task = StreamTask(self.store, self.config, length, from_nothing, self._tokens)
+        task._offsets = Offsets(
+            self.store.starts("train"),
+            len(self._tokens["train"]),
+            length + 1,
+            self.config.cross_documents,
+            self.device,
+        )
+        return task
 
     @property
     def device(self) -> torch.device:
@@ -55,10 +74,13 @@ class StreamTask(Task):
         return self
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
-        tokens = self._tokens["train"]
-        last = len(tokens) - self.sequence_length
-        offsets = torch.randint(last, (count,), generator=generator, device=generator.device)
-        return self._gather(tokens, offsets)
+        if self._offsets is None:
+            return self.windows(self.sequence_length).sample(count, generator)
+        offsets = self._offsets.anywhere(count, generator)
+        starting = min(self._starting, count)
+        if starting:
+            offsets[:starting] = self._offsets.at_starts(starting, generator)
+        return self._gather(self._tokens["train"], offsets)
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Distinct documents from their starts; of one long document, evenly spread windows."""

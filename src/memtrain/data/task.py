@@ -52,8 +52,11 @@ class Task(ABC):
         """Put the data where the model is, if that spares work later."""
         return self
 
-    def windows(self, length: int) -> "Task":
-        """The same data in sequences of this length, if it has no length of its own."""
+    def windows(self, length: int, from_nothing: int = 0) -> "Task":
+        """The same data in sequences of this length, if it has no length of its own.
+
+        The first `from_nothing` sequences of a batch are read from the empty memory.
+        """
         return self
 
     def describe(self, inputs: list[int], targets: list[int]) -> str:

@@ -27,6 +27,9 @@ class BPTT(Objective):
     def tokens_needed(self) -> int:
         return self.config.sequence_length
 
+    def from_nothing(self, rows: int) -> int:
+        return rows
+
     @property
     def capturable(self) -> bool:
         return not self.config.recompute or self._repeatable

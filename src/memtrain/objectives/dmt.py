@@ -34,6 +34,9 @@ class DMT(Objective):
         context = self.teacher.config.context_length if self.config.empty_start < 1 else 0
         return context + (self.config.rollout_length or 256)
 
+    def from_nothing(self, rows: int) -> int:
+        return round(self.config.empty_start * rows)
+
     @property
     def capturable(self) -> bool:
         return True
@@ -77,15 +80,15 @@ class DMT(Objective):
         rollout = min(self.config.rollout_length or length, length)
         memory = self.rnn.empty_memory(rows)
         first = torch.zeros(rows, dtype=torch.long, device=device)
-        taught = rows - round(self.config.empty_start * rows)
-        if taught:
+        empty = self.from_nothing(rows)
+        if empty < rows:
             latest = length - rollout if rollout < length else max(1, length - 1)
             after = torch.randint(
-                latest, (taught, 1), generator=generator, device=generator.device
+                latest, (rows - empty, 1), generator=generator, device=generator.device
             ).to(device)
             with torch.no_grad():
-                memory[:taught] = self.teacher.encode(batch.inputs[:taught], after)[:, 0]
-            first[:taught] = after[:, 0] + 1
+                memory[empty:] = self.teacher.encode(batch.inputs[empty:], after)[:, 0]
+            first[empty:] = after[:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
 
     def _labelled(

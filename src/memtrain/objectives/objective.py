@@ -23,6 +23,10 @@ class Objective(nn.Module, ABC):
     def tokens_needed(self) -> int:
         """The length of the sequences to draw from a stream; other data have their own."""
 
+    def from_nothing(self, rows: int) -> int:
+        """How many of a batch's rows, the first ones, are read from the empty memory on."""
+        return 0
+
     @property
     def capturable(self) -> bool:
         """Whether a step makes no decision on the host, so that a graph of it can be replayed."""

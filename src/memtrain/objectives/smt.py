@@ -32,6 +32,9 @@ class SMT(Objective):
     def tokens_needed(self) -> int:
         return self.teacher.config.context_length + self.config.future_length
 
+    def from_nothing(self, rows: int) -> int:
+        return round(self.config.short_contexts * rows)
+
     @property
     def capturable(self) -> bool:
         return True
@@ -90,7 +93,7 @@ class SMT(Objective):
         """
         context = self.teacher.config.context_length
         first = torch.full((rows, 1), context - 1, device=device)
-        short = round(self.config.short_contexts * rows)
+        short = self.from_nothing(rows)
         first[:short] = draw_steps(short, 1, context, generator, device)
         asked = torch.zeros_like(first)
         if self.config.learn_start:

@@ -23,7 +23,9 @@ class Trainer:
     ) -> None:
         self.objective = objective
         self.stage = stage
-        self.task = task.windows(objective.tokens_needed())
+        self.task = task.windows(
+            objective.tokens_needed(), objective.from_nothing(stage.batch_size)
+        )
         self.engine = engine
         self.generator = torch.Generator(self.task.device).manual_seed(seed)
         self.trained = {
