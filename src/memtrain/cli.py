@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from memtrain.errors import MemtrainError, nearest
 from memtrain.version import VERSION
@@ -28,6 +28,7 @@ usage: memtrain COMMAND [OPTIONS]
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      let the recurrent network write: digits as a PNG grid
   data [NAME]       list tasks and data sets, show samples, or prepare real data
+  bench [SUITE]     time training steps and generation on this machine
 
 Start with
   memtrain demo
@@ -353,6 +354,57 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
     return 0
 
 
+def bench(arguments: list[str]) -> int:
+    """Time the training steps and generation on this machine."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Bench:
+        """Time SMT, DMT and BPTT steps and generation here: the fast path, and the same
+        mathematics in plain PyTorch beside it."""
+
+        suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all"]] = "all"
+        """What to time."""
+        size: Literal["auto", "paper", "tiny"] = "auto"
+        """Models of the paper's size, or tiny ones; auto: the paper's on a GPU."""
+        seconds: float = 3.0
+        """How long each case is timed, on each path; at least three steps are."""
+        device: str = "auto"
+        """auto takes a GPU if there is one; else cpu, cuda, cuda:1, ..."""
+        compile: bool | None = None
+        """torch.compile the fast path; on a GPU unless told otherwise."""
+        reference: bool = True
+        """Time the plain path too, where it differs: on a CPU it is the only one."""
+        json: bool = False
+        """Print one JSON object as the last line, nothing else on stdout."""
+
+    options = _parse(Bench, arguments, "memtrain bench")
+    if not options.seconds > 0:
+        raise MemtrainError(f"seconds={options.seconds}: must be above 0")
+
+    from memtrain.bench import SUITES, as_record, cases, matrix_peak, measure, print_results
+    from memtrain.config import EngineConfig
+    from memtrain.train.engine import pick_device
+
+    device = pick_device(options.device)
+    size = options.size if options.size != "auto" else "paper" if device.type == "cuda" else "tiny"
+    compiled = device.type == "cuda" if options.compile is None else options.compile
+    engine = EngineConfig(device=options.device, compile=compiled)
+    todo = [
+        c for s in (SUITES if options.suite == "all" else [options.suite]) for c in cases(s, size)
+    ]
+    results = []
+    for index, case in enumerate(todo):
+        print(f"{index + 1}/{len(todo)}  {case.label}, batch {case.batch}", file=sys.stderr)
+        results.append(measure(case, engine, options.seconds, options.reference))
+    peak = matrix_peak(device)
+    if options.json:
+        print(json.dumps(as_record(results, engine, size, peak)))
+    else:
+        print_results(results, peak, device)
+    return 0
+
+
 def demo(arguments: list[str]) -> int:
     """SMT -> DMT against BPTT on the same cell."""
 
@@ -389,6 +441,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": evaluate,
     "generate": generate,
     "data": data,
+    "bench": bench,
 }
 
 # --------------------------------------------------------------------------------------- helpers

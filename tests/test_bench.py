@@ -1,0 +1,83 @@
+import json
+import math
+
+import pytest
+import torch
+
+from memtrain.bench import SUITES, Noise, cases, differs, matrix_peak, measure
+from memtrain.cli import main
+from memtrain.config import EngineConfig
+from memtrain.errors import MemtrainError
+
+CPU = EngineConfig(device="cpu")
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_case_is_timed_and_its_operations_counted(suite: str):
+    for case in cases(suite, "tiny"):
+        result = measure(case, CPU, seconds=1e-3)
+        assert 0 < result.fast.seconds < 60
+        assert result.fast.start_up > result.fast.seconds
+        assert result.flops is not None and result.flops > 0
+        assert math.isclose(result.tokens_per_second * result.fast.seconds, case.tokens)
+
+
+def test_flops_of_generation_are_those_of_its_products():
+    case = cases("generate", "tiny")[0]
+    flops = measure(case, CPU, seconds=1e-3).flops
+    width, inner, hidden = 32, 32, 128
+
+    def block(rows: int, kept: int) -> int:
+        """Operations of one block: queries, keys and values, attention, what follows it."""
+        attention = 2 * 2 * kept * rows * inner
+        project = 2 * width * inner * (kept + 2 * rows) + 2 * inner * width * kept
+        return attention + project + 2 * 2 * kept * width * hidden
+
+    cell = block(5, 5) + block(5, 4)  # 4 memory tokens and the one that is read
+    readout = block(4, 1) + 2 * width * 256
+    assert flops == cell + readout
+
+
+def test_the_reference_is_left_out_where_it_is_the_same():
+    assert not differs(CPU)
+    assert measure(cases("smt", "tiny")[0], CPU, seconds=1e-3).reference is None
+
+
+def test_the_papers_cases_have_the_papers_size():
+    (smt,) = cases("smt", "paper")
+    assert (smt.batch, smt.tokens) == (128, 128 * 320)
+    assert [c.config.dmt.label_stride for c in cases("dmt", "paper")] == [16, 1]
+    assert [c.batch for c in cases("generate", "paper")] == [1, 128, 2048]
+    assert [c.config.bptt.recompute for c in cases("bptt", "paper")] == [0, 16]
+
+
+def test_an_unknown_suite_is_named():
+    with pytest.raises(MemtrainError, match="smt, dmt, generate, bptt"):
+        cases("training", "tiny")
+
+
+def test_noise_is_drawn_as_windows_of_one_stream():
+    task = Noise(tokens=100).windows(20)
+    batch = task.sample(5, torch.Generator().manual_seed(0))
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+
+
+def test_matrix_peak_is_a_rate():
+    assert matrix_peak(torch.device("cpu"), seconds=1e-3) > 1e8
+
+
+def test_json_is_one_object_on_the_last_line(capsys):
+    assert main(["bench", "generate", "--seconds", "0.001", "--device", "cpu", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [result["batch"] for result in record["results"]] == [1, 32]
+    assert record["size"] == "tiny" and record["matrix_peak_flops"] > 0
+
+
+def test_a_table_shows_every_case(capsys):
+    assert main(["bench", "smt", "--seconds", "0.001", "--device", "cpu"]) == 0
+    assert "SMT step" in capsys.readouterr().out
+
+
+def test_no_time_is_refused(capsys):
+    assert main(["bench", "--seconds", "0"]) == 2
+    assert "seconds=0.0: must be above 0" in capsys.readouterr().err
