@@ -16,6 +16,12 @@ from torch import Tensor
 from memtrain.nn.blocks import RMS_EPSILON, Block, Stack
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+PRODUCTS = torch.bfloat16
+"""The precision in which products are taken and what lies between them is written."""
+LONGEST = 128
+"""Positions in a sequence that one tile of attention holds."""
+MOST_ROWS = 2**16
+"""Above this, plain products fill the device and launches cost nothing."""
 
 
 @triton.jit
@@ -174,12 +180,12 @@ def norm_linear(
     gain: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """norm(x) W^T; with a bias, GELU of it. x is (R, I) fp32, weight (O, I) bf16."""
     rows, inner = x.shape
     outer = len(weight)
-    out = x.new_empty(rows, outer, dtype=dtype)
+    out = x.new_empty(rows, outer, dtype=dtype or PRODUCTS)
     tile = tiles(rows, outer)
     _norm_linear[triton.cdiv(rows, tile["BR"]), triton.cdiv(outer, tile["BO"])](
         x,
@@ -253,12 +259,6 @@ def group_attention(
     return out
 
 
-LONGEST = 128
-"""Positions in a sequence that one tile of attention holds."""
-MOST_ROWS = 2**16
-"""Above this, plain products fill the device and launches cost nothing."""
-
-
 class InferenceStack:
     """`Stack.forward` for short sequences, without autograd; its weights are copies in bf16.
 
@@ -270,7 +270,7 @@ class InferenceStack:
         self.blocks = [block for block in stack.blocks if isinstance(block, Block)]
         matrices = [_matrices(block) for block in self.blocks]
         self.sources = [matrix for block in matrices for matrix in block]
-        self.copies = [matrix.to(torch.bfloat16) for matrix in self.sources]
+        self.copies = [matrix.to(PRODUCTS) for matrix in self.sources]
 
     @torch.no_grad()
     def refresh(self) -> None:

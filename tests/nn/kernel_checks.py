@@ -1,0 +1,132 @@
+"""Our Triton kernels against their references: `python kernel_checks.py cuda`.
+
+On a CPU (`TRITON_INTERPRET=1 python kernel_checks.py cpu`) Triton's interpreter runs them, in
+fp32, since it knows no bf16. A process of its own, because the interpreter is chosen when Triton
+is imported. Fresh random inputs each time; NaN never passes.
+"""
+
+import sys
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from memtrain.config import CellConfig, TeacherConfig
+from memtrain.nn.blocks import Attention, Rotary, Stack
+from memtrain.nn.cells import TransformerCell
+from memtrain.nn.kernels import inference
+from memtrain.nn.kernels.attention import KernelAttention
+from memtrain.nn.kernels.inference import InferenceStack
+from memtrain.nn.rnn import RNN
+from memtrain.nn.teacher import Decoder
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    value, reference = value.detach().double(), reference.detach().double()
+    return float((value - reference).norm() / reference.norm())
+
+
+def check(name: str, error: float, limit: float) -> None:
+    good = error <= limit  # nan is not
+    print(f"{'ok ' if good else 'BAD'} {error:.2e} <= {limit:.0e}  {name}", flush=True)
+    if not good:
+        sys.exit(1)
+
+
+def attention_case(device, kind, rows, length, heads, head_dim, keep, causal) -> None:
+    """Outputs and every gradient, against the reference in fp64."""
+    width = 64
+    reference = Attention(width, heads, head_dim).double().to(device)
+    rotary = Rotary(head_dim).to(device)
+    x = torch.randn(rows, length, width, device=device, dtype=torch.float64, requires_grad=True)
+    expected = reference(x, rotary, keep, causal)
+    weights = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * weights).sum(), [x, *reference.parameters()])
+
+    fast = Attention(width, heads, head_dim).to(device, kind)
+    fast.load_state_dict(reference.state_dict())
+    fast.fast = KernelAttention()
+    x = x.detach().to(kind).requires_grad_()
+    out = fast(x, rotary, keep, causal)
+    got = torch.autograd.grad((out * weights.to(kind)).sum(), [x, *fast.parameters()])
+
+    limit = 1e-5 if kind == torch.float32 else 1.5e-2
+    if kind == torch.float32 and device == "cuda":
+        limit = 5e-3  # tf32
+    name = f"attention {kind} N{rows} L{length} H{heads} E{head_dim} {keep} causal={causal}"
+    check(f"{name}: output", relative_error(out, expected), limit)
+    for part, one, other in zip(("input", "in", "out"), got, wanted, strict=True):
+        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
+def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal) -> None:
+    """A whole stack without autograd, and again after its weights have changed."""
+    stack = Stack(width, layers, heads, head_dim).to(device)
+    x = torch.randn(rows, length, width, device=device)
+    fast = InferenceStack(stack)
+    limit = 1.5e-2
+    if device == "cpu":
+        fast.copies = [copy.float() for copy in fast.copies]
+        limit = 1e-5
+    name = f"stack N{rows} L{length} W{width} {keep} causal={causal}"
+    for change in ("fresh", "refreshed"):
+        with torch.no_grad():
+            expected = stack(x, keep=keep, causal=causal)
+            stack.fast = fast
+            out = stack(x, keep=keep, causal=causal)
+            stack.fast = None
+            check(f"{name}: {change}", relative_error(out, expected), limit)
+            for parameter in stack.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+            fast.refresh()
+
+
+def rnn_case() -> None:
+    """A rollout through graphs and kernels stays with the plain loop under autocast."""
+    from memtrain.config import EngineConfig
+    from memtrain.train.engine import Engine
+
+    cell = TransformerCell(CellConfig(layers=4), 256)
+    rnn = RNN(cell, Decoder(TeacherConfig(), 256, 256)).cuda()
+    engine = Engine(EngineConfig(device="cuda"))
+    tokens = torch.randint(256, (8, 40), device="cuda")
+    with torch.no_grad(), engine.autocast():
+        expected = rnn.unroll(tokens)
+        engine.prepare_rnn(rnn)
+        out = rnn.unroll(tokens)
+    for step in (0, 15, 16, 39):
+        check(f"rollout, step {step}", relative_error(out[:, step], expected[:, step]), 5e-2)
+
+
+def main(device: str) -> None:
+    torch.manual_seed(torch.seed() % 2**31)
+    if device == "cpu":
+        inference.PRODUCTS = torch.float32
+        kinds, shapes = (torch.float32,), [(2, 17), (1, 70), (2, 5)]
+        heads = ((2, 16),)
+    else:
+        kinds = (torch.bfloat16, torch.float32)
+        shapes = [(3, 17), (2, 79), (4, 272), (5, 16), (1000, 17)]
+        heads = ((8, 64), (2, 32))
+    for kind, (rows, length), (count, size), causal in product(kinds, shapes, heads, (False, True)):
+        for keep in (None, slice(-3, None), slice(4)):
+            attention_case(device, kind, rows, length, count, size, keep, causal)
+    stacks = [
+        (5, 17, 64, 2, 2, 16, slice(16), False),
+        (3, 4, 32, 1, 2, 16, slice(3, None), True),
+        (1, 7, 48, 1, 2, 32, None, True),
+    ]
+    if device == "cuda":
+        stacks += [
+            (batch, length, 256, 3, 8, 64, keep, causal)
+            for batch in (1, 2, 33, 128, 2048)
+            for length, keep, causal in ((17, slice(16), False), (16, slice(15, None), True))
+        ]
+    for case in stacks:
+        stack_case(device, *case)
+    if device == "cuda":
+        rnn_case()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
