@@ -271,15 +271,18 @@ def _delta(
 # ---------------------------------------------------------------------------------------- launch
 
 
-def blocks(queries: int, keys: int) -> dict[str, int]:
-    """Tile sizes and warps: whole short sequences, pieces of long ones."""
-    longest = max(queries, keys)
-    if longest <= 16:
-        return {"BQ": 16, "BK": 16, "num_warps": 2, "num_stages": 1}
+def tiles(own: int, others: int) -> tuple[int, int, dict[str, int]]:
+    """Sizes of a program's own block and of those it goes over, and how it is run.
+
+    Short sequences are one block; of long ones a program owns 64 rows, as many as a warp group's
+    product has, and goes over the rest in pieces that waste little of the last.
+    """
+    longest = max(own, others)
     if longest <= 32:
-        return {"BQ": 32, "BK": 32, "num_warps": 2, "num_stages": 1}
-    size = 64 if queries > 32 else 32 if queries > 16 else 16
-    return {"BQ": size, "BK": 64, "num_warps": 4, "num_stages": 2}
+        size = 16 if longest <= 16 else 32
+        return size, size, {"num_warps": 2, "num_stages": 1}
+    mine = 64 if own > 32 else 32 if own > 16 else 16
+    return mine, 64, {"num_warps": 4, "num_stages": 2}
 
 
 class Heads:
@@ -325,7 +328,6 @@ class Heads:
             "K": self.keys,
             "E": self.head_dim,
             "CAUSAL": self.causal,
-            **blocks(self.queries, self.keys),
         }
 
 
@@ -334,16 +336,18 @@ def run_forward(heads: Heads, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Ten
     query = heads.query
     out = query.new_empty(heads.rows, heads.queries, heads.heads * heads.head_dim)
     log_sum = query.new_empty(heads.rows, heads.heads, heads.queries, dtype=torch.float32)
-    constants = heads.constants()
-    grid = (triton.cdiv(heads.queries, constants["BQ"]), heads.rows * heads.heads)
-    _forward[grid](
+    own, others, how = tiles(heads.queries, heads.keys)
+    _forward[triton.cdiv(heads.queries, own), heads.rows * heads.heads](
         query,
         heads.key,
         heads.value,
         out,
         log_sum,
         *heads.arguments(cosine, sine),
-        **constants,
+        **heads.constants(),
+        BQ=own,
+        BK=others,
+        **how,
     )
     return out, log_sum
 
@@ -365,11 +369,13 @@ def run_backward(
     _delta[triton.cdiv(heads.queries, 32), rows](out, out_gradient, delta, B=32, **size)
     given = (heads.query, heads.key, heads.value, out_gradient, log_sum, delta)
     arguments = heads.arguments(cosine, sine)
-    _backward_keys[triton.cdiv(heads.keys, constants["BK"]), rows](
-        *given, gradients.key, gradients.value, *arguments, **constants
+    own, others, how = tiles(heads.keys, heads.queries)
+    _backward_keys[triton.cdiv(heads.keys, own), rows](
+        *given, gradients.key, gradients.value, *arguments, **constants, BK=own, BQ=others, **how
     )
-    _backward_queries[triton.cdiv(heads.queries, constants["BQ"]), rows](
-        *given, gradients.query, *arguments, **constants
+    own, others, how = tiles(heads.queries, heads.keys)
+    _backward_queries[triton.cdiv(heads.queries, own), rows](
+        *given, gradients.query, *arguments, **constants, BQ=own, BK=others, **how
     )
 
 
