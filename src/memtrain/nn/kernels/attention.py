@@ -277,12 +277,10 @@ def tiles(own: int, others: int) -> tuple[int, int, dict[str, int]]:
     Short sequences are one block; of long ones a program owns 64 rows, as many as a warp group's
     product has, and goes over the rest in pieces that waste little of the last.
     """
-    longest = max(own, others)
-    if longest <= 32:
-        size = 16 if longest <= 16 else 32
-        return size, size, {"num_warps": 2, "num_stages": 1}
-    mine = 64 if own > 32 else 32 if own > 16 else 16
-    return mine, 64, {"num_warps": 4, "num_stages": 2}
+    sizes = [min(64, max(16, triton.next_power_of_2(count))) for count in (own, others)]
+    short = max(own, others) <= 32
+    how = {"num_warps": 2, "num_stages": 1} if short else {"num_warps": 4, "num_stages": 2}
+    return sizes[0], sizes[1], how
 
 
 class Heads:
