@@ -363,8 +363,10 @@ def bench(arguments: list[str]) -> int:
         """Time SMT, DMT and BPTT steps and generation here: the fast path, and the same
         mathematics in plain PyTorch beside it."""
 
-        suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all"]] = "all"
-        """What to time."""
+        suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all", "growth"]] = (
+            "all"
+        )
+        """What to time; growth times all steps against length, memory tokens, width and batch."""
         size: Literal["auto", "paper", "tiny"] = "auto"
         """Models of the paper's size, or tiny ones; auto: the paper's on a GPU."""
         seconds: float = 3.0
@@ -375,6 +377,8 @@ def bench(arguments: list[str]) -> int:
         """torch.compile the fast path; on a GPU unless told otherwise."""
         reference: bool = True
         """Time the plain path too, where it differs: on a CPU it is the only one."""
+        figure: Path = Path("growth.png")
+        """Where growth draws its curves."""
         json: bool = False
         """Print one JSON object as the last line, nothing else on stdout."""
 
@@ -382,7 +386,9 @@ def bench(arguments: list[str]) -> int:
     if not options.seconds > 0:
         raise MemtrainError(f"seconds={options.seconds}: must be above 0")
 
-    from memtrain.bench import SUITES, as_record, cases, matrix_peak, measure, print_results
+    from memtrain.bench.cases import SUITES, cases, growth
+    from memtrain.bench.measure import matrix_peak, measure, time_case
+    from memtrain.bench.report import as_record, draw_growth, growth_record, print_results
     from memtrain.config import EngineConfig
     from memtrain.train.engine import pick_device
 
@@ -390,9 +396,17 @@ def bench(arguments: list[str]) -> int:
     size = options.size if options.size != "auto" else "paper" if device.type == "cuda" else "tiny"
     compiled = device.type == "cuda" if options.compile is None else options.compile
     engine = EngineConfig(device=options.device, compile=compiled)
-    todo = [
-        c for s in (SUITES if options.suite == "all" else [options.suite]) for c in cases(s, size)
-    ]
+    if options.suite == "growth":
+        points = []
+        for point in growth(size):
+            print(f"{point.case.label}, {point.axis} {point.value}", file=sys.stderr)
+            points.append((point, time_case(point.case, engine, options.seconds)))
+        record = growth_record(points, engine, size)
+        draw_growth(record, options.figure)
+        print(json.dumps(record) if options.json else options.figure)
+        return 0
+    suites = SUITES if options.suite == "all" else [options.suite]
+    todo = [case for suite in suites for case in cases(suite, size)]
     results = []
     for index, case in enumerate(todo):
         print(f"{index + 1}/{len(todo)}  {case.label}, batch {case.batch}", file=sys.stderr)

@@ -4,7 +4,8 @@ import math
 import pytest
 import torch
 
-from memtrain.bench import SUITES, Noise, cases, differs, matrix_peak, measure
+from memtrain.bench.cases import SUITES, Noise, cases
+from memtrain.bench.measure import differs, matrix_peak, measure
 from memtrain.cli import main
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError

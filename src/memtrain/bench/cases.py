@@ -1,0 +1,186 @@
+"""What is timed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from memtrain.config import (
+    BPTTConfig,
+    CellConfig,
+    DMTConfig,
+    RunConfig,
+    SMTConfig,
+    TeacherConfig,
+)
+from memtrain.data.task import Task
+from memtrain.errors import MemtrainError
+from memtrain.shapes import Batch
+
+SUITES = ("smt", "dmt", "generate", "bptt")
+FOREVER = 10**6
+"""Steps of a stage that is timed, not finished."""
+
+
+class Noise(Task):
+    """Windows of a stream of random tokens, drawn on the device as those of real streams are."""
+
+    def __init__(self, vocab_size: int = 256, length: int = 256, tokens: int = 2**20) -> None:
+        self.vocab_size, self.sequence_length = vocab_size, length
+        self._tokens = torch.randint(vocab_size, (tokens,), dtype=torch.uint8)
+
+    @property
+    def device(self) -> torch.device:
+        return self._tokens.device
+
+    def to(self, device: torch.device) -> "Noise":
+        self._tokens = self._tokens.to(device)
+        return self
+
+    def windows(self, length: int, from_nothing: int = 0) -> "Noise":
+        task = Noise(self.vocab_size, length, 1)
+        task._tokens = self._tokens
+        return task
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        last = len(self._tokens) - self.sequence_length
+        begin = torch.randint(last, (count, 1), generator=generator, device=generator.device)
+        span = torch.arange(self.sequence_length + 1, device=self.device)
+        window = self._tokens[begin.to(self.device) + span].long()
+        return Batch(window[:, :-1], window[:, 1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to time."""
+
+    suite: str
+    label: str
+    batch: int
+    tokens: int
+    """Tokens that one step reads or writes."""
+    config: RunConfig
+
+
+def cases(suite: str, size: str) -> list[Case]:
+    """What a suite times at a size."""
+    base, length = models(size), 256 if size == "paper" else 32
+    batch = {"dmt": 32, "bptt": 128} if size == "paper" else {"dmt": 4, "bptt": 8}
+    if suite == "smt":
+        return [smt_case(base, "SMT step")]
+    if suite == "dmt":
+        return [
+            dmt_case(base, f"DMT step, {label}", batch["dmt"], length, stride)
+            for stride, label in ((16, "1 label in 16"), (1, "all labels"))
+        ]
+    if suite == "bptt":
+        return [
+            bptt_case(base, "BPTT step", batch["bptt"], length),
+            bptt_case(base, "BPTT step, recomputed", batch["bptt"], length, round(length**0.5)),
+        ]
+    if suite == "generate":
+        return [
+            Case(suite=suite, label="generate", batch=count, tokens=count, config=base)
+            for count in ((1, 128, 2048) if size == "paper" else (1, 32))
+        ]
+    raise MemtrainError(f"suite={suite!r}: must be one of {', '.join(SUITES)}, all, growth")
+
+
+def models(size: str) -> RunConfig:
+    """The paper's models, or tiny ones that a CPU steps through quickly."""
+    if size == "paper":
+        return RunConfig(
+            name="bench",
+            teacher=TeacherConfig(padding="void"),
+            smt=SMTConfig(steps=FOREVER, batch_size=128),
+        )
+    return RunConfig(
+        name="bench",
+        teacher=TeacherConfig(
+            padding="void",
+            context_length=32,
+            width=32,
+            encoder_layers=2,
+            decoder_layers=1,
+            heads=2,
+            head_dim=16,
+        ),
+        cell=CellConfig(memory_tokens=4, memory_dim=32, width=32, layers=2, heads=2, head_dim=16),
+        smt=SMTConfig(steps=FOREVER, batch_size=16, future_length=8),
+    )
+
+
+def smt_case(base: RunConfig, label: str) -> Case:
+    window = base.teacher.context_length + base.smt.future_length
+    batch = base.smt.batch_size
+    return Case(suite="smt", label=label, batch=batch, tokens=batch * window, config=base)
+
+
+def dmt_case(base: RunConfig, label: str, batch: int, length: int, stride: int) -> Case:
+    stage = DMTConfig(
+        steps=FOREVER,
+        batch_size=batch,
+        rollout_length=length,
+        empty_start=0.5,
+        label_stride=stride,
+    )
+    config = replace(base, dmt=stage)
+    return Case(suite="dmt", label=label, batch=batch, tokens=batch * length, config=config)
+
+
+def bptt_case(base: RunConfig, label: str, batch: int, length: int, recompute: int = 0) -> Case:
+    stage = BPTTConfig(steps=FOREVER, batch_size=batch, sequence_length=length, recompute=recompute)
+    config = replace(base, bptt=stage)
+    return Case(suite="bptt", label=label, batch=batch, tokens=batch * length, config=config)
+
+
+# ---------------------------------------------------------------------------------------- growth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """One point of a curve: a step of one kind while one thing grows."""
+
+    axis: str
+    value: int
+    case: Case
+
+
+def growth(size: str) -> Iterator[Growth]:
+    """Steps of all kinds against length, memory tokens, width and batch, one at a time.
+
+    The length is that of a rollout and of BPTT's sequences. SMT sees a window of the sequence
+    whatever its length: that it has no such knob is the point.
+    """
+    paper = size == "paper"
+    base, length = models(size), 256 if paper else 32
+    lengths = (64, 128, 256, 512) if paper else (8, 16, 32, 64)
+    tokens = (4, 8, 16, 32) if paper else (1, 2, 4, 8)
+    widths = (128, 256, 512) if paper else (16, 32, 64)
+    batches = (16, 32, 64, 128) if paper else (2, 4, 8, 16)
+    batch = 32 if paper else 4
+
+    def steps(axis: str, value: int, config: RunConfig, batch: int, length: int) -> list[Growth]:
+        config = replace(config, smt=replace(config.smt, batch_size=batch))
+        kinds = [
+            smt_case(config, "SMT"),
+            dmt_case(config, "DMT", batch, length, 16),
+            bptt_case(config, "BPTT", batch, length),
+            bptt_case(config, "BPTT, recomputed", batch, length, round(length**0.5)),
+        ]
+        return [Growth(axis=axis, value=value, case=case) for case in kinds]
+
+    for value in lengths:
+        yield from steps("length", value, base, batch, value)
+    for value in tokens:
+        config = replace(base, cell=replace(base.cell, memory_tokens=value))
+        yield from steps("memory tokens", value, config, batch, length)
+    for value in widths:
+        config = replace(
+            base,
+            cell=replace(base.cell, width=value, memory_dim=value),
+            teacher=replace(base.teacher, width=value),
+        )
+        yield from steps("width", value, config, batch, length)
+    for value in batches:
+        yield from steps("batch", value, base, value, length)

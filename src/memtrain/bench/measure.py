@@ -1,0 +1,176 @@
+"""How long it takes: seconds, bytes, operations."""
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from memtrain.bench.cases import Case, Noise
+from memtrain.config import EngineConfig
+from memtrain.eval.rollout import write
+from memtrain.run import Run
+from memtrain.train.engine import Engine, pick_device
+from memtrain.train.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How one path did on one case."""
+
+    seconds: float
+    """Median of a step; of a token of every sequence when generating."""
+    start_up: float
+    """Until the first steps were done: compilation, capture, choice of kernels."""
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A case on both paths."""
+
+    suite: str
+    label: str
+    batch: int
+    tokens_per_second: float
+    flops: int | None
+    """Floating-point operations of a step, counted on the reference."""
+    fast: Timing
+    reference: Timing | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.reference.seconds / self.fast.seconds if self.reference else None
+
+
+FAST_STEPS = 4
+"""Steps before anything is timed: three as usual, one that captures."""
+
+
+def measure(case: Case, engine: EngineConfig, seconds: float, reference: bool = True) -> Result:
+    """Time a case for about `seconds` on each path."""
+    plain = None
+    plain_engine = replace(engine, compile=False, fast=False)
+    if reference and differs(engine):
+        plain = time_case(case, plain_engine, seconds)
+    fast = time_case(case, engine, seconds)
+    return Result(
+        suite=case.suite,
+        label=case.label,
+        batch=case.batch,
+        tokens_per_second=case.tokens / fast.seconds,
+        flops=_flops(case, plain_engine),
+        fast=fast,
+        reference=plain,
+    )
+
+
+def differs(engine: EngineConfig) -> bool:
+    """Whether the fast path is another one: on a CPU, only if it is compiled."""
+    return engine.compile or pick_device(engine.device).type == "cuda"
+
+
+def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
+    """Time one path of a case for about `seconds`."""
+    _clear()
+    began = time.perf_counter()
+    run = _build(case, engine)
+    step, repeats = _step(case, run)
+    for _ in range(FAST_STEPS):
+        step()
+    _wait(run.engine)
+    start_up = time.perf_counter() - began
+    taken: list[float] = []
+    while len(taken) < 3 or (sum(taken) < seconds and len(taken) < 500):
+        began = time.perf_counter()
+        step()
+        _wait(run.engine)
+        taken.append(time.perf_counter() - began)
+    peak = None
+    if run.engine.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(run.engine.device)
+    return Timing(seconds=median(taken) / repeats, start_up=start_up, peak_bytes=peak)
+
+
+def _build(case: Case, engine: EngineConfig) -> Run:
+    return Run(replace(case.config, engine=engine), Path("bench"), task=Noise())
+
+
+def _step(case: Case, run: Run) -> tuple[Callable[[], object], int]:
+    """What is timed, and how many steps of the table's unit it takes."""
+    if case.suite != "generate":
+        trainer = Trainer(
+            run.objective(case.suite),
+            run.config.stages()[case.suite],
+            run.task,
+            run.engine,
+            seed=0,
+        )
+        context = trainer.frozen_rest()
+        context.__enter__()  # for as long as the run lives
+        return trainer.train_step, 1
+    length = 256 if run.engine.device.type == "cuda" else 16
+    prompt = torch.zeros(case.batch, 1, dtype=torch.long, device=run.engine.device)
+    generator = torch.Generator(run.engine.device).manual_seed(0)
+    rnn = run.rnn.eval()
+
+    def generate() -> Tensor:
+        with run.engine.autocast():
+            return write(rnn, prompt, length, generator)
+
+    return generate, length
+
+
+def _flops(case: Case, engine: EngineConfig) -> int | None:
+    """Counted by torch as the reference runs; a step of generation is a cell and a readout."""
+    _clear()
+    run = _build(case, engine)
+    # The counter does not know the CPU's fused attention.
+    plain = sdpa_kernel(SDPBackend.MATH) if run.engine.synchronous else nullcontext()
+    with FlopCounterMode(display=False) as counter, plain, run.engine.autocast():
+        if case.suite == "generate":
+            with torch.no_grad():
+                memory = run.rnn.empty_memory(case.batch)
+                token = torch.zeros(case.batch, dtype=torch.long, device=run.engine.device)
+                run.rnn.step(memory, token)
+        else:
+            objective = run.objective(case.suite)
+            stage = run.config.stages()[case.suite]
+            trainer = Trainer(objective, stage, run.task, run.engine, seed=0)
+            with trainer.frozen_rest():
+                batch = trainer.task.sample(stage.batch_size, trainer.generator)
+                objective(batch, trainer.generator).total.backward()
+    return counter.get_total_flops()
+
+
+def matrix_peak(device: torch.device, seconds: float = 1.0) -> float:
+    """The rate of a large matrix product on random numbers, in FLOP/s: what can be reached."""
+    size, kind = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    engine = Engine(EngineConfig(device=str(device)))
+    taken: list[float] = []
+    while len(taken) < 5 or (sum(taken) < seconds and len(taken) < 100):
+        began = time.perf_counter()
+        torch.mm(left, right)
+        _wait(engine)
+        taken.append(time.perf_counter() - began)
+    return 2 * size**3 / median(taken)
+
+
+def _wait(engine: Engine) -> None:
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+
+
+def _clear() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
