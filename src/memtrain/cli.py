@@ -26,7 +26,7 @@ usage: memtrain COMMAND [OPTIONS]
   train RECIPE      train a recipe, or a config.json, into a run folder
   resume RUN        go on where a run stopped
   eval RUN          losses, accuracy, drift and cost of a run
-  generate RUN      let the recurrent network write: digits as a PNG grid
+  generate RUN      let the recurrent network write: text, or pictures as a PNG grid
   data [NAME]       list tasks and data sets, show samples, or prepare real data
 
 Start with
@@ -168,7 +168,7 @@ def _train(run: Any, reporter: Any) -> int:
         return 0 if interrupted.signal_number == signal.SIGTERM else 130
     print_evaluation(run, run.evaluate())
     print(f"\nrun folder  {run.folder}")
-    if run.task.start_token is not None:
+    if run.spelling is not None:
         print(f"let it write  memtrain generate {run.folder}")
     return 0
 
@@ -214,12 +214,22 @@ def generate(arguments: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Generate:
-        """Let the recurrent network write from the empty memory; the teacher is not used."""
+        """Let the recurrent network write: text to the terminal, pictures as a PNG grid. It starts
+        from the empty memory; the teacher is not used."""
 
-        run: tyro.conf.Positional[Path]
-        """The run's folder."""
-        count: int = 64
-        """How many sequences."""
+        run: tyro.conf.Positional[str]
+        """The run's folder, or the name of a pretrained model."""
+        count: int | None = None
+        """How many: 1 text or 64 pictures unless given."""
+        length: int | None = None
+        """Characters to write (text)."""
+        prompt: str | None = None
+        """Read first (text)."""
+        given: float | None = None
+        """Complete held-out images of which this share is given, from the top."""
+        image: Path | None = None
+        """Complete this PNG or JPEG, resized as the data was; the first half is given unless
+        --given says more."""
         temperature: float = 1.0
         """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
         top_k: int = 0
@@ -229,40 +239,19 @@ def generate(arguments: list[str]) -> int:
         seed: int = 0
         """The same seed gives the same sequences."""
         out: Path | None = None
-        """The picture's file; RUN/samples/... unless given."""
+        """The picture's file, RUN/samples/... unless given; also keeps text."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
     options = _parse(Generate, arguments, "memtrain generate")
-    if options.count < 1:
-        raise MemtrainError(f"count={options.count}: must be at least 1")
 
-    import torch
+    from memtrain.authoring import Wish, find_writer, write_wish
+    from memtrain.train.metrics import make_reporter
 
-    from memtrain.eval.rollout import write
-
-    run = _open(options.run, options.allow_code)
-    task = run.task
-    if task.start_token is None:
-        raise MemtrainError(
-            f"{options.run}: its task ({run.config.data.kind}) asks for answers and has no "
-            "sequences to write; try a run of digits"
-        )
-    prompt = torch.full((options.count, 1), task.start_token, device=run.engine.device)
-    generator = torch.Generator().manual_seed(options.seed)
-    tokens = write(
-        run.rnn.eval(),
-        prompt,
-        task.written_length,
-        generator,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        allowed=task.writable,
-    )
-    path = options.out or options.run / "samples" / f"{options.count}-seed{options.seed}.png"
-    task.save_samples(task.written(prompt, tokens).cpu(), path)
-    print(path)
+    values = {one.name: getattr(options, one.name) for one in fields(Wish)}
+    wish = Wish(**values)
+    model = find_writer(options.run, options.allow_code, make_reporter())
+    write_wish(model, options.run, wish)
     return 0
 
 

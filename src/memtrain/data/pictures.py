@@ -135,7 +135,7 @@ def decode_pictures(
             f"must be 0..{picture.vocab_size - 1}"
         )
     height, width, patch = picture.height, picture.width, picture.patch
-    squares = tokens.reshape(count, height // patch, width // patch)
+    squares = tokens.astype(np.int64).reshape(count, height // patch, width // patch)
     greys = np.rint(np.arange(picture.levels) * (255 / (picture.levels - 1))).astype(np.uint8)
     if picture.levels == 2:
         greys = greys[::-1]  # ink is dark
@@ -235,6 +235,16 @@ def read_folder(
         found = f"none of its {len(skipped)} images can be read" if skipped else "holds no image"
         raise MemtrainError(f"{path}: {found}; PNG and JPEG files are wanted")
     return Pictures(np.stack(rows), tuple(names), tuple(skipped))
+
+
+def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
+    """One PNG or JPEG file as a grey picture of (height, width)."""
+    if not path.is_file():
+        raise MemtrainError(f"{path}: no such image")
+    gray = _decode_image(path, str(path), size)
+    if gray is None:
+        raise MemtrainError(f"{path}: cannot be read as an image; a PNG or JPEG file is wanted")
+    return gray
 
 
 def _image_files(

@@ -1,6 +1,5 @@
 """A prepared data set as windows of one long sequence, gathered where the model is."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from memtrain.config import Stream
-from memtrain.data.pictures import decode_pictures
+from memtrain.data.spelling import Spelling
 from memtrain.data.store import Store, open_store, require_tokens
 from memtrain.data.task import Task
 from memtrain.data.text import decode_text
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
+
+NEWLINE = ord("\n")
 
 
 class StreamTask(Task):
@@ -24,12 +25,18 @@ class StreamTask(Task):
     start where a document starts.
     """
 
-    def __init__(self, store: Store, length: int, tokens: dict[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        length: int,
+        tokens: dict[str, Tensor] | None = None,
+        spelling: Spelling | None = None,
+    ) -> None:
         self.store = store
         self.vocab_size = store.meta.vocab_size
         self.sequence_length = length
-        self.unit = "character" if store.meta.text else "pixel" if store.meta.picture else "token"
-        self.start_token = _first_token(store)
+        self.unit = _unit(store)
+        self.spelling = spelling or _spelling(store)
         for split in ("train", "test"):
             require_tokens(store, split, length + 1)
         self._tokens = tokens or {
@@ -43,7 +50,7 @@ class StreamTask(Task):
         return cls(open_store(Path(config.path)), config.evaluate_length)
 
     def windows(self, length: int) -> "StreamTask":
-        return StreamTask(self.store, length, self._tokens)
+        return StreamTask(self.store, length, self._tokens, self.spelling)
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +72,7 @@ class StreamTask(Task):
         tokens = self._tokens["test"]
         starts = torch.from_numpy(np.array(self.store.starts("test")))
         starts = starts[starts < len(tokens) - self.sequence_length]
-        if len(starts) < 2:
+        if len(starts) < 2 and self.store.meta.document_length is None:
             last = len(tokens) - self.sequence_length - 1
             starts = torch.linspace(0, last, count).long().unique()
         order = torch.randperm(len(starts), generator=generator)
@@ -77,48 +84,51 @@ class StreamTask(Task):
         window = tokens[offsets[:, None] + span].long()
         return Batch(window[:, :-1], window[:, 1:])
 
-    @property
-    def written_length(self) -> int:
-        return (self.store.meta.document_length or 512) - 1
-
-    def written(self, start: Int[Tensor, "B 1"], tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B T"]:
-        return torch.cat([start, tokens], dim=1)
+    def held_out_pictures(
+        self, count: int, generator: torch.Generator
+    ) -> Int[Tensor, "B L"] | None:
+        if self.store.meta.picture is None:
+            return None
+        pictures = self._tokens["test"].view(-1, self.store.meta.picture.length)
+        order = torch.randperm(len(pictures), generator=generator)[:count]
+        return pictures[order.to(pictures.device)].long()
 
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         if self.store.meta.text:
             return decode_text(np.array(inputs))
         return super().describe(inputs, targets)
 
-    def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
-        """Pictures as a PNG grid, anything else as text."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture = self.store.meta.picture
-        if picture is None:
-            text = [
-                decode_text(row) if self.store.meta.text else str(row) for row in tokens.numpy()
-            ]
-            path.write_text("\n\n----\n\n".join(text), encoding="utf-8")
-            return
-        from matplotlib.image import imsave
 
-        pictures = decode_pictures(tokens.numpy(), picture)
-        imsave(path, _tile(pictures), cmap="gray", vmin=0, vmax=255)
+def _unit(store: Store) -> str:
+    if store.meta.text:
+        return "character"
+    whole = store.meta.picture is None or store.meta.picture.patch > 1
+    return "token" if whole else "pixel"
 
 
-def _tile(pictures: np.ndarray, gap: int = 2) -> np.ndarray:
-    """Pictures (N, H, W) in a near-square grid."""
-    count, height, width = pictures.shape
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    canvas = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap), 128, np.uint8)
-    for index, picture in enumerate(pictures):
-        top = gap + (index // columns) * (height + gap)
-        left = gap + (index % columns) * (width + gap)
-        canvas[top : top + height, left : left + width] = picture
-    return canvas
-
-
-def _first_token(store: Store) -> int:
-    """The commonest first token of a document: what is read before anything is written."""
+def _spelling(store: Store) -> Spelling:
+    meta = store.meta
+    tokens = store.tokens("train")
     starts = np.array(store.starts("train")[:10_000])
-    return int(np.bincount(store.tokens("train")[starts]).argmax())
+    start = int(np.bincount(tokens[starts]).argmax())  # how documents most often begin
+    alphabet: tuple[int, ...] = ()
+    if meta.text:
+        alphabet = tuple(np.flatnonzero(_counts(tokens, meta.vocab_size)).tolist())
+        if len(starts) == 1 and NEWLINE in alphabet:  # of one text, any line is a beginning
+            start = NEWLINE
+    return Spelling(
+        vocab_size=meta.vocab_size,
+        start_token=start,
+        text=meta.text,
+        picture=meta.picture,
+        alphabet=alphabet,
+    )
+
+
+def _counts(tokens: np.ndarray, vocab_size: int, block: int = 2**24) -> np.ndarray:
+    """How often each token occurs; a memory map need not fit in memory."""
+    parts = range(0, len(tokens), block)
+    return sum(
+        (np.bincount(tokens[first : first + block], minlength=vocab_size) for first in parts),
+        start=np.zeros(vocab_size, np.int64),
+    )

@@ -1,12 +1,12 @@
 """The task contract: anything that makes batches of sequences can be learned."""
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
 
@@ -30,10 +30,8 @@ class Task(ABC):
     """Tokens in a sequence."""
     unit: str = "target"
     """What one target is called in results: nats a target, nats a pixel."""
-    start_token: int | None = None
-    """What is read before the first written token, if sequences of the task can be written."""
-    writable: int = 0
-    """Only tokens below this number may be written (0: all)."""
+    spelling: Spelling | None = None
+    """What the tokens spell, if a model that learned them can write; None: it answers."""
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Batch:
@@ -61,18 +59,11 @@ class Task(ABC):
         asked = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)
         return f"x  {' '.join(map(str, inputs))}\ny  {asked}"
 
-    @property
-    def written_length(self) -> int:
-        """How many tokens a model writes for one sequence."""
-        return self.sequence_length
-
-    def written(self, start: Int[Tensor, "B 1"], tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B T"]:
-        """The sequence that was written: is what was read before it a part of it?"""
-        return tokens
-
-    def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
-        """Write sequences that a model wrote to a file, as a person would like to see them."""
-        raise MemtrainError(f"{type(self).__name__}: has no picture of its sequences")
+    def held_out_pictures(
+        self, count: int, generator: torch.Generator
+    ) -> Int[Tensor, "B L"] | None:
+        """Whole pictures for evaluation, as tokens; None if the task has none."""
+        return None
 
 
 def check_task(task: object) -> Task:
