@@ -327,13 +327,40 @@ class Run:
             for key in ("steps", "tokens", "sequential_ops", "seconds")
         }
 
-    def evaluate(self, sequences: int | None = None) -> Evaluation:
-        """Score the models as they are now on held-out sequences, by default seconds' worth."""
+    def evaluate(
+        self,
+        sequences: int | None = None,
+        *,
+        length: int | None = None,
+        baselines: bool = False,
+    ) -> Evaluation:
+        """Score the models as they are now on held-out sequences.
+
+        Args:
+            sequences: how many; by default seconds' worth.
+            length: tokens in each, for streams; by default `data.evaluate_length`.
+            baselines: also score count models, fitted to the training data.
+        """
+        task = self.task
+        if length is not None:
+            if length < 2:
+                raise MemtrainError(f"length={length}: must be at least 2")
+            task = task.windows(length)
+            if task.sequence_length != length:
+                raise MemtrainError(
+                    f"length={length}: sequences of {self.config.data.kind} have "
+                    f"{task.sequence_length} tokens; only streams have any length"
+                )
         if sequences is None:
             tokens = 2**18 if self.engine.device.type == "cuda" else 2**14
-            sequences = max(16, tokens // self.task.sequence_length)
+            sequences = max(4, tokens // task.sequence_length)
         return evaluate(
-            self.task, self.rnn, self.teacher, sequences=sequences, device=self.engine.device
+            task,
+            self.rnn,
+            self.teacher,
+            sequences=sequences,
+            device=self.engine.device,
+            baselines=baselines,
         )
 
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from conftest import ENCODERS, VOCAB, random_batch, random_tokens, seeded, tiny_rnn, tiny_teacher
+from conftest import ENCODERS, VOCAB, random_tokens, seeded, tiny_rnn, tiny_teacher
 from memtrain.config import Retrieval, Stack
 from memtrain.data.build import build_task
 from memtrain.data.task import Task
-from memtrain.eval.evaluate import Evaluation, Score, encode_in_chunks, evaluate, score
+from memtrain.eval.evaluate import Evaluation, Score, encode_in_chunks, evaluate
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
@@ -100,20 +100,6 @@ class TestScores:
         assert alone.teacher is alone.rnn_from_teacher is alone.rnn_after_start is None
         assert alone.drift is None
         assert alone.rnn == look(task, rnn, tiny_teacher()).rnn
-
-    def test_score_looks_at_asked_positions_only(self):
-        batch = random_batch(3, 5, asked=0.3)
-        asked = batch.targets != IGNORE_INDEX
-        logits = torch.zeros(3, 5, VOCAB)
-        right = torch.nn.functional.one_hot(batch.targets.clamp(min=0), VOCAB).float()
-        logits[asked] = 9 * right[asked]
-        assert score(logits, batch.targets).accuracy == 1
-        logits[asked] *= -1
-        assert score(logits, batch.targets).accuracy == 0
-
-    def test_score_of_nothing_is_zero(self):
-        nothing = score(torch.zeros(2, 3, VOCAB), torch.full((2, 3), IGNORE_INDEX))
-        assert nothing == Score(nats=0.0, accuracy=0.0)
 
     def test_bits_are_nats_over_log_2(self):
         assert Score(nats=math.log(8), accuracy=0.0).bits == pytest.approx(3)

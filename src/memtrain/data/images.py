@@ -8,7 +8,7 @@ from torch import Tensor
 from memtrain.config import Digits
 from memtrain.data.pictures import Picture
 from memtrain.data.spelling import Spelling
-from memtrain.data.task import Task
+from memtrain.data.task import Corpus, Task
 from memtrain.shapes import Batch
 
 SIDE, LEVELS = 8, 17
@@ -49,6 +49,9 @@ class DigitsTask(Task):
     def held_out_pictures(self, count: int, generator: torch.Generator) -> Int[Tensor, "B 64"]:
         order = torch.randperm(len(self.test_images), generator=generator)
         return self.test_images[order[:count]]
+
+    def corpus(self) -> Corpus:
+        return Corpus(self.train_images.flatten(), LEVELS, self.unit, SIDE, SIDE * SIDE)
 
     def _batch(self, images: Int[Tensor, "B 64"]) -> Batch:
         start = torch.full((len(images), 1), LEVELS)  # the start token

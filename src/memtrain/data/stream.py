@@ -10,7 +10,7 @@ from torch import Tensor
 from memtrain.config import Stream
 from memtrain.data.spelling import Spelling
 from memtrain.data.store import Store, open_store, require_tokens
-from memtrain.data.task import Task
+from memtrain.data.task import Corpus, Task
 from memtrain.data.text import decode_text
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
@@ -83,6 +83,16 @@ class StreamTask(Task):
         span = torch.arange(self.sequence_length + 1, device=tokens.device)
         window = tokens[offsets[:, None] + span].long()
         return Batch(window[:, :-1], window[:, 1:])
+
+    def corpus(self) -> Corpus:
+        picture = self.store.meta.picture
+        return Corpus(
+            self._tokens["train"],
+            self.vocab_size,
+            self.unit,
+            picture.width // picture.patch if picture else None,
+            self.store.meta.document_length,
+        )
 
     def held_out_pictures(
         self, count: int, generator: torch.Generator

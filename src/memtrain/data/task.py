@@ -1,6 +1,7 @@
 """The task contract: anything that makes batches of sequences can be learned."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -9,6 +10,19 @@ from torch import Tensor
 from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Training data as one stream of tokens, for count models."""
+
+    tokens: Int[Tensor, " N"]
+    vocab_size: int
+    unit: str
+    width: int | None = None
+    """Tokens in a row of a picture, if documents are pictures."""
+    document_length: int | None = None
+    """Tokens in every document, if they all have as many."""
 
 
 class Task(ABC):
@@ -40,6 +54,10 @@ class Task(ABC):
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Draw sequences for evaluation. Fresh draws are held out; finite data must override."""
         return self.sample(count, generator)
+
+    def corpus(self) -> Corpus | None:
+        """All training data as one stream; None if sequences are made as they are drawn."""
+        return None
 
     @property
     def device(self) -> torch.device:
