@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from memtrain.data.spelling import Spelling
@@ -16,7 +16,7 @@ from memtrain.shapes import IGNORE_INDEX, Batch
 class Corpus:
     """Training data as one stream of tokens, for count models."""
 
-    tokens: Int[Tensor, " N"]
+    tokens: Integer[Tensor, " N"]
     vocab_size: int
     unit: str
     width: int | None = None

@@ -26,6 +26,8 @@ from memtrain.shapes import IGNORE_INDEX
 
 STRENGTHS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 """What a is chosen from."""
+EXACT = 2**62
+"""Contexts below this number are themselves, others are known by a fingerprint."""
 MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's, of MMIX: odd, with well mixed bits
 BLOCK = 2**18
 """Training tokens are counted this many at a time."""
@@ -156,7 +158,7 @@ def _keys(
     What lies before the tokens, or outside of the picture, is a neighbour of its own kind.
     """
     base = corpus.vocab_size + 1
-    if base ** len(neighbours) >= 2**62:
+    if base ** len(neighbours) >= EXACT:
         base = MULTIPLIER
     key = torch.zeros_like(tokens)
     yield key
