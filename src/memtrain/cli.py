@@ -9,7 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -83,6 +83,16 @@ class _TrainOptions:
     """With --resume: import the cell or task of yours that the run's own config names."""
 
 
+@dataclass(frozen=True)
+class _StreamOptions(_TrainOptions):
+    size: str = ""
+    data: Path | None = None
+    """What to learn: a file or folder of yours, the folder of a data set's files, or data that
+    was prepared. It is prepared once, into data/NAME."""
+    option: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Options of the preparation, for example of images: --option size 28 levels 16."""
+
+
 def train(arguments: list[str]) -> int:
     """Train a recipe or a config.json, then evaluate it."""
     from memtrain.config_json import from_json
@@ -100,10 +110,20 @@ def train(arguments: list[str]) -> int:
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     name, *rest = arguments
     path = Path(name)
-    default = from_json(path.read_text()) if path.suffix == ".json" else recipe(name)
+    if path.suffix == ".json":
+        default = from_json(path.read_text())
+    else:
+        default = recipe(name, _peek(rest, "--size"))
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
+    if isinstance(options, _StreamOptions) and options.data is not None:
+        from memtrain.config import Stream
+        from memtrain.data.ready import ready_stream
+
+        assert isinstance(default.data, Stream)
+        made = ready_stream(name, options.data, default.data, options.option)
+        options, config = _parse_train(rest, name, replace(default, data=made))
 
     from memtrain.run import Run
     from memtrain.train.metrics import make_reporter
@@ -121,11 +141,21 @@ def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainO
     import tyro
 
     from memtrain.config import RunConfig
+    from memtrain.recipes import STREAMS
+    from memtrain.recipes.sizes import describe_sizes
+
+    help_size = tyro.conf.arg(help=describe_sizes())
 
     @dataclass(frozen=True)
-    class Train(_TrainOptions):
+    class TrainStream(_StreamOptions):
+        size: Annotated[str, help_size] = STREAMS.get(name, "")
         run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
 
+    @dataclass(frozen=True)
+    class TrainTask(_TrainOptions):
+        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
+
+    Train = TrainStream if name in STREAMS else TrainTask
     Train.__doc__ = f"Train {name}. Each option changes one field of the run's config."
     parsed = _parse(Train, arguments, f"memtrain train {name}")
     return parsed, parsed.run
@@ -402,6 +432,16 @@ def _open(folder: Path, allow_code: bool) -> Any:
     if not run.progress["stages"]:
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
     return run
+
+
+def _peek(arguments: list[str], option: str) -> str | None:
+    """The value of an option that has to be known before the others are parsed."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+        if argument == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+    return None
 
 
 def _parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:

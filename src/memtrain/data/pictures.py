@@ -227,7 +227,7 @@ def read_folder(
             (height, width), (other_height, other_width) = rows[0].shape, gray.shape
             raise MemtrainError(
                 f"{path}: mixed sizes, {names[0]} is {height}x{width} and {name} is "
-                f"{other_height}x{other_width} (height x width); give a size to resize them to"
+                f"{other_height}x{other_width} (height x width); resize them: --option size 28"
             )
         rows.append(gray)
         names.append(name)

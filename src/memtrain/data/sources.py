@@ -48,11 +48,18 @@ def prepare(
     if name not in DATA_SETS:
         raise MemtrainError(f"data set {name!r}: {nearest(name, DATA_SETS)}")
     function = DATA_SETS[name]
-    known = inspect.signature(function).parameters.keys() - {"data_dir", "out", "overwrite"}
-    for option in options.keys() - known:
-        hint = nearest(option, known) if known else "it has none"
-        raise MemtrainError(f"{option}: {name} has no such option; {hint}")
+    check_options(function, options)
     return function(data_dir, out, overwrite=overwrite, **options)
+
+
+def check_options(function: Callable[..., Store], options: Iterable[str]) -> None:
+    """Refuse an option that a `prepare_...` does not take, with the nearest that it does."""
+    known = inspect.signature(function).parameters.keys()
+    known = known - {"data_dir", "path", "out", "overwrite"}
+    what = function.__name__.removeprefix("prepare_")
+    for option in options:
+        if option not in known:
+            raise MemtrainError(f"{option}: {what} has no such option; {nearest(option, known)}")
 
 
 # ------------------------------------------------------------------------ the paper's data sets
@@ -188,11 +195,7 @@ def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: A
         function = prepare_images
     else:
         function = prepare_text
-    known = inspect.signature(function).parameters.keys() - {"path", "out", "overwrite"}
-    for option in options.keys() - known:
-        raise MemtrainError(
-            f"{option}: {function.__name__} has no such option; {nearest(option, known)}"
-        )
+    check_options(function, options)
     return function(path, out, overwrite=overwrite, **options)
 
 
