@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from memtrain.nn.contract import check_cell
     from memtrain.nn.rnn import RNN
     from memtrain.nn.teacher import Teacher
+    from memtrain.pretrained import load_pretrained
     from memtrain.recipes import RECIPES, recipe
     from memtrain.run import Run
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
+    from memtrain.writer import generate
 
 _HOME = {
     "BPTTConfig": "config",
@@ -47,10 +49,12 @@ _HOME = {
     "evaluate": "eval.evaluate",
     "read": "eval.rollout",
     "write": "eval.rollout",
+    "generate": "writer",
     "Cell": "nn.cells",
     "check_cell": "nn.contract",
     "RNN": "nn.rnn",
     "Teacher": "nn.teacher",
+    "load_pretrained": "pretrained",
     "RECIPES": "recipes",
     "recipe": "recipes",
     "Run": "run",
@@ -83,6 +87,8 @@ __all__ = [
     "check_task",
     "evaluate",
     "from_json",
+    "generate",
+    "load_pretrained",
     "read",
     "recipe",
     "to_json",

@@ -9,7 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,7 +26,7 @@ usage: memtrain COMMAND [OPTIONS]
   train RECIPE      train a recipe, or a config.json, into a run folder
   resume RUN        go on where a run stopped
   eval RUN          losses, accuracy, drift and cost of a run
-  generate RUN      let the recurrent network write: digits as a PNG grid
+  generate RUN      let the recurrent network write: text, or pictures as a PNG grid
   data [NAME]       list tasks and data sets, show samples, or prepare real data
   bench [SUITE]     time training steps and generation on this machine
 
@@ -84,6 +84,16 @@ class _TrainOptions:
     """With --resume: import the cell or task of yours that the run's own config names."""
 
 
+@dataclass(frozen=True)
+class _StreamOptions(_TrainOptions):
+    size: str = ""
+    data: Path | None = None
+    """What to learn: a file or folder of yours, the folder of a data set's files, or data that
+    was prepared. It is prepared once, into data/NAME."""
+    option: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Options of the preparation, for example of images: --option size 28 levels 16."""
+
+
 def train(arguments: list[str]) -> int:
     """Train a recipe or a config.json, then evaluate it."""
     from memtrain.config_json import from_json
@@ -101,10 +111,20 @@ def train(arguments: list[str]) -> int:
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     name, *rest = arguments
     path = Path(name)
-    default = from_json(path.read_text()) if path.suffix == ".json" else recipe(name)
+    if path.suffix == ".json":
+        default = from_json(path.read_text())
+    else:
+        default = recipe(name, _peek(rest, "--size"))
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
+    if isinstance(options, _StreamOptions) and options.data is not None:
+        from memtrain.config import Stream
+        from memtrain.data.ready import ready_stream
+
+        assert isinstance(default.data, Stream)
+        made = ready_stream(name, options.data, default.data, options.option)
+        options, config = _parse_train(rest, name, replace(default, data=made))
 
     from memtrain.run import Run
     from memtrain.train.metrics import make_reporter
@@ -122,11 +142,21 @@ def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainO
     import tyro
 
     from memtrain.config import RunConfig
+    from memtrain.recipes import STREAMS
+    from memtrain.recipes.sizes import describe_sizes
+
+    help_size = tyro.conf.arg(help=describe_sizes())
 
     @dataclass(frozen=True)
-    class Train(_TrainOptions):
+    class TrainStream(_StreamOptions):
+        size: Annotated[str, help_size] = STREAMS.get(name, "")
         run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
 
+    @dataclass(frozen=True)
+    class TrainTask(_TrainOptions):
+        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
+
+    Train = TrainStream if name in STREAMS else TrainTask
     Train.__doc__ = f"Train {name}. Each option changes one field of the run's config."
     parsed = _parse(Train, arguments, f"memtrain train {name}")
     return parsed, parsed.run
@@ -169,7 +199,7 @@ def _train(run: Any, reporter: Any) -> int:
         return 0 if interrupted.signal_number == signal.SIGTERM else 130
     print_evaluation(run, run.evaluate())
     print(f"\nrun folder  {run.folder}")
-    if run.task.start_token is not None:
+    if run.spelling is not None:
         print(f"let it write  memtrain generate {run.folder}")
     return 0
 
@@ -181,13 +211,18 @@ def evaluate(arguments: list[str]) -> int:
     @dataclass(frozen=True)
     class Evaluate:
         """Score a run on held-out sequences: teacher, RNN from the empty memory and from the
-        teacher's, how far their memories drift apart, and what training cost."""
+        teacher's, over the whole sequence and against the position in it; how far their memories
+        drift apart; count models on the same targets; and what training cost. A figure and its
+        numbers go to RUN/figures."""
 
         run: tyro.conf.Positional[Path]
         """The run's folder."""
         sequences: int | None = None
         """Held-out sequences to score (fewer if the data has fewer); a few seconds' worth if not
         given."""
+        length: int | None = None
+        """Tokens in a held-out sequence of a stream, data.evaluate_length unless given. Longer
+        than what was trained shows whether the RNN holds: 1568 (two MNIST images), 4096 (text)."""
         json: bool = False
         """Print one JSON object as the last line of stdout, nothing else there."""
         allow_code: bool = False
@@ -197,15 +232,21 @@ def evaluate(arguments: list[str]) -> int:
     if options.sequences is not None and options.sequences < 1:
         raise MemtrainError(f"sequences={options.sequences}: must be at least 1")
 
+    from memtrain.eval.figure import save_figure
     from memtrain.tables import print_evaluation
 
     run = _open(options.run, options.allow_code)
-    result = run.evaluate(options.sequences)
+    result = run.evaluate(options.sequences, length=options.length, baselines=True)
+    record = {"run": str(options.run), "unit": run.task.unit, **asdict(result)}
+    text = json.dumps(record | {"stages": run.progress["stages"], **run.totals()})
+    figure = options.run / "figures" / f"evaluation-{result.length}.png"
+    save_figure(result, figure, run.config.name, run.task.unit)
+    figure.with_suffix(".json").write_text(text + "\n")
     if options.json:
-        record = {"run": str(options.run), "unit": run.task.unit, **asdict(result)}
-        print(json.dumps(record | {"stages": run.progress["stages"], **run.totals()}))
+        print(text)
     else:
         print_evaluation(run, result)
+        print(f"figure  {figure}")
     return 0
 
 
@@ -215,12 +256,22 @@ def generate(arguments: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Generate:
-        """Let the recurrent network write from the empty memory; the teacher is not used."""
+        """Let the recurrent network write: text to the terminal, pictures as a PNG grid. It starts
+        from the empty memory; the teacher is not used."""
 
-        run: tyro.conf.Positional[Path]
-        """The run's folder."""
-        count: int = 64
-        """How many sequences."""
+        run: tyro.conf.Positional[str]
+        """The run's folder, or the name of a pretrained model."""
+        count: int | None = None
+        """How many: 1 text or 64 pictures unless given."""
+        length: int | None = None
+        """Characters to write (text)."""
+        prompt: str | None = None
+        """Read first (text)."""
+        given: float | None = None
+        """Complete held-out images of which this share is given, from the top."""
+        image: Path | None = None
+        """Complete this PNG or JPEG, resized as the data was; the first half is given unless
+        --given says more."""
         temperature: float = 1.0
         """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
         top_k: int = 0
@@ -230,40 +281,19 @@ def generate(arguments: list[str]) -> int:
         seed: int = 0
         """The same seed gives the same sequences."""
         out: Path | None = None
-        """The picture's file; RUN/samples/... unless given."""
+        """The picture's file, RUN/samples/... unless given; also keeps text."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
     options = _parse(Generate, arguments, "memtrain generate")
-    if options.count < 1:
-        raise MemtrainError(f"count={options.count}: must be at least 1")
 
-    import torch
+    from memtrain.authoring import Wish, find_writer, write_wish
+    from memtrain.train.metrics import make_reporter
 
-    from memtrain.eval.rollout import write
-
-    run = _open(options.run, options.allow_code)
-    task = run.task
-    if task.start_token is None:
-        raise MemtrainError(
-            f"{options.run}: its task ({run.config.data.kind}) asks for answers and has no "
-            "sequences to write; try a run of digits"
-        )
-    prompt = torch.full((options.count, 1), task.start_token, device=run.engine.device)
-    generator = torch.Generator().manual_seed(options.seed)
-    tokens = write(
-        run.rnn.eval(),
-        prompt,
-        task.written_length,
-        generator,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        allowed=task.writable,
-    )
-    path = options.out or options.run / "samples" / f"{options.count}-seed{options.seed}.png"
-    task.save_samples(task.written(prompt, tokens).cpu(), path)
-    print(path)
+    values = {one.name: getattr(options, one.name) for one in fields(Wish)}
+    wish = Wish(**values)
+    model = find_writer(options.run, options.allow_code, make_reporter())
+    write_wish(model, options.run, wish)
     return 0
 
 
@@ -469,6 +499,16 @@ def _open(folder: Path, allow_code: bool) -> Any:
     if not run.progress["stages"]:
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
     return run
+
+
+def _peek(arguments: list[str], option: str) -> str | None:
+    """The value of an option that has to be known before the others are parsed."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+        if argument == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+    return None
 
 
 def _parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:

@@ -19,6 +19,7 @@ from torch import nn
 from memtrain.config import RunConfig
 from memtrain.config_json import from_json, to_json
 from memtrain.data.build import build_task
+from memtrain.data.spelling import Spelling
 from memtrain.data.task import Task, check_task
 from memtrain.errors import DivergedError, MemtrainError
 from memtrain.eval.cost import sequential_ops
@@ -51,6 +52,17 @@ class StopRequest:
     signal_number = 0
 
 
+def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
+    """The RNN of a config, with a cell of the user's in place of what it names."""
+    if cell is None:
+        cell = build_cell(config.cell, vocab_size)
+    else:
+        check_cell(cell, vocab_size)
+    _, memory_dim = memory_shape(cell)
+    causal = config.readout_attention == "causal"
+    return RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+
+
 class Run:
     """A run folder with its models in memory. Make one with `Run.create` or `Run.open`."""
 
@@ -70,14 +82,8 @@ class Run:
         vocab_size = self.task.vocab_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            if cell is None:
-                cell = build_cell(config.cell, vocab_size)
-            else:
-                check_cell(cell, vocab_size)
-            memory_tokens, memory_dim = memory_shape(cell)
-            causal = config.readout_attention == "causal"
-            readout = Decoder(config.teacher, vocab_size, memory_dim, causal=causal)
-            self.rnn = RNN(cell, readout).to(self.engine.device)
+            self.rnn = build_rnn(config, vocab_size, cell).to(self.engine.device)
+            memory_tokens, memory_dim = memory_shape(self.rnn.cell)
             self.teacher = None
             if config.has_teacher:
                 teacher = Teacher(config.teacher, vocab_size, memory_tokens, memory_dim)
@@ -182,6 +188,11 @@ class Run:
         if self.teacher is not None:
             models["teacher"] = self.teacher
         return nn.ModuleDict(models)
+
+    @property
+    def spelling(self) -> Spelling | None:
+        """What the RNN writes; None if its task asks for answers."""
+        return self.task.spelling
 
     # ------------------------------------------------------------------------------- train
 
@@ -316,13 +327,40 @@ class Run:
             for key in ("steps", "tokens", "sequential_ops", "seconds")
         }
 
-    def evaluate(self, sequences: int | None = None) -> Evaluation:
-        """Score the models as they are now on held-out sequences, by default seconds' worth."""
+    def evaluate(
+        self,
+        sequences: int | None = None,
+        *,
+        length: int | None = None,
+        baselines: bool = False,
+    ) -> Evaluation:
+        """Score the models as they are now on held-out sequences.
+
+        Args:
+            sequences: how many; by default seconds' worth.
+            length: tokens in each, for streams; by default `data.evaluate_length`.
+            baselines: also score count models, fitted to the training data.
+        """
+        task = self.task
+        if length is not None:
+            if length < 2:
+                raise MemtrainError(f"length={length}: must be at least 2")
+            task = task.windows(length)
+            if task.sequence_length != length:
+                raise MemtrainError(
+                    f"length={length}: sequences of {self.config.data.kind} have "
+                    f"{task.sequence_length} tokens; only streams have any length"
+                )
         if sequences is None:
             tokens = 2**18 if self.engine.device.type == "cuda" else 2**14
-            sequences = max(16, tokens // self.task.sequence_length)
+            sequences = max(4, tokens // task.sequence_length)
         return evaluate(
-            self.task, self.rnn, self.teacher, sequences=sequences, device=self.engine.device
+            task,
+            self.rnn,
+            self.teacher,
+            sequences=sequences,
+            device=self.engine.device,
+            baselines=baselines,
         )
 
 

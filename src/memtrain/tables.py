@@ -11,7 +11,9 @@ def print_evaluation(run: Run, result: Evaluation) -> None:
     """Scores, drift and cost of a run, on stdout."""
     console = Console(highlight=False)
     unit = run.task.unit
-    scores = Table(title=f"{run.config.name}: {result.sequences} held-out sequences")
+    scores = Table(
+        title=f"{run.config.name}: {result.sequences} held-out sequences of {result.length}"
+    )
     scores.add_column("")
     for column in (f"nats a {unit}", f"bits a {unit}", "accuracy"):
         scores.add_column(column, justify="right")
@@ -24,6 +26,8 @@ def print_evaluation(run: Run, result: Evaluation) -> None:
     for name, score in rows:
         if score is not None:
             scores.add_row(name, f"{score.nats:.4f}", f"{score.bits:.4f}", f"{score.accuracy:.4f}")
+    for baseline in result.baselines:
+        scores.add_row(baseline.name, f"{baseline.nats:.4f}", f"{baseline.bits:.4f}", "")
     console.print(scores)
     if result.drift is not None:
         path = result.drift.unexplained

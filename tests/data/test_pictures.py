@@ -65,6 +65,17 @@ def test_a_black_picture_is_the_last_token(patch: int, dtype: type):
     assert tokens.dtype == dtype and set(tokens.flat) == {2**patch**2 - 1}
 
 
+def test_patches_of_grey_levels_are_numbers_in_that_base():
+    gray = np.array([[[0, 85, 255, 255], [170, 255, 0, 0]]], np.uint8)
+    picture = Picture(height=2, width=4, levels=4, patch=2)
+    tokens = encode_pictures(gray, levels=4, patch=2)
+    assert tokens.tolist() == [[0b00_01_10_11, 0b11_11_00_00]]
+    assert picture.vocab_size == 256 and picture.length == 2
+    assert np.array_equal(decode_pictures(tokens, picture), gray)
+    widest = encode_pictures(np.full((1, 2, 2), 255, np.uint8), levels=16, patch=2)
+    assert widest.tolist() == [[65535]]
+
+
 @given(data=st.data(), levels=st.integers(2, 256))
 def test_tokens_of_any_levels_survive(data, levels: int):
     picture = Picture(height=2, width=3, levels=levels)
@@ -95,7 +106,7 @@ def test_every_grey_picture_survives_256_levels(gray: np.ndarray):
     [
         ({"levels": 1}, "levels=1: must be 2..256"),
         ({"levels": 257}, "levels=257"),
-        ({"patch": 2}, "patches hold binary pixels"),
+        ({"patch": 2}, "levels=256 with patch=2: 4,294,967,296 tokens, at most 65,536"),
         ({"patch": 5, "levels": 2}, "patch=5: must be 1..4"),
         ({"patch": 3, "levels": 2}, "patch=3: must divide the picture, 4x6"),
         ({"threshold": 9}, "only for levels=2"),

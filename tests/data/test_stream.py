@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 
 from conftest import TINY, seeded
 from memtrain.config import Stream
@@ -118,19 +117,25 @@ def test_a_path_that_holds_nothing_is_named(tmp_path: Path):
         build_task(Stream())
 
 
-def test_written_pictures_are_tiled(pictures: Path, tmp_path: Path):
+def test_pictures_held_out_are_whole_and_not_trained_on(pictures: Path):
     task = StreamTask.from_config(Stream(path=str(pictures), evaluate_length=20))
-    whole = torch.from_numpy(np.array(task.store.tokens("train"))[:72].astype(np.int64))
-    rows = whole.reshape(2, 36)
-    assert torch.equal(task.written(rows[:, :1], rows[:, 1:]), rows)
-    assert task.written_length == 35
-    task.save_samples(rows, tmp_path / "grid.png")
-    assert imread(tmp_path / "grid.png").shape[:2] == (6 + 4, 2 * 6 + 6)
+    found = task.held_out_pictures(100, seeded())
+    assert found is not None
+    test = np.array(task.store.tokens("test")).reshape(-1, 36)
+    assert sorted(found.tolist()) == sorted(test.tolist())
+    one = task.held_out_pictures(1, seeded())
+    assert one is not None and len(one) == 1
 
 
-def test_written_text_is_text(text: StreamTask, tmp_path: Path):
-    text.save_samples(torch.tensor([list(b"hello")]), tmp_path / "out.txt")
-    assert (tmp_path / "out.txt").read_text() == "hello"
+def test_a_model_begins_as_documents_begin(tmp_path: Path, text: StreamTask):
+    assert text.spelling is not None and text.spelling.start_token == ord("\n")  # one document
+    assert bytes(text.spelling.alphabet).decode() == "".join(sorted(set(STORY)))
+    (tmp_path / "many.txt").write_text("".join(f"Once {n}\n<|endoftext|>\n" for n in range(40)))
+    prepare_text(tmp_path / "many.txt", tmp_path / "many")
+    many = StreamTask.from_config(Stream(path=str(tmp_path / "many"), evaluate_length=8))
+    assert many.spelling is not None and many.spelling.start_token == ord("O")
+    assert many.windows(4).spelling is many.spelling
+    assert text.held_out_pictures(1, seeded()) is None
 
 
 @pytest.mark.parametrize("encoder", ["bidirectional", "causal"])

@@ -1,17 +1,25 @@
 import math
+from dataclasses import asdict, is_dataclass
+from typing import Any
 
 import pytest
 import torch
+from matplotlib.image import imread
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from conftest import ENCODERS, VOCAB, random_batch, random_tokens, seeded, tiny_rnn, tiny_teacher
-from memtrain.config import Retrieval, Stack
+import memtrain.eval.evaluate as evaluate_module
+from conftest import ENCODERS, TINY, VOCAB, random_tokens, seeded, tiny_rnn, tiny_teacher
+from memtrain.config import Digits, Retrieval, Stack
 from memtrain.data.build import build_task
 from memtrain.data.task import Task
-from memtrain.eval.evaluate import Evaluation, Score, encode_in_chunks, evaluate, score
+from memtrain.eval import tally
+from memtrain.eval.evaluate import Evaluation, Score, encode_in_chunks, evaluate
+from memtrain.eval.figure import save_figure
+from memtrain.eval.rollout import read
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
+from memtrain.run import build_rnn
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 CPU = torch.device("cpu")
@@ -100,20 +108,6 @@ class TestScores:
         assert alone.teacher is alone.rnn_from_teacher is alone.rnn_after_start is None
         assert alone.drift is None
         assert alone.rnn == look(task, rnn, tiny_teacher()).rnn
-
-    def test_score_looks_at_asked_positions_only(self):
-        batch = random_batch(3, 5, asked=0.3)
-        asked = batch.targets != IGNORE_INDEX
-        logits = torch.zeros(3, 5, VOCAB)
-        right = torch.nn.functional.one_hot(batch.targets.clamp(min=0), VOCAB).float()
-        logits[asked] = 9 * right[asked]
-        assert score(logits, batch.targets).accuracy == 1
-        logits[asked] *= -1
-        assert score(logits, batch.targets).accuracy == 0
-
-    def test_score_of_nothing_is_zero(self):
-        nothing = score(torch.zeros(2, 3, VOCAB), torch.full((2, 3), IGNORE_INDEX))
-        assert nothing == Score(nats=0.0, accuracy=0.0)
 
     def test_bits_are_nats_over_log_2(self):
         assert Score(nats=math.log(8), accuracy=0.0).bits == pytest.approx(3)
@@ -234,11 +228,91 @@ class TestDrift:
 
 
 @BOTH
-@pytest.mark.parametrize("windows", [1, 12, 17, 1000])
-def test_memories_made_in_chunks_equal_those_made_at_once(encoder, windows):
-    teacher, inputs = tiny_teacher(encoder), random_tokens(5, 6)
+@pytest.mark.parametrize("padding", ["mask", "void"])
+@pytest.mark.parametrize("windows", [5, 12, 17, 1000])
+def test_memories_made_in_chunks_equal_those_made_at_once(encoder, windows, padding):
+    """Longer than any memory reaches back: two layers of 8, or a window of 8."""
+    teacher, inputs = tiny_teacher(encoder, padding=padding), random_tokens(3, 40)
     with torch.no_grad():
         assert_close(encode_in_chunks(teacher, inputs, windows), teacher.encode(inputs))
+
+
+def test_looking_at_a_few_sequences_at_a_time_changes_nothing(task, monkeypatch):
+    rnn, teacher = tiny_rnn(), tiny_teacher()
+    whole = look(task, rnn, teacher)
+    monkeypatch.setitem(evaluate_module.FLOATS, "cpu", 3 * LENGTH * 32)
+    monkeypatch.setattr(tally, "ROWS", 7)
+    pieces = look(task, rnn, teacher)
+    assert flat(pieces) == pytest.approx(flat(whole), rel=1e-5)
+
+
+def flat(value: Any) -> list[float]:
+    """All numbers of nested records, in order."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for item in value for number in flat(item)]
+    return [] if value is None else [float(value)]
+
+
+class TestByPosition:
+    def test_bins_are_means_of_the_losses_in_them(self, monkeypatch):
+        monkeypatch.setattr(evaluate_module, "BINS", 3)
+        task = build_task(Stack(sequence_length=LENGTH, vocab_size=VOCAB, depth=3))
+        rnn, teacher, batch = tiny_rnn(), tiny_teacher(), held_out(task, seed=3)
+        curves = look(task, rnn, teacher, seed=3).by_position
+        assert curves.edges == [0, 3, 6, 8]
+        with torch.no_grad():
+            predicted = teacher.predict(teacher.encode(batch.inputs).flatten(0, 1))
+            predicted = predicted.unflatten(0, batch.inputs.shape)
+            logits, _ = read(rnn, batch.inputs)
+        for found, given in ((curves.rnn, logits), (curves.teacher, predicted)):
+            assert found is not None
+            for place, (first, end) in enumerate(zip(curves.edges, curves.edges[1:], strict=False)):
+                asked = batch.targets[:, first:end] != IGNORE_INDEX
+                pairs = list(
+                    zip(given[:, first:end][asked], batch.targets[:, first:end][asked], strict=True)
+                )
+                expected, _ = by_hand([(row, int(target)) for row, target in pairs])
+                assert found[place] == pytest.approx(expected, abs=1e-5)
+
+    def test_what_is_not_asked_or_not_rolled_out_has_no_mean(self):
+        task = build_task(Retrieval(sequence_length=6, vocab_size=VOCAB))
+        result = look(task, tiny_rnn(), tiny_teacher())
+        curves = result.by_position
+        assert curves.rnn[:-1] == [None] * 5 and curves.rnn[-1] == pytest.approx(result.rnn.nats)
+        alone = look(task, tiny_rnn(), None).by_position
+        assert alone.teacher is alone.unexplained is alone.rnn_from_teacher is None
+
+    def test_drift_bins_are_means_of_the_drift(self, task, monkeypatch):
+        monkeypatch.setattr(evaluate_module, "BINS", 2)
+        result = look(task, tiny_rnn(), tiny_teacher())
+        assert result.drift is not None
+        every = result.drift.unexplained
+        assert result.by_position.unexplained == pytest.approx(
+            [sum(every[:4]) / 4, sum(every[4:]) / 4]
+        )
+
+
+def test_count_models_are_scored_on_the_same_targets_if_there_is_a_corpus(task):
+    assert look(task, tiny_rnn(), None, baselines=True).baselines == []
+    digits = build_task(Digits())
+    torch.manual_seed(0)
+    rnn = build_rnn(TINY, digits.vocab_size)
+    result = look(digits, rnn, None, sequences=50, baselines=True)
+    zeroth, left, around = (baseline.nats for baseline in result.baselines)
+    assert math.log(17) > zeroth > left > around > 1
+    assert all(baseline.fitted_tokens == 1527 * 64 for baseline in result.baselines)
+    assert look(digits, rnn, None, sequences=50).baselines == []
+
+
+def test_a_figure_is_drawn_with_and_without_a_teacher(task, tmp_path):
+    for teacher in (None, tiny_teacher()):
+        path = tmp_path / "deep" / f"{teacher is None}.png"
+        save_figure(look(task, tiny_rnn(), teacher), path, "stack", "target")
+        assert imread(path).shape[0] > 300
 
 
 @BOTH

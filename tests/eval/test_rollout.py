@@ -1,14 +1,13 @@
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from conftest import VOCAB, random_tokens, seeded, tiny_cell, tiny_rnn
 from memtrain.errors import MemtrainError
-from memtrain.eval.rollout import read, sample_token, write
+from memtrain.eval.rollout import read, write, write_chunks
+from memtrain.eval.sampling import Sampler
 from memtrain.nn.rnn import RNN
 
 
@@ -110,7 +109,7 @@ class TestWrite:
         [
             ({"prompt": torch.empty(2, 0, dtype=torch.long)}, "prompt: must hold at least one"),
             ({"length": 0}, "length=0: must be at least 1"),
-            ({"temperature": -0.1}, "temperature=-0.1: must be at least 0"),
+            ({"temperature": -0.1}, "temperature=-0.1: must be at least 0 and finite"),
             ({"top_k": -1}, "top_k=-1: must be at least 0"),
             ({"top_p": 0.0}, "top_p=0.0: must be above 0 and at most 1"),
             ({"top_p": 1.1}, "top_p=1.1: must be above 0 and at most 1"),
@@ -125,65 +124,15 @@ class TestWrite:
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize("chunk", [1, 3, 5, 99])
+    def test_pieces_together_are_the_whole(self, chunk):
+        rnn = tiny_rnn()
+        pieces = list(write_chunks(rnn, self.prompt, 7, seeded(3), Sampler(), chunk))
+        assert all(piece.shape[1] <= chunk for piece in pieces)
+        whole = write(rnn, self.prompt, 7, seeded(3))
+        assert torch.equal(torch.cat(pieces, dim=1), whole)
 
-PROBABILITIES = [0.05, 0.4, 0.1, 0.25, 0.2]  # likeliest first: tokens 1, 3, 4, 2, 0
-DRAWS = 4000
-
-
-def shares(probabilities: list[float] = PROBABILITIES, **options: Any) -> dict[int, float]:
-    """How often each token is drawn."""
-    logits = torch.tensor(probabilities).log().expand(DRAWS, -1)
-    drawn = sample_token(logits, seeded(), **options)
-    return {token: count / DRAWS for token, count in Counter(drawn.tolist()).items()}
-
-
-def renormalised(tokens: set[int]) -> dict[int, float]:
-    total = sum(PROBABILITIES[token] for token in tokens)
-    return {token: PROBABILITIES[token] / total for token in tokens}
-
-
-class TestSampleToken:
-    def test_draws_tokens_by_their_probability(self):
-        assert shares() == pytest.approx(dict(enumerate(PROBABILITIES)), abs=0.04)
-
-    @pytest.mark.parametrize(
-        ("top_k", "kept"), [(1, {1}), (2, {1, 3}), (4, {1, 2, 3, 4}), (5, {0, 1, 2, 3, 4})]
-    )
-    def test_top_k_keeps_the_k_likeliest(self, top_k, kept):
-        assert shares(top_k=top_k) == pytest.approx(renormalised(kept), abs=0.04)
-
-    def test_top_k_beyond_the_vocabulary_keeps_all(self):
-        assert shares(top_k=99) == shares()
-
-    @pytest.mark.parametrize(
-        ("top_p", "kept"),
-        [
-            (0.01, {1}),
-            (0.39, {1}),
-            (0.41, {1, 3}),
-            (0.64, {1, 3}),
-            (0.66, {1, 3, 4}),
-            (0.94, {1, 2, 3, 4}),
-            (0.96, {0, 1, 2, 3, 4}),
-        ],
-    )
-    def test_top_p_keeps_the_smallest_set_with_that_probability(self, top_p, kept):
-        assert shares(top_p=top_p) == pytest.approx(renormalised(kept), abs=0.04)
-
-    def test_top_p_counts_among_what_top_k_left(self):
-        # 0.4, 0.25 and 0.2 become 0.47, 0.29 and 0.24: the first two reach 0.7.
-        assert shares(top_k=3, top_p=0.7) == pytest.approx(renormalised({1, 3}), abs=0.04)
-
-    @pytest.mark.parametrize("temperature", [0.5, 2.0])
-    def test_temperature_divides_the_logits(self, temperature):
-        powers = [p ** (1 / temperature) for p in PROBABILITIES]
-        expected = {token: power / sum(powers) for token, power in enumerate(powers)}
-        assert shares(temperature=temperature) == pytest.approx(expected, abs=0.04)
-
-    def test_temperature_0_takes_the_likeliest(self):
-        assert shares(temperature=0.0) == {1: 1.0}
-
-    def test_rows_are_drawn_apart(self):
-        logits: Tensor = torch.full((VOCAB, VOCAB), -50.0)
-        logits.fill_diagonal_(50.0)
-        assert sample_token(logits, seeded(), top_p=0.9).tolist() == list(range(VOCAB))
+    def test_a_long_prompt_is_read_to_its_end(self):
+        rnn, prompt = sharp_rnn(), random_tokens(1, 300)
+        written = write(rnn, prompt, 3, seeded(), temperature=0.0)
+        assert written.tolist() == [greedy(rnn, prompt[0].tolist(), 3)]

@@ -8,10 +8,8 @@ from torch.testing import assert_close
 from conftest import VOCAB, gradients, random_batch, random_tokens, seeded, tiny_rnn
 from memtrain.objectives.losses import (
     decode_loss,
-    drift,
     dynamics_loss,
     readout_loss,
-    unexplained_variance,
     uniformity_loss,
 )
 from memtrain.shapes import IGNORE_INDEX
@@ -137,47 +135,3 @@ class TestUniformityLoss:
         losses = [float(uniformity_loss(memory, 4, generator)) for _ in range(20)]
         assert len(set(losses)) > 15
         assert float(uniformity_loss(memory, 4, seeded())) == losses[0]
-
-
-def naive_drift(rollout: Tensor, memory: Tensor) -> list[float]:
-    rows, length = rollout.shape[:2]
-    result = []
-    for t in range(length):
-        squares = [
-            (a - b) ** 2
-            for row in range(rows)
-            for a, b in zip(
-                rollout[row, t].flatten().tolist(), memory[row, t].flatten().tolist(), strict=True
-            )
-        ]
-        result.append(sum(squares) / len(squares))
-    return result
-
-
-class TestDrift:
-    rollout, memory = normal(3, 4, 2, 5), 2 * normal(3, 4, 2, 5, seed=1) + 1
-
-    def test_is_the_mean_squared_distance_at_every_step(self):
-        found = drift(self.rollout, self.memory).tolist()
-        assert found == pytest.approx(naive_drift(self.rollout, self.memory))
-
-    def test_unexplained_variance_divides_it_by_the_variance_over_sequences_and_steps(self):
-        variances = []
-        for token in range(2):
-            for dimension in range(5):
-                values = self.memory[:, :, token, dimension].flatten().tolist()
-                mean = sum(values) / len(values)
-                variances.append(sum((value - mean) ** 2 for value in values) / len(values))
-        variance = sum(variances) / len(variances)
-        expected = [value / variance for value in naive_drift(self.rollout, self.memory)]
-        found = unexplained_variance(self.rollout, self.memory).tolist()
-        assert found == pytest.approx(expected)
-
-    def test_the_mean_memory_explains_nothing_and_the_memory_itself_everything(self):
-        mean = self.memory.mean(dim=(0, 1)).expand_as(self.memory)
-        assert_close(unexplained_variance(mean, self.memory).mean(), torch.tensor(1.0))
-        assert not unexplained_variance(self.memory, self.memory).any()
-
-    def test_memories_that_never_vary_give_finite_numbers(self):
-        constant = torch.ones(3, 4, 2, 5)
-        assert unexplained_variance(self.rollout, constant).isfinite().all()

@@ -1,14 +1,14 @@
 """Images as sequences of pixels, and back."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from memtrain.config import Digits
-from memtrain.data.task import Task
+from memtrain.data.pictures import Picture
+from memtrain.data.spelling import Spelling
+from memtrain.data.task import Corpus, Task
 from memtrain.shapes import Batch
 
 SIDE, LEVELS = 8, 17
@@ -20,8 +20,13 @@ class DigitsTask(Task):
     vocab_size = LEVELS + 1
     sequence_length = SIDE * SIDE
     unit = "pixel"
-    start_token = LEVELS
-    writable = LEVELS
+    spelling = Spelling(
+        vocab_size=LEVELS + 1,
+        start_token=LEVELS,
+        start_written=False,
+        picture=Picture(height=SIDE, width=SIDE, levels=LEVELS),
+        dark_ink=True,
+    )
 
     def __init__(self, config: Digits) -> None:
         from sklearn.datasets import load_digits
@@ -39,8 +44,14 @@ class DigitsTask(Task):
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Test images without repetition, all of them if more are asked for."""
+        return self._batch(self.held_out_pictures(count, generator))
+
+    def held_out_pictures(self, count: int, generator: torch.Generator) -> Int[Tensor, "B 64"]:
         order = torch.randperm(len(self.test_images), generator=generator)
-        return self._batch(self.test_images[order[:count]])
+        return self.test_images[order[:count]]
+
+    def corpus(self) -> Corpus:
+        return Corpus(self.train_images.flatten(), LEVELS, self.unit, SIDE, SIDE * SIDE)
 
     def _batch(self, images: Int[Tensor, "B 64"]) -> Batch:
         start = torch.full((len(images), 1), LEVELS)  # the start token
@@ -50,23 +61,3 @@ class DigitsTask(Task):
         shades = " .:-=+*#%@"
         ink = [shades[level * (len(shades) - 1) // (LEVELS - 1)] * 2 for level in targets]
         return "\n".join("".join(ink[row : row + SIDE]) for row in range(0, len(ink), SIDE))
-
-    def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
-        save_grid(tokens, path)
-
-
-def save_grid(images: Int[Tensor, "N L"], path: Path, *, columns: int = 0, scale: int = 6) -> None:
-    """Write images, given as rows of grey levels, as one PNG grid of dark ink on white."""
-    from matplotlib.image import imsave
-
-    columns = columns or int(np.ceil(np.sqrt(len(images))))
-    rows = -(-len(images) // columns)
-    side, gap = SIDE * scale, scale
-    canvas = np.full((rows * (side + gap) + gap, columns * (side + gap) + gap), 0.92)
-    for index, image in enumerate(images.cpu().numpy().reshape(-1, SIDE, SIDE)):
-        top = gap + (index // columns) * (side + gap)
-        left = gap + (index % columns) * (side + gap)
-        ink = np.kron(image / (LEVELS - 1), np.ones((scale, scale)))
-        canvas[top : top + side, left : left + side] = 1 - ink
-    path.parent.mkdir(parents=True, exist_ok=True)
-    imsave(path, canvas, cmap="gray", vmin=0, vmax=1)

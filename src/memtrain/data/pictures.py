@@ -31,8 +31,9 @@ MAX_FILE_BYTES = 256 * 2**20
 """A file of a zip that claims to unpack to more than this is refused before it is read."""
 MAX_IDX_BYTES = 4 * 2**30
 """An IDX file that claims to hold more than this is refused before it is read."""
+MAX_TOKENS = 2**16
+"""What 16 bits can name: 4x4 pixels of 2 levels, or 2x2 pixels of 16."""
 MAX_PATCH = 4
-"""4x4 binary pixels spell 65,536 tokens, the most that 16 bits can name."""
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
 # ---------------------------------------------------------------------------- pixels and tokens
@@ -42,9 +43,10 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 class Picture:
     """How the pictures of a data set are spelled.
 
-    With more than two levels a token is a grey level, 0 black. With two levels it is ink, 1 dark
-    and 0 light, or a patch x patch square of such bits: written in binary, the token is the
-    square read left to right and top to bottom, so the first (highest) bit is the top left.
+    With more than two levels a pixel is a grey level, 0 black. With two levels it is ink, 1 dark
+    and 0 light. A token is a pixel, or a patch x patch square of them: written in base `levels`,
+    it is the square read left to right and top to bottom, so the first (highest) digit is the
+    top left.
     """
 
     height: int
@@ -62,10 +64,10 @@ class Picture:
             )
         if not 1 <= self.patch <= MAX_PATCH:
             raise MemtrainError(f"patch={self.patch}: must be 1..{MAX_PATCH}")
-        if self.patch > 1 and self.levels != 2:
+        if self.vocab_size > MAX_TOKENS:
             raise MemtrainError(
-                f"levels={self.levels} with patch={self.patch}: patches hold binary pixels; "
-                "set levels=2 or patch=1"
+                f"levels={self.levels} with patch={self.patch}: {self.vocab_size:,} tokens, at "
+                f"most {MAX_TOKENS:,} can be told apart; set levels=2 or a smaller patch"
             )
         if self.height % self.patch or self.width % self.patch:
             raise MemtrainError(
@@ -75,7 +77,7 @@ class Picture:
 
     @property
     def vocab_size(self) -> int:
-        return 2**self.patch**2 if self.levels == 2 else self.levels
+        return self.levels**self.patch**2
 
     @property
     def length(self) -> int:
@@ -95,7 +97,7 @@ def encode_pictures(
     Args:
         gray: 0 is black.
         levels: 2 binarises, 256 keeps every grey level, others take the nearest of `levels` greys.
-        patch: side of the squares of binary pixels that make one token.
+        patch: side of the squares of pixels that make one token.
         threshold: with two levels only: darker than this is ink; 128 unless given.
     """
     count, height, width = gray.shape
@@ -104,16 +106,19 @@ def encode_pictures(
         if threshold is not None:
             raise MemtrainError(f"threshold={threshold} with levels={levels}: only for levels=2")
         nearest = np.rint(np.arange(256) * ((levels - 1) / 255)).astype(np.uint8)
-        return nearest[gray].reshape(count, picture.length)
-    threshold = 128 if threshold is None else threshold
-    if not 1 <= threshold <= 255:
-        raise MemtrainError(f"threshold={threshold}: must be 1..255; darker than it is ink")
-    ink = gray < threshold
+        pixels = nearest[gray]
+    else:
+        threshold = 128 if threshold is None else threshold
+        if not 1 <= threshold <= 255:
+            raise MemtrainError(f"threshold={threshold}: must be 1..255; darker than it is ink")
+        pixels = (gray < threshold).astype(np.uint8)
+    if patch == 1:
+        return pixels.reshape(count, picture.length)
     dtype = np.uint8 if picture.vocab_size <= 256 else np.uint16
     tokens = np.zeros((count, height // patch, width // patch), dtype)
     for row, column in _places(patch):
-        tokens <<= 1
-        tokens |= ink[:, row::patch, column::patch]
+        tokens *= dtype(levels)
+        tokens += pixels[:, row::patch, column::patch]
     return tokens.reshape(count, picture.length)
 
 
@@ -130,14 +135,14 @@ def decode_pictures(
             f"must be 0..{picture.vocab_size - 1}"
         )
     height, width, patch = picture.height, picture.width, picture.patch
-    squares = tokens.reshape(count, height // patch, width // patch)
-    if picture.levels > 2:
-        greys = np.rint(np.arange(picture.levels) * (255 / (picture.levels - 1)))
-        return greys.astype(np.uint8)[squares]
+    squares = tokens.astype(np.int64).reshape(count, height // patch, width // patch)
+    greys = np.rint(np.arange(picture.levels) * (255 / (picture.levels - 1))).astype(np.uint8)
+    if picture.levels == 2:
+        greys = greys[::-1]  # ink is dark
     gray = np.empty((count, height, width), np.uint8)
     for index, (row, column) in enumerate(_places(patch)):
-        ink = (squares >> (patch**2 - 1 - index)) & 1
-        gray[:, row::patch, column::patch] = np.where(ink, 0, 255)
+        digit = squares // picture.levels ** (patch**2 - 1 - index) % picture.levels
+        gray[:, row::patch, column::patch] = greys[digit]
     return gray
 
 
@@ -222,7 +227,7 @@ def read_folder(
             (height, width), (other_height, other_width) = rows[0].shape, gray.shape
             raise MemtrainError(
                 f"{path}: mixed sizes, {names[0]} is {height}x{width} and {name} is "
-                f"{other_height}x{other_width} (height x width); give a size to resize them to"
+                f"{other_height}x{other_width} (height x width); resize them: --option size 28"
             )
         rows.append(gray)
         names.append(name)
@@ -230,6 +235,16 @@ def read_folder(
         found = f"none of its {len(skipped)} images can be read" if skipped else "holds no image"
         raise MemtrainError(f"{path}: {found}; PNG and JPEG files are wanted")
     return Pictures(np.stack(rows), tuple(names), tuple(skipped))
+
+
+def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
+    """One PNG or JPEG file as a grey picture of (height, width)."""
+    if not path.is_file():
+        raise MemtrainError(f"{path}: no such image")
+    gray = _decode_image(path, str(path), size)
+    if gray is None:
+        raise MemtrainError(f"{path}: cannot be read as an image; a PNG or JPEG file is wanted")
+    return gray
 
 
 def _image_files(

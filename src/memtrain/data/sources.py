@@ -5,24 +5,19 @@ wrong is one line of a `MemtrainError`, and nothing is left behind.
 """
 
 import hashlib
-import http.client
 import inspect
-import os
 import re
-import socket
 import tempfile
-import threading
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from jaxtyping import Int64, Integer
 from numpy.lib.format import open_memmap
 
+from memtrain.data import download
 from memtrain.data.pictures import Picture, Pictures, encode_pictures, read_folder, read_idx
 from memtrain.data.store import Split, Store, StoreMeta, check_place, write_store
 from memtrain.data.text import (
@@ -35,21 +30,6 @@ from memtrain.data.text import (
 )
 from memtrain.errors import MemtrainError, nearest
 
-MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-MNIST_SHA256 = {
-    "train-images-idx3-ubyte.gz": (
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
-    ),
-    "t10k-images-idx3-ubyte.gz": (
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
-    ),
-}
-TINYSTORIES_REPO = "roneneldan/TinyStories"
-TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-TINYSTORIES_SHA256 = {
-    "TinyStories-train.txt": "c5cf5e22ff13614e830afbe61a99fbcbe8bcb7dd72252b989fa1117a368d401f",
-    "TinyStories-valid.txt": "94e431816c4cce81ff71e4408ff8d3bda9a42e8d2663986697c3954288cb38b4",
-}
 SKETCHY_NAME = re.compile(r"(?P<photo>.+)-\d+\.png")
 
 
@@ -68,18 +48,41 @@ def prepare(
     if name not in DATA_SETS:
         raise MemtrainError(f"data set {name!r}: {nearest(name, DATA_SETS)}")
     function = DATA_SETS[name]
-    known = inspect.signature(function).parameters.keys() - {"data_dir", "out", "overwrite"}
-    for option in options.keys() - known:
-        hint = nearest(option, known) if known else "it has none"
-        raise MemtrainError(f"{option}: {name} has no such option; {hint}")
+    check_options(function, options)
     return function(data_dir, out, overwrite=overwrite, **options)
+
+
+def check_options(function: Callable[..., Store], options: Iterable[str]) -> None:
+    """Refuse an option that a `prepare_...` does not take, with the nearest that it does."""
+    known = inspect.signature(function).parameters.keys()
+    known = known - {"data_dir", "path", "out", "overwrite"}
+    what = function.__name__.removeprefix("prepare_")
+    for option in options:
+        if option not in known:
+            raise MemtrainError(f"{option}: {what} has no such option; {nearest(option, known)}")
 
 
 # ------------------------------------------------------------------------ the paper's data sets
 
 
-def prepare_mnist(data_dir: Path | None, out: Path, *, overwrite: bool = False) -> Store:
-    """MNIST's 28x28 digits, 256 grey levels in raster order. Its labels are not read."""
+def prepare_mnist(
+    data_dir: Path | None,
+    out: Path,
+    *,
+    levels: int = 256,
+    patch: int = 1,
+    overwrite: bool = False,
+) -> Store:
+    """MNIST's 28x28 digits, 256 grey levels in raster order. Its labels are not read.
+
+    Args:
+        data_dir: holds the IDX files of the images.
+        out: the store's folder.
+        levels: grey levels; 4 with patch 2 make 196 tokens of 256 a digit.
+        patch: side of the squares that make one token.
+        overwrite: replace a store that is there.
+    """
+    picture = Picture(height=28, width=28, levels=levels, patch=patch)
     check_place(out, overwrite)
     with _mnist_files(data_dir) as files:
         splits = {}
@@ -87,12 +90,12 @@ def prepare_mnist(data_dir: Path | None, out: Path, *, overwrite: bool = False) 
             gray = read_idx(path)
             if gray.shape[1:] != (28, 28):
                 raise MemtrainError(f"{path}: shape {gray.shape}, MNIST's images are 28x28")
-            splits[split] = Split(encode_pictures(gray).reshape(-1))
-    picture = Picture(height=28, width=28)
+            tokens = encode_pictures(gray, levels=levels, patch=patch)
+            splits[split] = Split(tokens.reshape(-1))
     meta = StoreMeta(
         name="mnist",
         vocab_size=picture.vocab_size,
-        source=f"MNIST (LeCun and Cortes), from {data_dir or MNIST_URL}",
+        source=f"MNIST (LeCun and Cortes), from {data_dir or download.MNIST_URL}",
         document_length=picture.length,
         picture=picture,
     )
@@ -119,7 +122,7 @@ def prepare_tinystories(
     meta = StoreMeta(
         name="tinystories",
         vocab_size=TEXT_VOCAB,
-        source=f"TinyStories (Eldan and Li 2023), from {data_dir or TINYSTORIES_REPO}",
+        source=f"TinyStories (Eldan and Li 2023), from {data_dir or download.TINYSTORIES_REPO}",
         text=True,
         separator=SEPARATOR_TOKEN if separator else None,
         notes=tuple(notes),
@@ -192,11 +195,7 @@ def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: A
         function = prepare_images
     else:
         function = prepare_text
-    known = inspect.signature(function).parameters.keys() - {"path", "out", "overwrite"}
-    for option in options.keys() - known:
-        raise MemtrainError(
-            f"{option}: {function.__name__} has no such option; {nearest(option, known)}"
-        )
+    check_options(function, options)
     return function(path, out, overwrite=overwrite, **options)
 
 
@@ -250,7 +249,7 @@ def prepare_images(
         out: the store's folder.
         size: (height, width), or one number for both, to resize to.
         levels: grey levels.
-        patch: side of the squares that make one token; needs two levels.
+        patch: side of the squares that make one token.
         threshold: darker is ink; needs two levels.
         held_out: share of the images in test; an image's side follows from its name.
         overwrite: replace a store that is there.
@@ -291,7 +290,7 @@ def prepare_tokens(
     except FileNotFoundError:
         raise MemtrainError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        reason = _first_line(error)
+        reason = download.first_line(error)
         raise MemtrainError(f"{path}: no .npy file of numbers, or cut short ({reason})") from None
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise MemtrainError(
@@ -412,11 +411,13 @@ def _mnist_files(data_dir: Path | None) -> Iterator[list[Path]]:
     """The images of train and test."""
     if data_dir is None:
         with tempfile.TemporaryDirectory() as folder:
-            yield _download_mnist(Path(folder))
+            yield download.download_mnist(Path(folder))
         return
     _check_folder("mnist", data_dir)
-    found = [_first(data_dir, name, name.removesuffix(".gz")) for name in MNIST_SHA256]
-    missing = [name for name, path in zip(MNIST_SHA256, found, strict=True) if path is None]
+    found = [_first(data_dir, name, name.removesuffix(".gz")) for name in download.MNIST_SHA256]
+    missing = [
+        name for name, path in zip(download.MNIST_SHA256, found, strict=True) if path is None
+    ]
     if missing:
         raise MemtrainError(f"mnist: {data_dir} has no {' and no '.join(missing)}")
     yield [path for path in found if path is not None]
@@ -425,7 +426,7 @@ def _mnist_files(data_dir: Path | None) -> Iterator[list[Path]]:
 def _tinystories_files(data_dir: Path | None) -> list[list[Path]]:
     """The files of train and of test."""
     if data_dir is None:
-        return [[path] for path in _download_tinystories()]
+        return [[path] for path in download.download_tinystories()]
     _check_folder("tinystories", data_dir)
     found, missing = [], []
     for split in ("train", "valid"):
@@ -466,97 +467,3 @@ def _photo(name: str) -> str | None:
 
 def _first(folder: Path, *names: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).exists()), None)
-
-
-# ---------------------------------------------------------------------------------- downloading
-
-
-def _download_mnist(folder: Path) -> list[Path]:
-    if not _answers(MNIST_URL):
-        raise _unreachable("mnist", MNIST_URL, MNIST_SHA256)
-    paths = []
-    for name, sha256 in MNIST_SHA256.items():
-        try:
-            with urllib.request.urlopen(MNIST_URL + name, timeout=20) as reply:
-                data = reply.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise MemtrainError(
-                f"mnist: {MNIST_URL}{name}: {_first_line(error)}; or pass --data-dir"
-            ) from None
-        paths.append(folder / name)
-        paths[-1].write_bytes(data)
-        _check_sha256(paths[-1], sha256)
-    return paths
-
-
-def _download_tinystories() -> list[Path]:
-    """Fetch both files into the Hub's cache, or take them from there."""
-    page = f"https://huggingface.co/datasets/{TINYSTORIES_REPO}"
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    # Without a network the Hub's client would try for half a minute.
-    online = not offline and _answers(os.environ.get("HF_ENDPOINT") or page)
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        if not online:
-            raise _unreachable("tinystories", page, TINYSTORIES_SHA256) from None
-        raise MemtrainError(
-            "tinystories: the download needs huggingface_hub: pip install huggingface_hub, "
-            "or pass --data-dir"
-        ) from None
-    paths = []
-    for name, sha256 in TINYSTORIES_SHA256.items():
-        try:
-            path = hf_hub_download(
-                TINYSTORIES_REPO,
-                name,
-                repo_type="dataset",
-                revision=TINYSTORIES_REVISION,
-                local_files_only=not online,
-            )
-        except Exception as error:  # the client has many, its HTTP library more
-            if not online:
-                raise _unreachable("tinystories", page, TINYSTORIES_SHA256) from None
-            raise MemtrainError(
-                f"tinystories: {name}: {_first_line(error)}; or pass --data-dir"
-            ) from None
-        paths.append(Path(path))
-        _check_sha256(paths[-1], sha256)
-    return paths
-
-
-def _unreachable(name: str, url: str, files: Iterable[str]) -> MemtrainError:
-    return MemtrainError(
-        f"{name}: cannot reach {urlsplit(url).hostname}; get {' and '.join(files)} from {url}, "
-        "put them in a folder and pass --data-dir FOLDER"
-    )
-
-
-def _answers(url: str, seconds: float = 1.0) -> bool:
-    """Whether a server, or the proxy that leads to it, takes a connection."""
-    proxy = urllib.request.getproxies().get("https")
-    if proxy:
-        url = proxy if "://" in proxy else f"http://{proxy}"
-    address = urlsplit(url)
-    port = address.port or (80 if address.scheme == "http" else 443)
-    answered = threading.Event()
-
-    def knock() -> None:
-        with suppress(OSError), socket.create_connection((address.hostname, port), seconds):
-            answered.set()
-
-    # In a thread, because looking up a name knows no time limit.
-    thread = threading.Thread(target=knock, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answered.is_set()
-
-
-def _check_sha256(path: Path, sha256: str) -> None:
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise MemtrainError(f"{path}: damaged download (checksum); delete it and try again")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

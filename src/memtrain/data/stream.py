@@ -1,6 +1,5 @@
 """A prepared data set as windows of one long sequence, gathered where the model is."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,14 @@ from torch import Tensor
 
 from memtrain.config import Stream
 from memtrain.data.offsets import Offsets
-from memtrain.data.pictures import decode_pictures
+from memtrain.data.spelling import Spelling
 from memtrain.data.store import Store, open_store, require_tokens
-from memtrain.data.task import Task
+from memtrain.data.task import Corpus, Task
 from memtrain.data.text import decode_text
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
+
+NEWLINE = ord("\n")
 
 
 class StreamTask(Task):
@@ -32,13 +33,14 @@ class StreamTask(Task):
         length: int,
         from_nothing: int = 0,
         tokens: dict[str, Tensor] | None = None,
+        spelling: Spelling | None = None,
     ) -> None:
         self.store = store
         self.config = config
         self.vocab_size = store.meta.vocab_size
         self.sequence_length = length
-        self.unit = "character" if store.meta.text else "pixel" if store.meta.picture else "token"
-        self.start_token = _first_token(store)
+        self.unit = _unit(store)
+        self.spelling = spelling or _spelling(store)
         for split in ("train", "test"):
             require_tokens(store, split, length + 1)
         self._tokens = tokens or {
@@ -54,15 +56,9 @@ class StreamTask(Task):
         return cls(open_store(Path(config.path)), config, config.evaluate_length)
 
     def windows(self, length: int, from_nothing: int = 0) -> "StreamTask":
-        task = StreamTask(self.store, self.config, length, from_nothing, self._tokens)
-        task._offsets = Offsets(
-            self.store.starts("train"),
-            len(self._tokens["train"]),
-            length + 1,
-            self.config.cross_documents,
-            self.device,
+        return StreamTask(
+            self.store, self.config, length, from_nothing, self._tokens, self.spelling
         )
-        return task
 
     @property
     def device(self) -> torch.device:
@@ -71,11 +67,18 @@ class StreamTask(Task):
     def to(self, device: torch.device) -> "StreamTask":
         """Move the tokens to a device once, so that drawing windows needs no copy."""
         self._tokens = {split: tokens.to(device) for split, tokens in self._tokens.items()}
+        self._offsets = None
         return self
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
-        if self._offsets is None:
-            return self.windows(self.sequence_length).sample(count, generator)
+        if self._offsets is None:  # made for training only: evaluation may want longer windows
+            self._offsets = Offsets(
+                self.store.starts("train"),
+                len(self._tokens["train"]),
+                self.sequence_length + 1,
+                self.config.cross_documents,
+                self.device,
+            )
         offsets = self._offsets.anywhere(count, generator)
         starting = min(self._starting, count)
         if starting:
@@ -87,7 +90,7 @@ class StreamTask(Task):
         tokens = self._tokens["test"]
         starts = torch.from_numpy(np.array(self.store.starts("test")))
         starts = starts[starts < len(tokens) - self.sequence_length]
-        if len(starts) < 2:
+        if len(starts) < 2 and self.store.meta.document_length is None:
             last = len(tokens) - self.sequence_length - 1
             starts = torch.linspace(0, last, count).long().unique()
         order = torch.randperm(len(starts), generator=generator)
@@ -99,48 +102,61 @@ class StreamTask(Task):
         window = tokens[offsets[:, None] + span].long()
         return Batch(window[:, :-1], window[:, 1:])
 
-    @property
-    def written_length(self) -> int:
-        return (self.store.meta.document_length or 512) - 1
+    def corpus(self) -> Corpus:
+        picture = self.store.meta.picture
+        return Corpus(
+            self._tokens["train"],
+            self.vocab_size,
+            self.unit,
+            picture.width // picture.patch if picture else None,
+            self.store.meta.document_length,
+        )
 
-    def written(self, start: Int[Tensor, "B 1"], tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B T"]:
-        return torch.cat([start, tokens], dim=1)
+    def held_out_pictures(
+        self, count: int, generator: torch.Generator
+    ) -> Int[Tensor, "B L"] | None:
+        if self.store.meta.picture is None:
+            return None
+        pictures = self._tokens["test"].view(-1, self.store.meta.picture.length)
+        order = torch.randperm(len(pictures), generator=generator)[:count]
+        return pictures[order.to(pictures.device)].long()
 
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         if self.store.meta.text:
             return decode_text(np.array(inputs))
         return super().describe(inputs, targets)
 
-    def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
-        """Pictures as a PNG grid, anything else as text."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture = self.store.meta.picture
-        if picture is None:
-            text = [
-                decode_text(row) if self.store.meta.text else str(row) for row in tokens.numpy()
-            ]
-            path.write_text("\n\n----\n\n".join(text), encoding="utf-8")
-            return
-        from matplotlib.image import imsave
 
-        pictures = decode_pictures(tokens.numpy(), picture)
-        imsave(path, _tile(pictures), cmap="gray", vmin=0, vmax=255)
+def _unit(store: Store) -> str:
+    if store.meta.text:
+        return "character"
+    whole = store.meta.picture is None or store.meta.picture.patch > 1
+    return "token" if whole else "pixel"
 
 
-def _tile(pictures: np.ndarray, gap: int = 2) -> np.ndarray:
-    """Pictures (N, H, W) in a near-square grid."""
-    count, height, width = pictures.shape
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    canvas = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap), 128, np.uint8)
-    for index, picture in enumerate(pictures):
-        top = gap + (index // columns) * (height + gap)
-        left = gap + (index % columns) * (width + gap)
-        canvas[top : top + height, left : left + width] = picture
-    return canvas
-
-
-def _first_token(store: Store) -> int:
-    """The commonest first token of a document: what is read before anything is written."""
+def _spelling(store: Store) -> Spelling:
+    meta = store.meta
+    tokens = store.tokens("train")
     starts = np.array(store.starts("train")[:10_000])
-    return int(np.bincount(store.tokens("train")[starts]).argmax())
+    start = int(np.bincount(tokens[starts]).argmax())  # how documents most often begin
+    alphabet: tuple[int, ...] = ()
+    if meta.text:
+        alphabet = tuple(np.flatnonzero(_counts(tokens, meta.vocab_size)).tolist())
+        if len(starts) == 1 and NEWLINE in alphabet:  # of one text, any line is a beginning
+            start = NEWLINE
+    return Spelling(
+        vocab_size=meta.vocab_size,
+        start_token=start,
+        text=meta.text,
+        picture=meta.picture,
+        alphabet=alphabet,
+    )
+
+
+def _counts(tokens: np.ndarray, vocab_size: int, block: int = 2**24) -> np.ndarray:
+    """How often each token occurs; a memory map need not fit in memory."""
+    parts = range(0, len(tokens), block)
+    return sum(
+        (np.bincount(tokens[first : first + block], minlength=vocab_size) for first in parts),
+        start=np.zeros(vocab_size, np.int64),
+    )

@@ -1,14 +1,28 @@
 """The task contract: anything that makes batches of sequences can be learned."""
 
 from abc import ABC, abstractmethod
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
+from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Training data as one stream of tokens, for count models."""
+
+    tokens: Integer[Tensor, " N"]
+    vocab_size: int
+    unit: str
+    width: int | None = None
+    """Tokens in a row of a picture, if documents are pictures."""
+    document_length: int | None = None
+    """Tokens in every document, if they all have as many."""
 
 
 class Task(ABC):
@@ -30,10 +44,8 @@ class Task(ABC):
     """Tokens in a sequence."""
     unit: str = "target"
     """What one target is called in results: nats a target, nats a pixel."""
-    start_token: int | None = None
-    """What is read before the first written token, if sequences of the task can be written."""
-    writable: int = 0
-    """Only tokens below this number may be written (0: all)."""
+    spelling: Spelling | None = None
+    """What the tokens spell, if a model that learned them can write; None: it answers."""
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Batch:
@@ -42,6 +54,10 @@ class Task(ABC):
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Draw sequences for evaluation. Fresh draws are held out; finite data must override."""
         return self.sample(count, generator)
+
+    def corpus(self) -> Corpus | None:
+        """All training data as one stream; None if sequences are made as they are drawn."""
+        return None
 
     @property
     def device(self) -> torch.device:
@@ -64,18 +80,11 @@ class Task(ABC):
         asked = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)
         return f"x  {' '.join(map(str, inputs))}\ny  {asked}"
 
-    @property
-    def written_length(self) -> int:
-        """How many tokens a model writes for one sequence."""
-        return self.sequence_length
-
-    def written(self, start: Int[Tensor, "B 1"], tokens: Int[Tensor, "B L"]) -> Int[Tensor, "B T"]:
-        """The sequence that was written: is what was read before it a part of it?"""
-        return tokens
-
-    def save_samples(self, tokens: Int[Tensor, "B T"], path: Path) -> None:
-        """Write sequences that a model wrote to a file, as a person would like to see them."""
-        raise MemtrainError(f"{type(self).__name__}: has no picture of its sequences")
+    def held_out_pictures(
+        self, count: int, generator: torch.Generator
+    ) -> Int[Tensor, "B L"] | None:
+        """Whole pictures for evaluation, as tokens; None if the task has none."""
+        return None
 
 
 def check_task(task: object) -> Task:

@@ -79,7 +79,7 @@ def _parquet_rows(path: Path) -> Iterator[bytes]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MemtrainError(f"{path}: parquet needs pyarrow: pip install pyarrow") from None
+        raise MemtrainError(f"{path}: parquet needs pyarrow: pip install memtrain[data]") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             kinds = {field.name: field.type for field in file.schema_arrow}

@@ -1,47 +1,45 @@
 """How good a run is on held-out sequences: teacher and RNN, with and without the teacher's help."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.data.task import Task
-from memtrain.eval.rollout import read
+from memtrain.eval.counts import Baseline, count_baselines
+from memtrain.eval.tally import Apart, Drift, Score, Tally, binned_means
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import decode_loss, drift, unexplained_variance
-from memtrain.shapes import IGNORE_INDEX
+from memtrain.shapes import IGNORE_INDEX, Batch
 
 EVALUATION_SEED = 2**31 - 1
 """Evaluations draw from a generator of their own and leave training's untouched."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Loss and accuracy over all positions that carry a target."""
-
-    nats: float
-    accuracy: float
-
-    @property
-    def bits(self) -> float:
-        return self.nats / math.log(2)
+BINS = 32
+"""Losses against the position are means over at most this many bins."""
+FLOATS = {"cuda": 2**30, "cpu": 2**26}
+"""Numbers in the memories of the sequences that are looked at together."""
+COUNTED = {"cuda": 2**30, "cpu": 2**26}
+"""Training tokens that the count models read at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
-    """How far the RNN's memory is from the teacher's."""
+class ByPosition:
+    """Nats a target against the position in the sequence, means over bins.
 
-    rollout: list[float]
-    """delta_t: mean squared error at each step of a rollout from the empty memory."""
-    unexplained: list[float]
-    """1 - R^2 at each step of that rollout."""
-    one_step: float
-    """Mean squared error of single steps from the teacher's memories."""
-    one_step_unexplained: float
-    """1 - R^2 of single steps."""
+    A bin without a target has None, and so has `rnn_from_teacher` up to its start.
+    """
+
+    edges: list[int]
+    """Bin i holds the positions from edges[i] up to, not with, edges[i + 1]."""
+    rnn: list[float | None]
+    teacher: list[float | None] | None
+    rnn_from_teacher: list[float | None] | None
+    unexplained: list[float | None] | None
+    """1 - R^2 of the rollout from the empty memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,8 @@ class Evaluation:
     """All figures of one look at a model."""
 
     sequences: int
+    length: int
+    """Tokens in a sequence."""
     targets: int
     rnn: Score
     """Rolled out from the empty memory over the whole sequence."""
@@ -61,6 +61,9 @@ class Evaluation:
     start: int
     """The step whose memory the teacher hands over."""
     drift: Drift | None
+    by_position: ByPosition
+    baselines: list[Baseline] = field(default_factory=list)
+    """Count models on the same targets, if asked for."""
 
 
 def evaluate(
@@ -71,81 +74,120 @@ def evaluate(
     sequences: int,
     device: torch.device,
     seed: int = EVALUATION_SEED,
+    baselines: bool = False,
 ) -> Evaluation:
-    """Score a model on held-out sequences, always the same ones for the same seed."""
+    """Score a model on held-out sequences, always the same ones for the same seed.
+
+    Sequences are looked at a few at a time, so memory does not grow with their number.
+
+    Args:
+        task: what is asked.
+        rnn: the network.
+        teacher: its teacher, if it has one.
+        sequences: how many, fewer if the data has fewer.
+        device: where the models are.
+        seed: which ones.
+        baselines: also score count models, if the task has a corpus to count.
+    """
     training = rnn.training
     rnn.eval()
     try:
         with torch.no_grad():
-            return _evaluate(task, rnn, teacher, sequences, device, seed)
+            batch = task.held_out(sequences, torch.Generator().manual_seed(seed)).to(device)
+            return _evaluate(batch, rnn, teacher, _baselines(task, batch) if baselines else [])
     finally:
         rnn.train(training)
 
 
 def _evaluate(
-    task: Task,
-    rnn: RNN,
-    teacher: Teacher | None,
-    sequences: int,
-    device: torch.device,
-    seed: int,
+    batch: Batch, rnn: RNN, teacher: Teacher | None, baselines: list[Baseline]
 ) -> Evaluation:
-    batch = task.held_out(sequences, torch.Generator().manual_seed(seed)).to(device)
     inputs, targets = batch.inputs, batch.targets
-    logits, memories = read(rnn, inputs)
-    start = (inputs.shape[1] - 1) // 2
-    later = slice(start + 1, None)
-    teacher_score = from_teacher = after_start = apart = None
-    if teacher is not None:
-        labels = encode_in_chunks(teacher, inputs)
-        predicted = teacher.predict(labels.flatten(0, 1)).unflatten(0, inputs.shape)
-        teacher_score = score(predicted, targets)
-        if inputs.shape[1] > 1:
-            taught, _ = read(rnn, inputs[:, later], labels[:, start])
-            from_teacher = score(taught, targets[:, later])
-            after_start = score(logits[:, later], targets[:, later])
-        apart = measure_drift(rnn, inputs, memories, labels)
+    count, length = inputs.shape
+    start = (length - 1) // 2
+    own, taught, handed = (Tally(length, inputs.device) for _ in range(3))
+    apart = Apart(length, inputs.device)
+    size = rnn.empty_memory(1).numel()
+    rows = max(1, FLOATS.get(inputs.device.type, FLOATS["cpu"]) // (length * size))
+    for part, asked in zip(inputs.split(rows), targets.split(rows), strict=True):
+        memories = rnn.unroll(part)
+        own.add(rnn.predict, memories, asked)
+        if teacher is None:
+            continue
+        labels = encode_in_chunks(teacher, part)
+        taught.add(teacher.predict, labels, asked)
+        apart.add(rnn, part, memories, labels)
+        if length > 1:
+            later = rnn.unroll(part[:, start + 1 :], labels[:, start])
+            handed.add(rnn.predict, later, asked[:, start + 1 :], start + 1)
+    compared = teacher is not None and length > 1
     return Evaluation(
-        sequences=len(inputs),
+        sequences=count,
+        length=length,
         targets=int((targets != IGNORE_INDEX).sum()),
-        rnn=score(logits, targets),
-        teacher=teacher_score,
-        rnn_from_teacher=from_teacher,
-        rnn_after_start=after_start,
+        rnn=own.score(),
+        teacher=taught.score() if teacher else None,
+        rnn_from_teacher=handed.score() if compared else None,
+        rnn_after_start=own.score(start + 1) if compared else None,
         start=start,
-        drift=apart,
+        drift=apart.drift() if teacher else None,
+        by_position=_by_position(length, own, taught, handed, apart, teacher is not None),
+        baselines=baselines,
     )
 
 
-def score(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"]) -> Score:
-    """Nats and accuracy at the positions that carry a target."""
-    asked = targets != IGNORE_INDEX
-    right = (logits.argmax(dim=-1) == targets) & asked
-    accuracy = float(right.sum() / asked.sum().clamp(min=1))
-    return Score(float(decode_loss(logits, targets)), accuracy)
-
-
-def measure_drift(
-    rnn: RNN,
-    inputs: Int[Tensor, "B T"],
-    memories: Float[Tensor, "B T M D"],
-    labels: Float[Tensor, "B T M D"],
-) -> Drift:
-    """Drift of a rollout from the empty memory, and of single steps along the teacher's path."""
-    empty = rnn.empty_memory(len(inputs))[:, None].to(labels.dtype)
-    before = torch.cat([empty, labels[:, :-1]], dim=1)
-    stepped = rnn.cell(before.flatten(0, 1), inputs.flatten()).unflatten(0, inputs.shape)
-    return Drift(
-        rollout=drift(memories, labels).tolist(),
-        unexplained=unexplained_variance(memories, labels).tolist(),
-        one_step=float(drift(stepped, labels).mean()),
-        one_step_unexplained=float(unexplained_variance(stepped, labels).mean()),
+def _by_position(
+    length: int, own: Tally, taught: Tally, handed: Tally, apart: Apart, both: bool
+) -> ByPosition:
+    width = -(-length // BINS)
+    edges = [*range(0, length, width), length]
+    unexplained = None
+    if both:
+        every = torch.tensor(apart.drift().unexplained, dtype=torch.float64)
+        unexplained = binned_means(every, torch.ones_like(every), width)
+    return ByPosition(
+        edges=edges,
+        rnn=own.binned(width),
+        teacher=taught.binned(width) if both else None,
+        rnn_from_teacher=handed.binned(width) if both else None,
+        unexplained=unexplained,
     )
+
+
+def _baselines(task: Task, batch: Batch) -> list[Baseline]:
+    corpus = task.corpus()
+    if corpus is None or task.spelling is None:
+        return []
+    sequences, targets = batch.targets, batch.targets
+    if task.spelling.start_written:  # then the first input is data too, only not asked for
+        sequences = torch.cat([batch.inputs[:, :1], sequences], dim=1)
+        targets = F.pad(targets, (1, 0), value=IGNORE_INDEX)
+    place = corpus.tokens.device
+    limit = COUNTED.get(place.type, COUNTED["cpu"])
+    return count_baselines(corpus, sequences.to(place), targets.to(place), limit)
 
 
 def encode_in_chunks(
     teacher: Teacher, inputs: Int[Tensor, "B T"], windows: int = 8192
 ) -> Float[Tensor, "B T M D"]:
-    """The memories of every step, a bounded number of windows at a time."""
-    rows = max(1, windows // inputs.shape[1])
-    return torch.cat([teacher.encode(chunk) for chunk in inputs.split(rows)])
+    """The memories of every step, a bounded number of windows at a time.
+
+    A memory depends on no more than `teacher.reach` tokens, so a long sequence is encoded a
+    stretch at a time, each with the tokens that it reaches back to.
+    """
+    length = inputs.shape[1]
+    stretch = min(length, 256, windows)
+    rows = max(1, windows // stretch)
+    return torch.cat([_encode_long(teacher, part, stretch) for part in inputs.split(rows)])
+
+
+def _encode_long(
+    teacher: Teacher, inputs: Int[Tensor, "B T"], stretch: int
+) -> Float[Tensor, "B T M D"]:
+    memories = []
+    for first in range(0, inputs.shape[1], stretch):
+        begin = max(0, first - teacher.reach)
+        part = inputs[:, begin : first + stretch]
+        steps = torch.arange(first - begin, part.shape[1], device=inputs.device)
+        memories.append(teacher.encode(part, steps.expand(len(part), -1)))
+    return torch.cat(memories, dim=1)

@@ -1,10 +1,13 @@
 """Rolling an RNN out: read given tokens, write tokens of its own."""
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.errors import MemtrainError
+from memtrain.eval.sampling import Sampler
 from memtrain.nn.rnn import RNN
 
 
@@ -17,7 +20,6 @@ def read(
     return rnn.predict(memories), memories
 
 
-@torch.no_grad()
 def write(
     rnn: RNN,
     prompt: Int[Tensor, "B P"],
@@ -35,56 +37,47 @@ def write(
         rnn: the network; it starts from the empty memory.
         prompt: what it reads first, at least one token.
         length: how many tokens to sample.
-        generator: the only source of chance.
+        generator: the only source of chance; where the model is, it spares copies.
         temperature: divides the logits; 0 takes the likeliest token.
         top_k: keep only the k likeliest tokens (0: all).
         top_p: keep the likeliest tokens that together have this probability.
         allowed: only tokens below this number may be written (0: all).
     """
+    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, allowed=allowed)
+    return torch.cat(list(write_chunks(rnn, prompt, length, generator, sampler)), dim=1)
+
+
+def write_chunks(
+    rnn: RNN,
+    prompt: Int[Tensor, "B P"],
+    length: int,
+    generator: torch.Generator,
+    sampler: Sampler,
+    chunk: int = 16,
+) -> Iterator[Int[Tensor, "B K"]]:
+    """What `write` returns, in pieces of `chunk` tokens as they are written.
+
+    Everything stays on the device: nothing is read back until the caller does.
+    """
     if prompt.shape[1] < 1:
         raise MemtrainError("prompt: must hold at least one token")
     if length < 1:
         raise MemtrainError(f"length={length}: must be at least 1")
-    if temperature < 0:
-        raise MemtrainError(f"temperature={temperature}: must be at least 0")
-    if not 0 < top_p <= 1:
-        raise MemtrainError(f"top_p={top_p}: must be above 0 and at most 1")
-    if top_k < 0:
-        raise MemtrainError(f"top_k={top_k}: must be at least 0")
-    if allowed < 0:
-        raise MemtrainError(f"allowed={allowed}: must be at least 0")
-    memory = rnn.unroll(prompt)[:, -1]
-    written: list[Tensor] = []
-    while True:
-        logits = rnn.predict(memory)
-        if allowed:
-            logits = logits[:, :allowed]
-        written.append(sample_token(logits, generator, temperature, top_k, top_p))
-        if len(written) == length:
-            return torch.stack(written, dim=1)
-        memory = rnn.cell(memory, written[-1])
+    with torch.no_grad():
+        memory = _read_prompt(rnn, prompt)
+    for first in range(0, length, chunk):
+        with torch.no_grad():  # not around the yield: the caller's code is the caller's
+            written: list[Tensor] = []
+            for _ in range(min(chunk, length - first)):
+                chance = torch.rand(len(prompt), generator=generator, device=generator.device)
+                written.append(sampler(rnn.predict(memory), chance.to(prompt.device)))
+                memory = rnn.cell(memory, written[-1])
+        yield torch.stack(written, dim=1)
 
 
-def sample_token(
-    logits: Float[Tensor, "B V"],
-    generator: torch.Generator,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-) -> Int[Tensor, " B"]:
-    """One token a row."""
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    logits = logits.float() / temperature
-    if 0 < top_k < logits.shape[-1]:
-        best = logits.topk(top_k)
-        logits = torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
-    if top_p < 1:
-        ordered, order = logits.sort(descending=True)
-        probability = ordered.softmax(dim=-1)
-        # The first token always stays: what stands before it has probability 0.
-        dropped = probability.cumsum(dim=-1) - probability >= top_p
-        logits = logits.scatter(-1, order, ordered.masked_fill(dropped, float("-inf")))
-    probability = logits.softmax(dim=-1)
-    chosen = torch.multinomial(probability.to(generator.device), 1, generator=generator)
-    return chosen[:, 0].to(logits.device)
+def _read_prompt(rnn: RNN, prompt: Int[Tensor, "B P"], steps: int = 256) -> Float[Tensor, "B M D"]:
+    """The memory of a prompt of any length; only a few steps' memories are held at once."""
+    memory = rnn.empty_memory(len(prompt))
+    for part in prompt.split(steps, dim=1):
+        memory = rnn.unroll(part, memory)[:, -1]
+    return memory

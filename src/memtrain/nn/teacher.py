@@ -178,6 +178,13 @@ class Teacher(nn.Module):
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, vocab_size, memory_dim)
 
+    @property
+    def reach(self) -> int:
+        """How many tokens before a step its memory may depend on; of the causal encoder, every
+        layer looks back anew."""
+        layers = self.config.encoder_layers if self.config.encoder == "causal" else 1
+        return layers * (self.config.context_length - 1)
+
     def encode(
         self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"] | None = None
     ) -> Float[Tensor, "B S M D"]:

@@ -37,7 +37,7 @@ def dynamics_loss(
     memory: Float[Tensor, "*rows M D"],
     weight: Float[Tensor, "*rows"] | None = None,
 ) -> Float[Tensor, ""]:
-    """L^dyn, and the drift delta_t: mean squared error over every dimension of the memory.
+    """L^dyn: mean squared error over every dimension of the memory.
 
     With `weight`, rows count by it.
     """
@@ -73,23 +73,3 @@ def _uniformity(
     squared_distance = 2 - 2 * tokens @ tokens.T
     potential = (-2 * squared_distance).exp().where(pairs, 0).sum() / pairs.sum().clamp(min=1)
     return potential.clamp(min=1e-12).log().where(pairs.any(), 0)
-
-
-def drift(
-    rollout: Float[Tensor, "B T M D"], memory: Float[Tensor, "B T M D"]
-) -> Float[Tensor, " T"]:
-    """delta_t: squared distance from the teacher's memory at every step of a rollout."""
-    return (rollout.float() - memory.float()).square().mean(dim=(0, 2, 3))
-
-
-def unexplained_variance(
-    rollout: Float[Tensor, "B T M D"], memory: Float[Tensor, "B T M D"]
-) -> Float[Tensor, " T"]:
-    """1 - R^2 at every step: the drift as a share of the variance of the teacher's memories.
-
-    The variance is taken over sequences and steps together: at one step alone it may vanish
-    (before anything worth remembering was read), and the ratio would mean nothing.
-    """
-    memory = memory.float()
-    variance = (memory - memory.mean(dim=(0, 1))).square().mean()
-    return drift(rollout, memory) / variance.clamp(min=1e-12)

@@ -5,6 +5,7 @@ A recipe is a starting point: every field of what it returns can be changed, on 
 """
 
 from collections.abc import Callable
+from inspect import signature
 
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError, nearest
@@ -20,7 +21,7 @@ from memtrain.recipes.synthetic import (
     stack,
 )
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {
+RECIPES: dict[str, Callable[..., RunConfig]] = {
     "retrieval": retrieval,
     "retrieval-bptt": retrieval_bptt,
     "copy": copy,
@@ -38,8 +39,20 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 }
 
 
-def recipe(name: str) -> RunConfig:
-    """The config of a recipe by name."""
+STREAMS: dict[str, str] = {
+    name: signature(make).parameters["size"].default
+    for name, make in RECIPES.items()
+    if "size" in signature(make).parameters
+}
+"""The recipes of real data, which come in sizes, and their usual size."""
+
+
+def recipe(name: str, size: str | None = None) -> RunConfig:
+    """The config of a recipe by name; those of real data come in sizes (`sizes.SIZES`)."""
     if name not in RECIPES:
         raise MemtrainError(f"recipe {name!r}: {nearest(name, RECIPES)}")
-    return RECIPES[name]()
+    if size is None:
+        return RECIPES[name]()
+    if name not in STREAMS:
+        raise MemtrainError(f"size={size!r}: {name} has one size; {', '.join(STREAMS)} have more")
+    return RECIPES[name](size)

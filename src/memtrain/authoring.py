@@ -1,0 +1,154 @@
+"""What `memtrain generate` does: text to the terminal as it is written, pictures to a PNG."""
+
+import codecs
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from memtrain.errors import MemtrainError
+from memtrain.pretrained import load_pretrained, pretrained_names
+from memtrain.run import Run
+from memtrain.train.metrics import Reporter
+from memtrain.writer import Writer, Written, generate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What is to be written, and how."""
+
+    count: int | None = None
+    length: int | None = None
+    prompt: str | None = None
+    given: float | None = None
+    image: Path | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise MemtrainError(f"count={self.count}: must be at least 1")
+        if self.given is not None and not 0 < self.given < 1:
+            raise MemtrainError(f"given={self.given}: must be above 0 and below 1; 0.5 is half")
+        if not 0 <= self.seed < 2**63:
+            raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**63")
+        if self.prompt is not None and (self.image or self.given):
+            raise MemtrainError("--prompt is for text, --given and --image are for pictures")
+
+
+def find_writer(name: str, allow_code: bool, reporter: Reporter) -> Writer:
+    """The run in a folder of that name, else the pretrained model of that name."""
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        run = Run.open(folder, allow_code=allow_code, reporter=reporter)
+        if not run.progress["stages"]:
+            raise MemtrainError(f"{name}: has no checkpoint yet; memtrain resume {name} trains it")
+        if run.spelling is None:
+            raise MemtrainError(
+                f"{name}: its task ({run.config.data.kind}) asks for answers and has no "
+                "sequences to write; try a run of digits"
+            )
+        return run
+    names = pretrained_names()
+    if name not in names:
+        held = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
+        raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {held}")
+    return load_pretrained(name, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def write_wish(model: Writer, name: str, wish: Wish) -> None:
+    """Write what is wished for; text goes to stdout, of pictures the file's path."""
+    spelling = model.spelling
+    assert spelling is not None
+    if spelling.picture is None:
+        if wish.given is not None or wish.image is not None:
+            option = "--image" if wish.image else "--given"
+            raise MemtrainError(f"{option}: this model writes text; begin one with --prompt")
+        written = _write_text(model, wish)
+        if wish.out:
+            written.save(wish.out)
+        return
+    originals = _originals(model, wish)
+    if wish.prompt is not None:
+        spelling.encode_text(wish.prompt)  # says why not
+    prompt = None
+    count = wish.count or 64
+    if originals is not None:
+        count, length = originals.shape
+        prompt = originals[:, : min(length - 1, max(1, round((wish.given or 0.5) * length)))]
+    written = _generate(model, wish, count, prompt)
+    path = wish.out or _place(model, name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"
+    written.save(path, originals)
+    print(path)
+
+
+def _generate(model: Writer, wish: Wish, count: int, prompt, listen=None) -> Written:
+    return generate(
+        model,
+        prompt=prompt,
+        count=count,
+        length=wish.length,
+        temperature=wish.temperature,
+        top_k=wish.top_k,
+        top_p=wish.top_p,
+        seed=wish.seed,
+        listen=listen,
+    )
+
+
+def _write_text(model: Writer, wish: Wish) -> Written:
+    """One text as it is written; several under headings, once they are all written."""
+    spelling = model.spelling
+    assert spelling is not None
+    count = wish.count or 1
+    if count > 1:
+        written = _generate(model, wish, count, wish.prompt)
+        for number, text in enumerate(written.texts(), start=1):
+            print(f"---- {number} of {count} ----\n{text.lstrip(chr(10))}\n")
+        return written
+    # A character may take several bytes, of which a piece may hold the first ones only.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def show(tokens: np.ndarray) -> None:
+        row = tokens[0]
+        text = decoder.decode(row.astype(np.uint8).tobytes()) if spelling.text else None
+        print(" ".join(map(str, row)) + " " if text is None else text, end="", flush=True)
+
+    if wish.prompt is not None:
+        spelling.encode_text(wish.prompt)
+        print(wish.prompt, end="", flush=True)
+    try:
+        return _generate(model, wish, 1, wish.prompt, show)
+    finally:
+        print(decoder.decode(b"", final=True), flush=True)
+
+
+def _originals(model: Writer, wish: Wish) -> np.ndarray | None:
+    """Whole pictures of which the first part is given."""
+    spelling = model.spelling
+    assert spelling is not None
+    if wish.image is not None:
+        return np.tile(spelling.encode_image(wish.image), (wish.count or 8, 1))
+    if wish.given is None:
+        return None
+    if not isinstance(model, Run):
+        raise MemtrainError("--given: a pretrained model holds no images; complete --image FILE")
+    generator = torch.Generator().manual_seed(wish.seed)
+    pictures = model.task.held_out_pictures(wish.count or 16, generator)
+    assert pictures is not None
+    if wish.count and len(pictures) < wish.count:
+        print(f"only {len(pictures)} images are held out", file=sys.stderr)
+    return pictures.cpu().numpy()
+
+
+def _place(model: Writer, name: str) -> Path:
+    return model.folder / "samples" if isinstance(model, Run) else Path(name)
+
+
+def _kind(wish: Wish) -> str:
+    return "image-" if wish.image else "given-" if wish.given else ""

@@ -1,0 +1,126 @@
+"""Downloads of MNIST and TinyStories, each checked against its sha256.
+
+Without a network they fail in a second, with one line that says which files to get and pass.
+"""
+
+import hashlib
+import http.client
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from memtrain.errors import MemtrainError
+
+MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+MNIST_SHA256 = {
+    "train-images-idx3-ubyte.gz": (
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
+    ),
+    "t10k-images-idx3-ubyte.gz": (
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
+    ),
+}
+TINYSTORIES_REPO = "roneneldan/TinyStories"
+TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
+TINYSTORIES_SHA256 = {
+    "TinyStories-train.txt": "c5cf5e22ff13614e830afbe61a99fbcbe8bcb7dd72252b989fa1117a368d401f",
+    "TinyStories-valid.txt": "94e431816c4cce81ff71e4408ff8d3bda9a42e8d2663986697c3954288cb38b4",
+}
+
+
+def download_mnist(folder: Path) -> list[Path]:
+    """Fetch the images of train and test into a folder."""
+    if not _answers(MNIST_URL):
+        raise _unreachable("mnist", MNIST_URL, MNIST_SHA256)
+    paths = []
+    for name, sha256 in MNIST_SHA256.items():
+        try:
+            with urllib.request.urlopen(MNIST_URL + name, timeout=20) as reply:
+                data = reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise MemtrainError(
+                f"mnist: {MNIST_URL}{name}: {first_line(error)}; or pass --data-dir"
+            ) from None
+        paths.append(folder / name)
+        paths[-1].write_bytes(data)
+        _check_sha256(paths[-1], sha256)
+    return paths
+
+
+def download_tinystories() -> list[Path]:
+    """Fetch both files into the Hub's cache, or take them from there."""
+    page = f"https://huggingface.co/datasets/{TINYSTORIES_REPO}"
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    # Without a network the Hub's client would try for half a minute.
+    online = not offline and _answers(os.environ.get("HF_ENDPOINT") or page)
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        if not online:
+            raise _unreachable("tinystories", page, TINYSTORIES_SHA256) from None
+        raise MemtrainError(
+            "tinystories: the download needs huggingface_hub: pip install memtrain[data], "
+            "or pass --data-dir"
+        ) from None
+    paths = []
+    for name, sha256 in TINYSTORIES_SHA256.items():
+        try:
+            path = hf_hub_download(
+                TINYSTORIES_REPO,
+                name,
+                repo_type="dataset",
+                revision=TINYSTORIES_REVISION,
+                local_files_only=not online,
+            )
+        except Exception as error:  # the client has many, its HTTP library more
+            if not online:
+                raise _unreachable("tinystories", page, TINYSTORIES_SHA256) from None
+            raise MemtrainError(
+                f"tinystories: {name}: {first_line(error)}; or pass --data-dir"
+            ) from None
+        paths.append(Path(path))
+        _check_sha256(paths[-1], sha256)
+    return paths
+
+
+def _unreachable(name: str, url: str, files: Iterable[str]) -> MemtrainError:
+    return MemtrainError(
+        f"{name}: cannot reach {urlsplit(url).hostname}; get {' and '.join(files)} from {url}, "
+        "put them in a folder and pass --data-dir FOLDER"
+    )
+
+
+def _answers(url: str, seconds: float = 1.0) -> bool:
+    """Whether a server, or the proxy that leads to it, takes a connection."""
+    proxy = urllib.request.getproxies().get("https")
+    if proxy:
+        url = proxy if "://" in proxy else f"http://{proxy}"
+    address = urlsplit(url)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    answered = threading.Event()
+
+    def knock() -> None:
+        with suppress(OSError), socket.create_connection((address.hostname, port), seconds):
+            answered.set()
+
+    # In a thread, because looking up a name knows no time limit.
+    thread = threading.Thread(target=knock, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answered.is_set()
+
+
+def _check_sha256(path: Path, sha256: str) -> None:
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise MemtrainError(f"{path}: damaged download (checksum); delete it and try again")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, as one line."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,62 @@
+"""Pictures side by side, as one PNG."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+PAPER = 128
+"""The grey between pictures: neither ink nor ground."""
+MADE = np.array([214, 93, 14])
+"""The colour of what a model made where it stands beside what it was given."""
+
+
+def save_grid(
+    path: Path,
+    pictures: UInt8[np.ndarray, "N H W"],
+    *,
+    originals: UInt8[np.ndarray, "N H W"] | None = None,
+    made: UInt8[np.ndarray, "H W"] | None = None,
+) -> None:
+    """Write pictures as a near-square grid, small ones enlarged.
+
+    Args:
+        path: the PNG; its folders are made.
+        pictures: grey, 0 black.
+        originals: what each picture was completed from: rows of originals stand above rows of
+            their completions.
+        made: 1 where a picture is the model's: there it is tinted.
+    """
+    from matplotlib.image import imsave
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count, height, _ = pictures.shape
+    colour = np.repeat(pictures[..., None], 3, axis=-1)
+    if made is not None:
+        tinted = (0.6 * colour + 0.4 * MADE).astype(np.uint8)
+        colour = np.where(made[None, :, :, None].astype(bool), tinted, colour)
+    if originals is None:
+        columns = math.ceil(math.sqrt(count))
+        rows = [colour[first : first + columns] for first in range(0, count, columns)]
+    else:
+        columns = min(count, 8)
+        above = np.repeat(originals[..., None], 3, axis=-1)
+        rows = []
+        for first in range(0, count, columns):
+            rows += [above[first : first + columns], colour[first : first + columns]]
+    imsave(path, _tile(rows, columns, scale=max(1, 48 // height)))
+
+
+def _tile(rows: list[np.ndarray], columns: int, scale: int) -> UInt8[np.ndarray, "Y X 3"]:
+    """Rows of (n, H, W, 3) pictures on one canvas."""
+    _, height, width, _ = rows[0].shape
+    height, width, gap = height * scale, width * scale, max(2, scale)
+    size = (len(rows) * (height + gap) + gap, columns * (width + gap) + gap, 3)
+    canvas = np.full(size, PAPER, np.uint8)
+    for row, pictures in enumerate(rows):
+        for column, picture in enumerate(pictures):
+            top, left = gap + row * (height + gap), gap + column * (width + gap)
+            large = picture.repeat(scale, axis=0).repeat(scale, axis=1)
+            canvas[top : top + height, left : left + width] = large
+    return canvas

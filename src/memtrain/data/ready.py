@@ -1,0 +1,75 @@
+"""`--data PATH` of the recipes: prepared once, then found again."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memtrain.config import Stream
+from memtrain.data.sources import (
+    DATA_SETS,
+    check_options,
+    prepare_images,
+    prepare_text,
+    prepare_tokens,
+)
+from memtrain.data.store import Store, open_store
+from memtrain.errors import MemtrainError
+
+OWN = {"text": prepare_text, "images": prepare_images, "tokens": prepare_tokens}
+
+
+def ready_stream(
+    recipe: str, path: Path, default: Stream, options: dict[str, Any], root: Path = Path("data")
+) -> Stream:
+    """The stream of a recipe on the user's data; pictures are evaluated whole."""
+    store = ready_store(recipe, path, options, root)
+    length = store.meta.document_length if store.meta.picture else None
+    return replace(
+        default,
+        path=str(store.folder),
+        evaluate_length=max(2, length or default.evaluate_length),
+    )
+
+
+def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) -> Store:
+    """The store at a path, or the store prepared from what is there, unless it is there already.
+
+    Args:
+        recipe: mnist, tinystories, sketchy, text, images or tokens: how a path is read.
+        path: a store; or a file or folder to prepare, into `root`/NAME.
+        options: of the preparation; with some, it is prepared anew.
+        root: where prepared data goes.
+    """
+    if (path / "meta.json").is_file():
+        if options:
+            raise MemtrainError(f"{path}: is prepared already; --option is for what is not")
+        return open_store(path)
+    if not path.exists():
+        raise MemtrainError(f"data={path}: no such file or folder")
+    out = root / (recipe if recipe in DATA_SETS else path.resolve().name.split(".")[0] or recipe)
+    if out.exists() and not (out / "meta.json").is_file():
+        out = out.with_name(f"{out.name}-prepared")  # the user's own folder may be under data/
+    prepared = (out / "meta.json").is_file()
+    if prepared and not options:
+        store = open_store(out)
+        if not store.meta.source.endswith(str(path)):
+            raise MemtrainError(
+                f"{out}: was prepared from {store.meta.source}; take it away, or prepare {path} "
+                f"elsewhere: memtrain data {path} --out FOLDER, then --data FOLDER"
+            )
+        if _changed(path) <= (out / "meta.json").stat().st_mtime:
+            return store
+    function = DATA_SETS.get(recipe) or OWN[recipe]
+    check_options(function, options)
+    store = function(path, out, overwrite=prepared, **options)
+    counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
+    for line in (f"prepared {out}: {counts} tokens", *store.meta.notes):
+        print(line, file=sys.stderr)
+    return store
+
+
+def _changed(path: Path) -> float:
+    """When a file, or anything in a folder, was last written."""
+    inside = path.rglob("*") if path.is_dir() else ()
+    return max(file.stat().st_mtime for file in (path, *inside))

@@ -1,0 +1,85 @@
+"""What tokens spell, text or pictures, and how a sequence of them begins."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, Integer, UInt8
+
+from memtrain.data.pictures import Picture, decode_pictures, encode_pictures, read_image
+from memtrain.data.text import decode_text
+from memtrain.errors import MemtrainError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spelling:
+    """All that generation asks of the data: it goes with the weights of a pretrained model."""
+
+    vocab_size: int
+    start_token: int
+    """What is read before the first written token."""
+    start_written: bool = True
+    """Whether the start token is part of what is written; else it is a mark of its own, which
+    stands before every prompt and is never written."""
+    text: bool = False
+    """Whether tokens are the bytes of a text."""
+    picture: Picture | None = None
+    """How a sequence spells a picture, if it does."""
+    dark_ink: bool = False
+    """Whether a higher grey level is darker."""
+    alphabet: tuple[int, ...] = ()
+    """The tokens that the training text holds (text only)."""
+
+    @property
+    def writable(self) -> int:
+        """Only tokens below this number may be written."""
+        return self.vocab_size if self.start_written else self.start_token
+
+    def length(self) -> int | None:
+        """Tokens of a whole sequence, if all have one length."""
+        return self.picture.length if self.picture else None
+
+    def encode_text(self, prompt: str) -> Int64[np.ndarray, " P"]:
+        """A prompt as tokens.
+
+        Raises:
+            MemtrainError: the model writes no text, or a character is none that it ever read.
+        """
+        if not self.text:
+            what = "pictures; complete one with --image FILE" if self.picture else "tokens"
+            raise MemtrainError(f"prompt={_brief(prompt)}: this model writes {what}")
+        if not prompt:
+            raise MemtrainError("prompt='': must hold a character; leave it off to begin freely")
+        for character in prompt:
+            if self.alphabet and not set(character.encode()) <= set(self.alphabet):
+                raise MemtrainError(
+                    f"prompt={_brief(prompt)}: {character!r} is not in the text that the model "
+                    "learned from; leave it out"
+                )
+        return np.frombuffer(prompt.encode(), np.uint8).astype(np.int64)
+
+    def encode_image(self, path: Path) -> Int64[np.ndarray, " L"]:
+        """An image file as the tokens of one picture, resized to the data's size."""
+        picture = self.picture
+        if picture is None:
+            what = "text; begin one with --prompt" if self.text else "tokens"
+            raise MemtrainError(f"image={path}: this model writes {what}")
+        gray = read_image(path, (picture.height, picture.width))
+        gray = 255 - gray if self.dark_ink else gray
+        tokens = encode_pictures(gray[None], levels=picture.levels, patch=picture.patch)
+        return tokens[0].astype(np.int64)
+
+    def decode_text(self, tokens: Integer[np.ndarray, " N"]) -> str:
+        """What a person reads: the text, or the tokens as numbers."""
+        return decode_text(tokens) if self.text else " ".join(map(str, tokens.tolist()))
+
+    def decode_pictures(self, tokens: Integer[np.ndarray, "N L"]) -> UInt8[np.ndarray, "N H W"]:
+        """Grey pictures, 0 black."""
+        if self.picture is None:
+            raise MemtrainError("these tokens spell no pictures")
+        gray = decode_pictures(tokens, self.picture)
+        return 255 - gray if self.dark_ink else gray
+
+
+def _brief(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= 20 else f"{prompt[:17]}...")

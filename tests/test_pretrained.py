@@ -1,0 +1,122 @@
+"""Exported models come back, write the same, and what is wrong with one is one line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from conftest import TINY, random_tokens
+from memtrain import pretrained
+from memtrain.config import Digits
+from memtrain.errors import MemtrainError
+from memtrain.eval.rollout import read
+from memtrain.pretrained import export, load_pretrained, pretrained_names
+from memtrain.run import Run
+from memtrain.writer import generate
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """A run of digits that looks trained."""
+    config = replace(TINY, name="digits", data=Digits())
+    run = Run.create(config, tmp_path_factory.mktemp("runs") / "digits")
+    run.progress["stages"].append({"name": "smt", "steps": 3, "tokens": 12, "seconds": 0.5})
+    return run
+
+
+@pytest.fixture
+def folder(run: Run, tmp_path: Path) -> Path:
+    export(run, "tiny-digits", tmp_path, notes={"nats": 1.5})
+    return tmp_path
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("fp16", 2e-3), ("bf16", 2e-2)])
+def test_an_exported_model_comes_back_without_its_teacher(run, tmp_path: Path, dtype, error):
+    paths = export(run, "tiny-digits", tmp_path, dtype=dtype)
+    assert pretrained_names(tmp_path) == ["tiny-digits"]
+    model = load_pretrained("tiny-digits", folder=tmp_path)
+    weights = sum(p.numel() for p in run.rnn.parameters())
+    assert 2 * weights < paths[0].stat().st_size < 2 * weights + 8192
+    assert {p.dtype for p in model.rnn.parameters()} == {torch.float32}
+    tokens = random_tokens(4, 5)
+    assert_close(read(model.rnn, tokens), read(run.rnn, tokens), atol=error * 5, rtol=error * 5)
+    assert model.spelling == run.spelling and model.config == run.config
+    assert generate(model, count=2).pictures().shape == (2, 8, 8)
+
+
+def test_the_card_says_how_it_was_made(folder: Path):
+    card = json.loads((folder / "tiny-digits.json").read_text())
+    assert card["trained"]["nats"] == 1.5
+    assert card["trained"]["stages"][0]["steps"] == 3
+    assert load_pretrained("tiny-digits", folder=folder).trained == card["trained"]
+
+
+def test_a_name_that_is_not_there_gets_the_nearest(folder: Path):
+    with pytest.raises(MemtrainError, match="did you mean tiny-digits?"):
+        load_pretrained("tiny-digit", folder=folder)
+    empty = folder / "empty"
+    empty.mkdir()
+    with pytest.raises(MemtrainError, match="holds none"):
+        load_pretrained("tiny-digits", folder=empty)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda f: (f / "tiny-digits.safetensors").unlink(), "its weights are missing"),
+        (lambda f: (f / "tiny-digits.safetensors").write_bytes(b"x"), "checksum"),
+        (lambda f: (f / "tiny-digits.json").write_text("{"), "damaged"),
+        (lambda f: (f / "tiny-digits.json").write_text("{}"), "damaged"),
+        (lambda f: edit(f, version=2), "version 2, update memtrain"),
+        (lambda f: edit(f, spelling={"vocab": 3}), "spelling"),
+        (lambda f: edit_cell(f, "evil:Cell"), "cell.kind=evil:Cell: must be transformer"),
+    ],
+    ids=["gone", "changed", "broken", "empty", "newer", "spelling", "code"],
+)
+def test_damage_is_one_line(folder: Path, harm, message: str):
+    harm(folder)
+    with pytest.raises(MemtrainError) as caught:
+        load_pretrained("tiny-digits", folder=folder)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def edit(folder: Path, **values) -> None:
+    path = folder / "tiny-digits.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def edit_cell(folder: Path, kind: str) -> None:
+    config = json.loads((folder / "tiny-digits.json").read_text())["config"]
+    config["cell"]["kind"] = kind
+    edit(folder, config=config)
+
+
+def test_what_cannot_be_exported_says_why(run: Run, tmp_path: Path):
+    with pytest.raises(MemtrainError, match="name='../x'"):
+        export(run, "../x", tmp_path)
+    untrained = Run(run.config, tmp_path)
+    with pytest.raises(MemtrainError, match="not trained yet"):
+        export(untrained, "x", tmp_path)
+    answers = Run(TINY, tmp_path)
+    with pytest.raises(MemtrainError, match="writes nothing"):
+        export(answers, "x", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_package_holds_loads_and_writes():
+    """Whatever models are in the package: each is whole and small, and says what it is."""
+    home = Path(pretrained.__file__).parent
+    for name in pretrained_names():
+        assert (home / f"{name}.safetensors").stat().st_size <= 4 * 2**20
+        model = load_pretrained(name)
+        length = None if model.spelling.picture else 16
+        assert np.isfinite(generate(model, count=1, length=length).tokens).all()
+
+
+def test_weights_travel_with_the_package():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert "pretrained/*.safetensors" in text and "pretrained/*.json" in text

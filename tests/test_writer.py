@@ -1,0 +1,121 @@
+"""`generate`, the one function with which a model writes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import TINY, random_tokens, seeded
+from memtrain.data.pictures import Picture
+from memtrain.data.spelling import Spelling
+from memtrain.errors import MemtrainError
+from memtrain.eval.rollout import write
+from memtrain.pretrained import Pretrained
+from memtrain.run import build_rnn
+from memtrain.writer import Written, generate
+
+TEXT = Spelling(vocab_size=256, start_token=10, text=True)
+PICTURE = Spelling(
+    vocab_size=16, start_token=3, picture=Picture(height=4, width=6, levels=2, patch=2)
+)
+MARKED = Spelling(
+    vocab_size=5,
+    start_token=4,
+    start_written=False,
+    picture=Picture(height=2, width=3, levels=4),
+)
+
+
+def model(spelling: Spelling) -> Pretrained:
+    torch.manual_seed(0)
+    rnn = build_rnn(TINY, spelling.vocab_size)
+    with torch.no_grad():
+        rnn.readout.head.weight.mul_(20)  # its choices lie far apart
+    return Pretrained("tiny", rnn, spelling, TINY, {})
+
+
+def test_text_begins_with_the_start_token_or_goes_on_from_a_prompt():
+    author = model(TEXT)
+    free = generate(author, count=3, length=20, seed=4)
+    assert free.tokens.shape == (3, 21) and (free.tokens[:, 0] == 10).all() and free.given == 1
+    after = generate(author, prompt="héllo", count=2, length=7, temperature=0.0)
+    assert after.given == 6 and after.tokens.shape == (2, 13)
+    assert all(text.startswith("héllo") for text in after.texts())
+    prompt = torch.tensor([list("héllo".encode())])
+    by_hand = write(author.rnn, prompt, 7, seeded(), temperature=0.0)
+    assert after.tokens[0, 6:].tolist() == by_hand[0].tolist()
+
+
+def test_the_same_seed_writes_the_same_and_listeners_hear_all_of_it():
+    author, heard = model(TEXT), []
+    written = generate(author, prompt="a", length=40, seed=1, listen=heard.append)
+    assert len(heard) > 1
+    assert np.array_equal(np.concatenate(heard, axis=1), written.tokens[:, 1:])
+    assert np.array_equal(generate(author, prompt="a", length=40, seed=1).tokens, written.tokens)
+    assert not np.array_equal(
+        generate(author, prompt="a", length=40, seed=2).tokens, written.tokens
+    )
+
+
+def test_pictures_are_finished_whatever_is_given(tmp_path: Path):
+    author = model(PICTURE)
+    free = generate(author, count=5)
+    assert free.tokens.shape == (5, 6) and (free.tokens[:, 0] == 3).all()
+    assert free.pictures().shape == (5, 4, 6)
+    halves = random_tokens(4, 3).numpy() % 16
+    done = generate(author, prompt=halves)
+    assert done.tokens.shape == (4, 6) and done.given == 3
+    assert np.array_equal(done.tokens[:, :3], halves)
+    done.save(tmp_path / "grid.png", originals=done.tokens)
+    assert (tmp_path / "grid.png").is_file()
+
+
+def test_a_start_mark_is_read_before_any_prompt_and_never_written():
+    author = model(MARKED)
+    free = generate(author, count=40, temperature=5.0)
+    assert free.tokens.shape == (40, 6) and free.given == 0
+    assert set(free.tokens.flatten()) == {0, 1, 2, 3}
+    given = np.array([1, 2])
+    done = generate(author, prompt=given, count=3, temperature=0.0)
+    assert done.tokens.shape == (3, 6) and done.tokens[:, :2].tolist() == [[1, 2]] * 3
+    marked = torch.tensor([[4, 1, 2]])
+    by_hand = write(author.rnn, marked, 4, seeded(), temperature=0.0, allowed=4)
+    assert done.tokens[0, 2:].tolist() == by_hand[0].tolist()
+
+
+def test_the_models_mode_comes_back():
+    author = model(TEXT)
+    author.rnn.train()
+    generate(author, length=1)
+    assert author.rnn.training
+
+
+@pytest.mark.parametrize(
+    ("spelling", "options", "message"),
+    [
+        (TEXT, {"count": 0}, "count=0: must be at least 1"),
+        (TEXT, {"length": 0}, "length=0: must be at least 1"),
+        (TEXT, {"prompt": ""}, "prompt='': must hold a character"),
+        (TEXT, {"prompt": np.zeros((2, 0), np.int64)}, "prompt: must hold at least one token"),
+        (TEXT, {"prompt": np.array([256])}, "prompt: 256 is no token, must be 0..255"),
+        (TEXT, {"temperature": -1.0}, "temperature=-1.0: must be at least 0"),
+        (TEXT, {"top_p": 0.0}, "top_p=0.0: must be above 0"),
+        (TEXT, {"top_k": -2}, "top_k=-2: must be at least 0"),
+        (PICTURE, {"length": 9}, "length=9: this model's pictures have 6 tokens"),
+        (PICTURE, {"prompt": "a"}, "prompt='a': this model writes pictures"),
+        (PICTURE, {"prompt": np.zeros(6, np.int64)}, "6 tokens leave nothing to complete"),
+        (MARKED, {"prompt": np.array([4])}, "prompt: 4 is no token, must be 0..3"),
+    ],
+)
+def test_bad_wishes_are_one_line(spelling: Spelling, options: dict[str, Any], message: str):
+    with pytest.raises(MemtrainError) as caught:
+        generate(model(spelling), **options)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_texts_are_saved_apart(tmp_path: Path):
+    tokens = np.array([list(b"one"), list(b"two")])
+    Written(tokens, 0, TEXT).save(tmp_path / "deep" / "out.txt")
+    assert (tmp_path / "deep" / "out.txt").read_text() == "one\n\n----\n\ntwo"
