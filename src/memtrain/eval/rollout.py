@@ -67,12 +67,10 @@ def write_chunks(
         memory = _read_prompt(rnn, prompt)
     for first in range(0, length, chunk):
         with torch.no_grad():  # not around the yield: the caller's code is the caller's
-            written: list[Tensor] = []
-            for _ in range(min(chunk, length - first)):
-                chance = torch.rand(len(prompt), generator=generator, device=generator.device)
-                written.append(sampler(rnn.predict(memory), chance.to(prompt.device)))
-                memory = rnn.cell(memory, written[-1])
-        yield torch.stack(written, dim=1)
+            size = (min(chunk, length - first), len(prompt))
+            chances = torch.rand(size, generator=generator, device=generator.device)
+            written, memory = rnn.write(memory, chances.to(prompt.device), sampler)
+        yield written
 
 
 def _read_prompt(rnn: RNN, prompt: Int[Tensor, "B P"], steps: int = 256) -> Float[Tensor, "B M D"]:

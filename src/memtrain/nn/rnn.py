@@ -10,6 +10,9 @@ from memtrain.nn.contract import memory_shape
 from memtrain.nn.teacher import Decoder
 
 Unroll = Callable[[Tensor, Tensor], Tensor]
+Choose = Callable[[Tensor, Tensor], Tensor]
+"""From logits (B, V) and a uniform number a row (B,) to a token a row."""
+Write = Callable[[Tensor, Tensor, Choose], tuple[Tensor, Tensor]]
 
 
 class RNN(nn.Module):
@@ -26,7 +29,8 @@ class RNN(nn.Module):
         self.cell = cell
         self.readout = readout
         self.fast_unroll: Unroll | None = None
-        """What an engine may put in the place of the plain loop where no gradient is needed."""
+        self.fast_write: Write | None = None
+        """What an engine may put in the place of the plain loops where no gradient is needed."""
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
         """The memory of having read nothing: zeros."""
@@ -46,6 +50,21 @@ class RNN(nn.Module):
         # Attention kernels of GPUs refuse batches of more than 65,535 rows.
         parts = [self.readout(part)[:, 0] for part in memory.flatten(0, -3).split(2**15)]
         return torch.cat(parts).unflatten(0, rows)
+
+    def write(
+        self,
+        memory: Float[Tensor, "B M D"],
+        chances: Float[Tensor, "T B"],
+        choose: Choose,
+    ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
+        """Choose a token, read it, and so on: the tokens, and the memory after the last."""
+        if self.fast_write is not None and not torch.is_grad_enabled():
+            return self.fast_write(memory, chances, choose)
+        tokens = []
+        for chance in chances:
+            tokens.append(choose(self.predict(memory), chance))
+            memory = self.cell(memory, tokens[-1])
+        return torch.stack(tokens, dim=1), memory
 
     def unroll(
         self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None

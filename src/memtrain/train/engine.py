@@ -11,7 +11,7 @@ from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
 from memtrain.nn.blocks import Attention, Block, FastStack, Stack
 from memtrain.nn.rnn import RNN
-from memtrain.train.graphs import FastStacks, GraphedStep, GraphedUnroll, StepOwner
+from memtrain.train.graphs import FastStacks, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
 
 
 class Engine:
@@ -61,6 +61,7 @@ class Engine:
         if self.fast:
             stacks = FastStacks(self._fast_stacks(rnn))
             rnn.fast_unroll = GraphedUnroll(rnn.cell, stacks, self._graph_precision)
+            rnn.fast_write = GraphedWrite(rnn, stacks, self._graph_precision)
 
     def _fast_stacks(self, rnn: RNN) -> dict[Stack, FastStack]:
         if not self.kernels:

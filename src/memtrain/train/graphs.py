@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.nn.blocks import FastStack, Stack
+from memtrain.nn.rnn import RNN, Choose
 
 WARMUP = 3
 """Steps taken as usual before one is captured: they compile, allocate and choose kernels."""
@@ -97,13 +98,7 @@ class _Chunk:
         self.memory = memory.clone()
         self.tokens = torch.zeros(CHUNK, len(memory), dtype=torch.long, device=memory.device)
         self.graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # compile and warm up outside the capture
-                with precision():
-                    steps(self.tokens[:1].unbind(), self.memory)
-        torch.cuda.current_stream().wait_stream(side)
+        _warm_up(lambda: steps(self.tokens[:1].unbind(), self.memory), precision)
         with torch.cuda.graph(self.graph), precision():
             self.out = torch.stack(steps(self.tokens.unbind(), self.memory))
             self.memory.copy_(self.out[-1])
@@ -117,6 +112,82 @@ class _Chunk:
         self.tokens[: tokens.shape[1]] = tokens.T
         self.graph.replay()
         return self.out.clone()
+
+
+class GraphedWrite:
+    """`RNN.write`; one graph for each batch size and way of choosing tokens."""
+
+    def __init__(
+        self, rnn: RNN, stacks: FastStacks, precision: Callable[[], AbstractContextManager]
+    ) -> None:
+        self.rnn = rnn
+        self.stacks = stacks
+        self.precision = precision
+        self.chunks: dict[tuple[torch.Size, Choose], _WriteChunk] = {}
+
+    def __call__(
+        self, memory: Float[Tensor, "B M D"], chances: Float[Tensor, "T B"], choose: Choose
+    ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
+        """The tokens, and the memory after the last of them."""
+        self.stacks.refresh()
+        key = (memory.shape, choose)
+        chunk = self.chunks.get(key)
+        if chunk is None:
+            with self.stacks.active(), torch.no_grad():
+                chunk = self.chunks[key] = _WriteChunk(self._step, memory, choose, self.precision)
+        tokens = []
+        for part in chances.split(CHUNK):
+            written, memory = chunk.run(part, memory)
+            tokens.append(written)
+        return torch.cat(tokens).T, memory
+
+    def _step(self, memory: Tensor, chance: Tensor, choose: Choose) -> tuple[Tensor, Tensor]:
+        token = choose(self.rnn.predict(memory), chance)
+        return token, self.rnn.cell(memory, token).to(memory.dtype)
+
+
+class _WriteChunk:
+    """CHUNK written tokens on fixed buffers."""
+
+    def __init__(
+        self,
+        step: Callable[[Tensor, Tensor, Choose], tuple[Tensor, Tensor]],
+        memory: Float[Tensor, "B M D"],
+        choose: Choose,
+        precision: Callable[[], AbstractContextManager],
+    ) -> None:
+        self.memory = memory.clone()
+        self.chances = torch.rand(CHUNK, len(memory), device=memory.device)
+        self.graph = torch.cuda.CUDAGraph()
+        _warm_up(lambda: step(self.memory, self.chances[0], choose), precision)
+        with torch.cuda.graph(self.graph), precision():
+            state, tokens, memories = self.memory, [], []
+            for chance in self.chances.unbind():
+                token, state = step(state, chance, choose)
+                tokens.append(token)
+                memories.append(state)
+            self.tokens, self.memories = torch.stack(tokens), memories
+
+    def run(
+        self, chances: Float[Tensor, "K B"], memory: Float[Tensor, "B M D"]
+    ) -> tuple[Int[Tensor, "K B"], Float[Tensor, "B M D"]]:
+        """As many tokens as there are chances; those after them are idle."""
+        count = len(chances)
+        self.memory.copy_(memory)
+        self.chances[:count] = chances
+        self.graph.replay()
+        return self.tokens[:count].clone(), self.memories[count - 1].clone()
+
+
+def _warm_up(work: Callable[[], object], precision: Callable[[], AbstractContextManager]) -> None:
+    """Compile, allocate and choose kernels outside the capture."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            with precision():
+                work()
+    torch.cuda.current_stream().wait_stream(side)
 
 
 @runtime_checkable
