@@ -403,8 +403,8 @@ def bench(arguments: list[str]) -> int:
         """How long each case is timed, on each path; at least three steps are."""
         device: str = "auto"
         """auto takes a GPU if there is one; else cpu, cuda, cuda:1, ..."""
-        compile: bool | None = None
-        """torch.compile the fast path; on a GPU unless told otherwise."""
+        compile: bool = True
+        """torch.compile the fast path, on a GPU."""
         reference: bool = True
         """Time the plain path too, where it differs: on a CPU it is the only one."""
         figure: Path = Path("growth.png")
@@ -424,7 +424,7 @@ def bench(arguments: list[str]) -> int:
 
     device = pick_device(options.device)
     size = options.size if options.size != "auto" else "paper" if device.type == "cuda" else "tiny"
-    compiled = device.type == "cuda" if options.compile is None else options.compile
+    compiled = options.compile and device.type == "cuda"
     engine = EngineConfig(device=options.device, compile=compiled)
     if options.suite == "growth":
         points = []

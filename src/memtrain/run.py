@@ -354,14 +354,15 @@ class Run:
         if sequences is None:
             tokens = 2**18 if self.engine.device.type == "cuda" else 2**14
             sequences = max(4, tokens // task.sequence_length)
-        return evaluate(
-            task,
-            self.rnn,
-            self.teacher,
-            sequences=sequences,
-            device=self.engine.device,
-            baselines=baselines,
-        )
+        with self.engine.autocast():
+            return evaluate(
+                task,
+                self.rnn,
+                self.teacher,
+                sequences=sequences,
+                device=self.engine.device,
+                baselines=baselines,
+            )
 
 
 @contextmanager
