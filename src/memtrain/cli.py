@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         return 1
+    except MemoryError:
+        print("memtrain: not enough memory; take less at once", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)
         return 2
@@ -85,7 +88,7 @@ class _TrainOptions:
 
 def train(arguments: list[str]) -> int:
     """Train a recipe or a config.json, then evaluate it."""
-    from memtrain.config_json import from_json
+    from memtrain.config_json import read_config
     from memtrain.recipes import RECIPES, recipe
 
     if not arguments or arguments[0].startswith("-"):
@@ -100,20 +103,24 @@ def train(arguments: list[str]) -> int:
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     name, *rest = arguments
     path = Path(name)
-    default = from_json(path.read_text()) if path.suffix == ".json" else recipe(name)
+    default = read_config(path) if path.suffix == ".json" else recipe(name)
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
 
     from memtrain.run import Run
+    from memtrain.train.distributed import join, restarted
     from memtrain.train.metrics import make_reporter
 
+    group = join()
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
-    if options.resume and (folder / "config.json").exists():
-        run = Run.open(folder, allow_code=options.allow_code, reporter=reporter)
+    there = (folder / "config.json").exists()
+    group.wait()  # all look before one of them makes the folder
+    if there and (options.resume or restarted()):
+        run = Run.open(folder, allow_code=options.allow_code, reporter=reporter, group=group)
     else:
-        run = Run.create(config, folder, overwrite=options.overwrite)
+        run = Run.create(config, folder, overwrite=options.overwrite, group=group)
     return _train(run, reporter)
 
 
@@ -147,10 +154,11 @@ def resume(arguments: list[str]) -> int:
     options = _parse(Resume, arguments, "memtrain resume")
 
     from memtrain.run import Run
+    from memtrain.train.distributed import join
     from memtrain.train.metrics import make_reporter
 
     reporter = make_reporter()
-    run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter)
+    run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
         print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
         return 0
@@ -164,9 +172,15 @@ def _train(run: Any, reporter: Any) -> int:
     try:
         run.train(reporter)
     except Interrupted as interrupted:
-        print(f"memtrain: {interrupted}; go on with: memtrain resume {run.folder}", file=sys.stderr)
+        if run.group.main:
+            how = f"go on with: memtrain resume {run.folder}"
+            print(f"memtrain: {interrupted}; {how}", file=sys.stderr)
         return 0 if interrupted.signal_number == signal.SIGTERM else 130
-    print_evaluation(run, run.evaluate())
+    result = run.evaluate()
+    run.group.leave()
+    if not run.group.main:
+        return 0
+    print_evaluation(run, result)
     print(f"\nrun folder  {run.folder}")
     if run.task.start_token is not None:
         print(f"let it write  memtrain generate {run.folder}")
@@ -189,6 +203,8 @@ def evaluate(arguments: list[str]) -> int:
         given."""
         json: bool = False
         """Print one JSON object as the last line of stdout, nothing else there."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
@@ -198,7 +214,7 @@ def evaluate(arguments: list[str]) -> int:
 
     from memtrain.tables import print_evaluation
 
-    run = _open(options.run, options.allow_code)
+    run = _open(options.run, options.allow_code, options.best)
     result = run.evaluate(options.sequences)
     if options.json:
         record = {"run": str(options.run), "unit": run.task.unit, **asdict(result)}
@@ -230,6 +246,8 @@ def generate(arguments: list[str]) -> int:
         """The same seed gives the same sequences."""
         out: Path | None = None
         """The picture's file; RUN/samples/... unless given."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
@@ -241,7 +259,7 @@ def generate(arguments: list[str]) -> int:
 
     from memtrain.eval.rollout import write
 
-    run = _open(options.run, options.allow_code)
+    run = _open(options.run, options.allow_code, options.best)
     task = run.task
     if task.start_token is None:
         raise MemtrainError(
@@ -394,11 +412,11 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 # --------------------------------------------------------------------------------------- helpers
 
 
-def _open(folder: Path, allow_code: bool) -> Any:
+def _open(folder: Path, allow_code: bool, best: bool = False) -> Any:
     from memtrain.run import Run
     from memtrain.train.metrics import make_reporter
 
-    run = Run.open(folder, allow_code=allow_code, reporter=make_reporter())
+    run = Run.open(folder, allow_code=allow_code, best=best, reporter=make_reporter())
     if not run.progress["stages"]:
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
     return run

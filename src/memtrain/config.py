@@ -280,10 +280,21 @@ class StageConfig:
     """AdamW's decay rates."""
     clip_norm: float = 1.0
     """Largest gradient norm; teacher and RNN are clipped apart."""
+    accumulate: int = 1
+    """Take a step's sequences in this many parts, one after another: less device memory, about a
+    third more time, the same step."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is not finite: stop, or leave that step's update out."""
+    skip_limit: int = 3
+    """With skip: stop all the same after this many such steps in a row."""
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "steps", "weight_decay")
-        _at_least(self, 1, "batch_size")
+        _at_least(self, 1, "batch_size", "accumulate", "skip_limit")
+        if self.batch_size % self.accumulate:
+            raise MemtrainError(
+                f"accumulate={self.accumulate}: must divide batch_size={self.batch_size}"
+            )
         _fraction(self, "warmup")
         if not 0 < self.learning_rate < math.inf:
             raise MemtrainError(f"learning_rate={self.learning_rate}: must be above 0 and finite")
@@ -392,6 +403,11 @@ class EngineConfig:
     """torch.compile the Transformer blocks (half a minute at the start)."""
     threads: int = 0
     """CPU threads (0: as many as torch takes)."""
+    deterministic: bool = False
+    """The same run twice gives the same bits on a GPU too; somewhat slower. A CPU always does."""
+    shard_teacher: bool = False
+    """With several processes: spread the teacher's weights, gradients and optimizer state over
+    them (FSDP2), for teachers that are too large for one device."""
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "threads")
@@ -412,7 +428,7 @@ class LogConfig:
     checkpoint_every: int = 200
     """A checkpoint every n steps; one more at the end of each stage."""
     keep: int = 2
-    """How many checkpoints stay on disk."""
+    """How many checkpoints stay on disk, beside the best one."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "every", "evaluate_sequences", "checkpoint_every")

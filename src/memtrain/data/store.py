@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt8, UInt16
 from numpy.lib.format import open_memmap
 
+from memtrain.bounded import parse_json, read_text
 from memtrain.data.pictures import Picture
 from memtrain.errors import MemtrainError, nearest
 
@@ -33,6 +34,7 @@ SPLITS = ("train", "test")
 MAX_VOCAB = 2**16
 MIN_TOKENS = 2
 """The shortest split: one token to read and one to predict."""
+MAX_META_BYTES = 2**20
 _FILES = {"meta.json", *(f"{s}.{end}" for s in SPLITS for end in ("bin", "starts.npy"))}
 _BLOCK = 2**24
 """Tokens are checked and written this many at a time: a memory map need not fit in memory."""
@@ -294,7 +296,8 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
     if not path.is_file():
         raise MemtrainError(f"{folder}: no prepared data here (no meta.json); prepare it first")
     try:
-        meta, splits = _read_meta(json.loads(path.read_text(encoding="utf-8")))
+        plain = parse_json(read_text(path, MAX_META_BYTES), "meta.json")
+        meta, splits = _read_meta(plain)
         store = Store(folder, meta, splits)
         for name in SPLITS:
             _check_files(store, name, verify)

@@ -32,5 +32,5 @@ class BPTT(Objective):
             unrolled = self.rnn.unroll(chunk, memory.detach())
             memory = unrolled[:, -1]
             memories.append(unrolled)
-        loss = readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets)
+        loss = readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets, self.part)
         return Losses(loss, {"readout": loss.detach()})

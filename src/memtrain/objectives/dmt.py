@@ -55,8 +55,8 @@ class DMT(Objective):
             token = inputs[:, labelled].flatten()
             predicted = self.rnn.cell(before.flatten(0, 1), token).unflatten(0, labels.shape[:2])
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled]
-        dynamics = dynamics_loss(predicted, labels, weight)
-        readout = readout_loss(self.rnn, rollout.detach(), targets)
+        dynamics = dynamics_loss(predicted, labels, weight, self.part)
+        readout = readout_loss(self.rnn, rollout.detach(), targets, self.part)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         return Losses(total, {"dynamics": dynamics.detach(), "readout": readout.detach()})
 
@@ -73,15 +73,22 @@ class DMT(Objective):
         rollout = min(self.config.rollout_length or length, length)
         memory = self.rnn.empty_memory(rows)
         first = torch.zeros(rows, dtype=torch.long, device=device)
-        taught = rows - round(self.config.empty_start * rows)
+        whole = self.part.whole(rows)
+        taught = whole - round(self.config.empty_start * whole)
         if taught:
             latest = length - rollout if rollout < length else max(1, length - 1)
-            after = torch.randint(
+            drawn = torch.randint(
                 latest, (taught, 1), generator=generator, device=generator.device
             ).to(device)
+            after = self.part.rows(torch.cat([drawn, drawn.new_zeros(whole - taught, 1)]))
+            # The first rows of the batch are taught; every part asks, for a teacher that is
+            # spread over processes answers all of them or none.
+            taught = min(rows, max(0, taught - self.part.index * rows))
+            asking = max(1, taught)
             with torch.no_grad():
-                memory[:taught] = self.teacher.encode(batch.inputs[:taught], after)[:, 0]
-            first[:taught] = after[:, 0] + 1
+                memories = self.teacher.encode(batch.inputs[:asking], after[:asking])[:, 0]
+            memory[:taught] = memories[:taught]
+            first[:taught] = after[:taught, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
 
     def _labelled(self, rollout: int, generator: torch.Generator) -> slice:
