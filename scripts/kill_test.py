@@ -3,18 +3,21 @@
     python scripts/kill_test.py --kills 200 --folder /tmp/kills
 
 Trains a tiny model through SMT and DMT once without trouble. Then trains it again with `kill -9`
-at random moments: most of them while it trains or writes a checkpoint, some while it starts or
-resumes. Each kill is followed by `memtrain train --resume`, in a new process, until the run ends;
-then the next run begins. Every finished run must have the same weights as the first one to the
-bit, and the same lines of metrics, but for seconds.
+at random moments: about half while it trains, four in ten at the very moment when a checkpoint is
+being written, one in ten while it starts or resumes. Each kill is followed by
+`memtrain train --resume`, in a new process, until the run ends; then the next run begins. Every
+finished run must have the same weights as the first one to the bit, and the same lines of metrics,
+but for seconds.
 """
 
 import argparse
+import contextlib
 import random
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,8 +40,8 @@ SIZES = {"width": 16, "heads": 2, "head_dim": 8}
 TEACHER = TeacherConfig(
     encoder="causal", context_length=8, encoder_layers=1, decoder_layers=1, **SIZES
 )
-START_SECONDS = 60.0
-"""A process that has written nothing by then is killed all the same."""
+PATIENCE = 60.0
+"""Seconds after which a process is killed, whatever it does."""
 
 
 def tiny(steps: int) -> RunConfig:
@@ -65,28 +68,45 @@ def start(config: Path, folder: Path) -> subprocess.Popen:
     )
 
 
-def changed(folder: Path) -> float:
-    """When the run last wrote a line; 0 if it never did."""
+def lines(folder: Path) -> int:
     path = folder / "metrics.jsonl"
-    return path.stat().st_mtime if path.exists() else 0.0
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def half_written(folder: Path) -> set[tuple[str, int]]:
     """What a kill left of a checkpoint that was being written or removed."""
-    return {(path.name, path.stat().st_mtime_ns) for path in (folder / "checkpoints").glob(".*")}
+    found = set()
+    for path in (folder / "checkpoints").glob(".*"):
+        with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
+            found.add((path.name, path.stat().st_mtime_ns))
+    return found
+
+
+def saved_lines(folder: Path) -> int:
+    """Lines up to the newest checkpoint: where a resumed run goes on."""
+    checkpoint, _ = latest_checkpoint(folder / "checkpoints")
+    return checkpoint.progress["global_step"] if checkpoint is not None else 0
+
+
+def wait(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
+    """Until something happened, or the process ended."""
+    began = time.monotonic()
+    while not happened() and process.poll() is None and time.monotonic() - began < PATIENCE:
+        time.sleep(0.0005)
 
 
 def kill_once(process: subprocess.Popen, folder: Path, chance: random.Random) -> bool:
     """Kill at a random moment; returns whether the process lived until then."""
-    if chance.random() < 0.1:
+    moment = chance.random()
+    if moment < 0.1:
         time.sleep(chance.uniform(0, 3))  # perhaps while it starts, or reads its checkpoint
     else:
-        before, began = changed(folder), time.monotonic()
-        while changed(folder) == before and process.poll() is None:
-            if time.monotonic() - began > START_SECONDS:
-                break
-            time.sleep(0.005)
-        time.sleep(chance.expovariate(2.0))
+        target = saved_lines(folder) + chance.randrange(1, 25)
+        wait(process, lambda: lines(folder) >= target)
+        if moment < 0.5:
+            before = half_written(folder)
+            wait(process, lambda: bool(half_written(folder) - before))
+        time.sleep(chance.uniform(0, 0.01))
     alive = process.poll() is None
     process.kill()
     process.wait()
@@ -138,6 +158,7 @@ def main() -> int:
     expected = result(whole)
 
     kills = in_checkpoint = runs = 0
+    stages = {"before the first line": 0, "smt": 0, "dmt": 0}
     while kills < options.kills:
         runs += 1
         folder = options.folder / f"run-{runs}"
@@ -147,6 +168,8 @@ def main() -> int:
             if kills < options.kills and kill_once(process, folder, chance):
                 kills += 1
                 in_checkpoint += bool(half_written(folder) - before)
+                done = MetricsFile(folder / "metrics.jsonl").read()
+                stages[done[-1]["stage"] if done else "before the first line"] += 1
                 continue
             said = process.communicate()[1]
             if process.returncode not in (0, -9):
@@ -162,6 +185,7 @@ def main() -> int:
         print(
             f"{kills} kills, {in_checkpoint} inside a checkpoint, {runs} runs the same", flush=True
         )
+    print("where the kills fell:", stages)
     print(
         f"{kills} of {kills} kills resumed, {in_checkpoint} of them while a checkpoint was written "
         f"or removed; {runs} runs ended with the same weights to the bit and whole metrics"
