@@ -20,10 +20,7 @@ from memtrain.data.task import Task, check_task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.eval.cost import sequential_ops
 from memtrain.eval.evaluate import Evaluation, evaluate
-from memtrain.nn.cells import build_cell
-from memtrain.nn.contract import check_cell, memory_shape
-from memtrain.nn.rnn import RNN
-from memtrain.nn.teacher import Decoder, Teacher
+from memtrain.nn.build import build_models
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
 from memtrain.objectives.objective import Objective
@@ -61,21 +58,9 @@ class Run:
         self.writer = CheckpointWriter(folder / "checkpoints", config.log.keep)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.task = check_task(task) if task is not None else build_task(config.data)
-        vocab_size = self.task.vocab_size
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            if cell is None:
-                cell = build_cell(config.cell, vocab_size)
-            else:
-                check_cell(cell, vocab_size)
-            memory_tokens, memory_dim = memory_shape(cell)
-            causal = config.readout_attention == "causal"
-            readout = Decoder(config.teacher, vocab_size, memory_dim, causal=causal)
-            self.rnn = RNN(cell, readout).to(self.engine.device)
-            self.teacher = None
-            if config.has_teacher:
-                teacher = Teacher(config.teacher, vocab_size, memory_tokens, memory_dim)
-                self.teacher = teacher.to(self.engine.device)
+        rnn, teacher = build_models(config, self.task.vocab_size, cell)
+        self.rnn = rnn.to(self.engine.device)
+        self.teacher = teacher.to(self.engine.device) if teacher is not None else None
         self.engine.prepare(self._models())
         self.engine.prepare_rnn(self.rnn)
         self.task.to(self.engine.device)
