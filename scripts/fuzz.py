@@ -39,6 +39,7 @@ import torch
 from kill_test import tiny
 
 from memtrain.config import LogConfig
+from memtrain.config_json import read_config, to_json
 from memtrain.data.sources import prepare_path
 from memtrain.data.store import Split, StoreMeta, open_store, write_store
 from memtrain.data.stream import StreamTask
@@ -180,6 +181,19 @@ def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
             return
 
 
+def make_config(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(to_json(tiny(3)))
+
+
+def fuzz_config(source: Path, folder: Path, chance: random.Random) -> None:
+    shutil.copytree(source, folder)
+    mutate(folder / "config.json", chance)
+    config = read_config(folder / "config.json")
+    if ":" not in config.cell.kind and config.data.kind != "custom":  # what a user names is run
+        Run.create(config, folder / "run")
+
+
 def make_store(folder: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 9, 600)
     starts = np.arange(0, 600, 50)
@@ -225,6 +239,7 @@ def fuzz_file(source: Path, folder: Path, chance: random.Random) -> None:
 
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Path, random.Random], None]]] = {
     "run": (make_run, fuzz_run),
+    "config": (make_config, fuzz_config),
     "store": (make_store, fuzz_store),
     "file": (make_files, fuzz_file),
 }

@@ -160,7 +160,7 @@ class Run:
         try:
             self._models().load_state_dict(checkpoint.weights)
         except RuntimeError as error:
-            reason = str(error).splitlines()[1].strip()
+            reason = str(error).splitlines()[1].strip()[:200]
             raise MemtrainError(f"{self.folder}: weights do not fit the config: {reason}") from None
         self.progress = progress
         self.writer.saved = self.writer.begun = progress["global_step"]

@@ -27,7 +27,15 @@ def build_models(
             _check_size(*_build(config, vocab_size, None))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return _build(config, vocab_size, cell)
+        try:
+            return _build(config, vocab_size, cell)
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):
+                raise
+            raise MemtrainError(
+                "the models do not fit in the memory that is free; take a smaller width or fewer "
+                "layers"
+            ) from None
 
 
 def _build(
