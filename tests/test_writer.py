@@ -12,8 +12,8 @@ from memtrain.data.pictures import Picture
 from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError
 from memtrain.eval.rollout import write
+from memtrain.nn.build import build_rnn
 from memtrain.pretrained import Pretrained
-from memtrain.run import build_rnn
 from memtrain.writer import Written, generate
 
 TEXT = Spelling(vocab_size=256, start_token=10, text=True)

@@ -41,11 +41,11 @@ class Wish:
             raise MemtrainError("--prompt is for text, --given and --image are for pictures")
 
 
-def find_writer(name: str, allow_code: bool, reporter: Reporter) -> Writer:
+def find_writer(name: str, allow_code: bool, reporter: Reporter, *, best: bool = False) -> Writer:
     """The run in a folder of that name, else the pretrained model of that name."""
     folder = Path(name)
     if (folder / "config.json").is_file():
-        run = Run.open(folder, allow_code=allow_code, reporter=reporter)
+        run = Run.open(folder, allow_code=allow_code, best=best, reporter=reporter)
         if not run.progress["stages"]:
             raise MemtrainError(f"{name}: has no checkpoint yet; memtrain resume {name} trains it")
         if run.spelling is None:

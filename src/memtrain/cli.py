@@ -61,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         return 1
+    except MemoryError:
+        print("memtrain: not enough memory; take less at once", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)
         return 2
@@ -96,7 +99,7 @@ class _StreamOptions(_TrainOptions):
 
 def train(arguments: list[str]) -> int:
     """Train a recipe or a config.json, then evaluate it."""
-    from memtrain.config_json import from_json
+    from memtrain.config_json import read_config
     from memtrain.recipes import RECIPES, recipe
 
     if not arguments or arguments[0].startswith("-"):
@@ -111,10 +114,7 @@ def train(arguments: list[str]) -> int:
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     name, *rest = arguments
     path = Path(name)
-    if path.suffix == ".json":
-        default = from_json(path.read_text())
-    else:
-        default = recipe(name, _peek(rest, "--size"))
+    default = read_config(path) if path.suffix == ".json" else recipe(name, _peek(rest, "--size"))
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
@@ -127,14 +127,18 @@ def train(arguments: list[str]) -> int:
         options, config = _parse_train(rest, name, replace(default, data=made))
 
     from memtrain.run import Run
+    from memtrain.train.distributed import join, restarted
     from memtrain.train.metrics import make_reporter
 
+    group = join()
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
-    if options.resume and (folder / "config.json").exists():
-        run = Run.open(folder, allow_code=options.allow_code, reporter=reporter)
+    there = (folder / "config.json").exists()
+    group.wait()  # all look before one of them makes the folder
+    if there and (options.resume or restarted()):
+        run = Run.open(folder, allow_code=options.allow_code, reporter=reporter, group=group)
     else:
-        run = Run.create(config, folder, overwrite=options.overwrite)
+        run = Run.create(config, folder, overwrite=options.overwrite, group=group)
     return _train(run, reporter)
 
 
@@ -178,10 +182,11 @@ def resume(arguments: list[str]) -> int:
     options = _parse(Resume, arguments, "memtrain resume")
 
     from memtrain.run import Run
+    from memtrain.train.distributed import join
     from memtrain.train.metrics import make_reporter
 
     reporter = make_reporter()
-    run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter)
+    run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
         print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
         return 0
@@ -195,9 +200,15 @@ def _train(run: Any, reporter: Any) -> int:
     try:
         run.train(reporter)
     except Interrupted as interrupted:
-        print(f"memtrain: {interrupted}; go on with: memtrain resume {run.folder}", file=sys.stderr)
+        if run.group.main:
+            how = f"go on with: memtrain resume {run.folder}"
+            print(f"memtrain: {interrupted}; {how}", file=sys.stderr)
         return 0 if interrupted.signal_number == signal.SIGTERM else 130
-    print_evaluation(run, run.evaluate())
+    result = run.evaluate()
+    run.group.leave()
+    if not run.group.main:
+        return 0
+    print_evaluation(run, result)
     print(f"\nrun folder  {run.folder}")
     if run.spelling is not None:
         print(f"let it write  memtrain generate {run.folder}")
@@ -225,6 +236,8 @@ def evaluate(arguments: list[str]) -> int:
         than what was trained shows whether the RNN holds: 1568 (two MNIST images), 4096 (text)."""
         json: bool = False
         """Print one JSON object as the last line of stdout, nothing else there."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
@@ -235,7 +248,7 @@ def evaluate(arguments: list[str]) -> int:
     from memtrain.eval.figure import save_figure
     from memtrain.tables import print_evaluation
 
-    run = _open(options.run, options.allow_code)
+    run = _open(options.run, options.allow_code, options.best)
     result = run.evaluate(options.sequences, length=options.length, baselines=True)
     record = {"run": str(options.run), "unit": run.task.unit, **asdict(result)}
     text = json.dumps(record | {"stages": run.progress["stages"], **run.totals()})
@@ -282,6 +295,8 @@ def generate(arguments: list[str]) -> int:
         """The same seed gives the same sequences."""
         out: Path | None = None
         """The picture's file, RUN/samples/... unless given; also keeps text."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
@@ -292,7 +307,7 @@ def generate(arguments: list[str]) -> int:
 
     values = {one.name: getattr(options, one.name) for one in fields(Wish)}
     wish = Wish(**values)
-    model = find_writer(options.run, options.allow_code, make_reporter())
+    model = find_writer(options.run, options.allow_code, make_reporter(), best=options.best)
     write_wish(model, options.run, wish)
     return 0
 
@@ -491,11 +506,11 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 # --------------------------------------------------------------------------------------- helpers
 
 
-def _open(folder: Path, allow_code: bool) -> Any:
+def _open(folder: Path, allow_code: bool, best: bool = False) -> Any:
     from memtrain.run import Run
     from memtrain.train.metrics import make_reporter
 
-    run = Run.open(folder, allow_code=allow_code, reporter=make_reporter())
+    run = Run.open(folder, allow_code=allow_code, best=best, reporter=make_reporter())
     if not run.progress["stages"]:
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
     return run

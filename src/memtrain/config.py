@@ -7,7 +7,7 @@ recipes are quick.
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from memtrain.errors import MemtrainError, nearest
@@ -34,6 +34,45 @@ def _at_most(config: object, name: str, limit: int, why: str) -> None:
         raise MemtrainError(f"{name}={getattr(config, name)}: must be at most {limit}, {why}")
 
 
+MOST = {
+    "sequence_length": 2**24,
+    "vocab_size": 2**20,
+    "depth": 2**20,
+    "pairs": 2**20,
+    "key_length": 64,
+    "value_length": 2**20,
+    "key_symbols": 2**16,
+    "value_symbols": 2**16,
+    "examples": 2**20,
+    "evaluate_length": 2**24,
+    "context_length": 2**20,
+    "future_length": 2**20,
+    "encoder_layers": 1024,
+    "decoder_layers": 1024,
+    "layers": 1024,
+    "width": 2**16,
+    "memory_tokens": 2**16,
+    "memory_dim": 2**16,
+    "heads": 1024,
+    "head_dim": 2**14,
+    "batch_size": 2**20,
+    "steps": 10**12,
+    "threads": 4096,
+    "keep": 10**6,
+    "evaluate_sequences": 2**24,
+}
+"""Far beyond any use: a config that says more is damaged or hostile."""
+
+
+def _within(config: object) -> None:
+    """Every size of a config is below its limit."""
+    for one in fields(config):  # type: ignore[arg-type]
+        value, limit = getattr(config, one.name), MOST.get(one.name)
+        if limit is not None and value > limit:
+            shown = value if value < 10**15 else "a number of that length"
+            raise MemtrainError(f"{one.name}={shown}: must be at most {limit:,}")
+
+
 # ----------------------------------------------------------------------------------------- data
 
 
@@ -50,6 +89,7 @@ class Retrieval:
     """Probability that the label is replaced by a random symbol."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 3, "sequence_length", hint="a marker, its token and the query")
         _at_least(self, 3, "vocab_size", hint="the marker and two symbols to tell apart")
         _fraction(self, "noise")
@@ -66,6 +106,7 @@ class Copy:
     """Symbols, the delimiter 0 among them."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 2, "sequence_length", hint="one token and its answer")
         if self.sequence_length % 2:
             raise MemtrainError(
@@ -87,6 +128,7 @@ class Stack:
     """The stack never grows beyond this depth."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 2, "sequence_length", hint="a push and a pop")
         _at_least(self, 3, "vocab_size", hint="the pop and two symbols to tell apart")
         _at_least(self, 1, "depth")
@@ -113,6 +155,7 @@ class Recall:
     """Size of the values' alphabet."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 1, "pairs", "key_length", "value_length")
         _at_least(self, 2, "key_symbols", "value_symbols", hint="something to tell apart")
         keys = self.key_symbols**self.key_length
@@ -132,6 +175,7 @@ class Arithmetic:
     """a and b are drawn from 0..difficulty-1, once a sequence."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 2, "vocab_size")
         _at_least(self, 1, "examples", "difficulty")
         _at_most(self, "difficulty", self.vocab_size, "larger rules repeat smaller ones modulo V")
@@ -187,6 +231,7 @@ class Stream:
     does. Evaluation and generation begin there."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 2, "evaluate_length")
         _fraction(self, "document_starts")
 
@@ -221,6 +266,7 @@ class TeacherConfig:
     """Scale every memory token to RMS 1. A cell that cannot reach RMS 1 may want this off."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 1, "context_length", hint="the paper uses 256")
         _at_least(self, 1, "width", "encoder_layers", "decoder_layers", "heads")
         _at_least(self, 2, "head_dim")
@@ -253,6 +299,7 @@ class CellConfig:
     """Keyword arguments for a class of yours, beside vocab_size."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 1, "memory_tokens", hint="the paper uses 16")
         _at_least(self, 1, "memory_dim", "width", "layers", "heads")
         _at_least(self, 2, "head_dim")
@@ -287,10 +334,22 @@ class StageConfig:
     """AdamW's decay rates."""
     clip_norm: float = 1.0
     """Largest gradient norm; teacher and RNN are clipped apart."""
+    accumulate: int = 1
+    """Take a step's sequences in this many parts, one after another: less device memory, about a
+    third more time, the same step."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is not finite: stop, or leave that step's update out."""
+    skip_limit: int = 3
+    """With skip: stop all the same after this many such steps in a row."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 0, "steps", "weight_decay")
-        _at_least(self, 1, "batch_size")
+        _at_least(self, 1, "batch_size", "accumulate", "skip_limit")
+        if self.batch_size % self.accumulate:
+            raise MemtrainError(
+                f"accumulate={self.accumulate}: must divide batch_size={self.batch_size}"
+            )
         _fraction(self, "warmup")
         if not 0 < self.learning_rate < math.inf:
             raise MemtrainError(f"learning_rate={self.learning_rate}: must be above 0 and finite")
@@ -405,8 +464,14 @@ class EngineConfig:
     """On a GPU, use captured graphs and kernels of our own; off: plain PyTorch, as a reference."""
     threads: int = 0
     """CPU threads (0: as many as torch takes)."""
+    deterministic: bool = False
+    """The same run twice gives the same bits on a GPU too; somewhat slower. A CPU always does."""
+    shard_teacher: bool = False
+    """With several processes: spread the teacher's weights, gradients and optimizer state over
+    them (FSDP2), for teachers that are too large for one device."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 0, "threads")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise MemtrainError(f"device={self.device!r}: must be auto, cpu, mps, cuda or cuda:N")
@@ -425,9 +490,10 @@ class LogConfig:
     checkpoint_every: int = 200
     """A checkpoint every n steps; one more at the end of each stage."""
     keep: int = 2
-    """How many checkpoints stay on disk."""
+    """How many checkpoints stay on disk, beside the best one."""
 
     def __post_init__(self) -> None:
+        _within(self)
         _at_least(self, 1, "every", "evaluate_sequences", "checkpoint_every")
         _at_least(self, 0, "evaluate_every")
         _at_least(self, 2, "keep", hint="the one before is the way back from a broken one")

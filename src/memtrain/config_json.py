@@ -4,15 +4,18 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, get_args
 
 import cattrs
 
+from memtrain.bounded import parse_json, read_text
 from memtrain.config import DataConfig, RunConfig
 from memtrain.errors import MemtrainError, nearest
 
 CONFIG_VERSION = 1
 """Raised when a saved config can no longer be read as it was meant."""
+MAX_CONFIG_BYTES = 2**20
 
 
 def to_json(config: RunConfig) -> str:
@@ -21,12 +24,14 @@ def to_json(config: RunConfig) -> str:
     return json.dumps({"version": CONFIG_VERSION, **plain}, indent=2) + "\n"
 
 
+def read_config(path: Path) -> RunConfig:
+    """Read a config.json; one too large to be a config is refused before it is read."""
+    return from_json(read_text(path, MAX_CONFIG_BYTES))
+
+
 def from_json(text: str) -> RunConfig:
     """Read what `to_json` wrote. Unknown fields, wrong types and bad values are refused."""
-    try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MemtrainError(f"not a config: {error}") from None
+    plain = parse_json(text, "not a config")
     if not isinstance(plain, dict):
         raise MemtrainError("not a config: a JSON object is needed")
     version = plain.pop("version", CONFIG_VERSION)

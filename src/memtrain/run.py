@@ -2,14 +2,11 @@
 
 runs/NAME/config.json       the whole RunConfig
           metrics.jsonl     a line every few steps: losses, counters, evaluations
-          checkpoints/      the last few, each enough to go on to the bit
+          checkpoints/      the last few and the best, each enough to go on to the bit
 """
 
 import shutil
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,50 +14,30 @@ import torch
 from torch import nn
 
 from memtrain.config import RunConfig
-from memtrain.config_json import from_json, to_json
+from memtrain.config_json import read_config, to_json
 from memtrain.data.build import build_task
 from memtrain.data.spelling import Spelling
 from memtrain.data.task import Task, check_task
-from memtrain.errors import DivergedError, MemtrainError
+from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.eval.cost import sequential_ops
 from memtrain.eval.evaluate import Evaluation, evaluate
-from memtrain.nn.cells import build_cell
-from memtrain.nn.contract import check_cell, memory_shape
-from memtrain.nn.rnn import RNN
-from memtrain.nn.teacher import Decoder, Teacher
+from memtrain.nn.build import build_models
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
 from memtrain.objectives.objective import Objective
+from memtrain.objectives.part import full_tensors
 from memtrain.objectives.smt import SMT
-from memtrain.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from memtrain.train.engine import Engine
+from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
+from memtrain.train.distributed import ALONE, Group, lost_worker
+from memtrain.train.engine import Engine, out_of_memory
+from memtrain.train.files import write_whole
 from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.stop import Interrupted, stop_signals
 from memtrain.train.trainer import Trainer
+from memtrain.train.saving import CheckpointWriter
 
-
-class Interrupted(Exception):
-    """Someone asked to stop; everything is saved."""
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
-        self.signal_number = signal_number
-
-
-class StopRequest:
-    """Which signal asked to stop, if any did."""
-
-    signal_number = 0
-
-
-def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
-    """The RNN of a config, with a cell of the user's in place of what it names."""
-    if cell is None:
-        cell = build_cell(config.cell, vocab_size)
-    else:
-        check_cell(cell, vocab_size)
-    _, memory_dim = memory_shape(cell)
-    causal = config.readout_attention == "causal"
-    return RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+DRAFT = ".draft-config.json"
+"""What is left of a run that was killed before it began."""
 
 
 class Run:
@@ -73,21 +50,18 @@ class Run:
         *,
         cell: nn.Module | None = None,
         task: Task | None = None,
+        group: Group = ALONE,
     ) -> None:
         self.config = config
         self.folder = folder
-        self.engine = Engine(config.engine)
+        self.group = group
+        self.engine = Engine(config.engine, group.local_rank)
+        self.writer = CheckpointWriter(folder / "checkpoints", config.log.keep)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.task = check_task(task) if task is not None else build_task(config.data)
-        vocab_size = self.task.vocab_size
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self.rnn = build_rnn(config, vocab_size, cell).to(self.engine.device)
-            memory_tokens, memory_dim = memory_shape(self.rnn.cell)
-            self.teacher = None
-            if config.has_teacher:
-                teacher = Teacher(config.teacher, vocab_size, memory_tokens, memory_dim)
-                self.teacher = teacher.to(self.engine.device)
+        rnn, teacher = build_models(config, self.task.vocab_size, cell)
+        self.rnn = rnn.to(self.engine.device)
+        self.teacher = teacher.to(self.engine.device) if teacher is not None else None
         self.engine.prepare(self._models())
         self.engine.prepare_rnn(self.rnn)
         self.task.to(self.engine.device)
@@ -105,6 +79,7 @@ class Run:
         overwrite: bool = False,
         cell: nn.Module | None = None,
         task: Task | None = None,
+        group: Group = ALONE,
     ) -> "Run":
         """A new run in an empty folder, runs/NAME unless another is given.
 
@@ -114,25 +89,16 @@ class Run:
             overwrite: delete the run that is there.
             cell: a cell of yours as an object, instead of what `config.cell` names.
             task: a task of yours as an object, instead of what `config.data` names.
+            group: the processes that train it together.
         """
         folder = Path(folder) if folder is not None else Path("runs") / config.name
         if cell is not None:
             kind = f"{type(cell).__module__}:{type(cell).__name__}"
             config = replace(config, cell=replace(config.cell, kind=kind))
-        run = cls(config, folder, cell=cell, task=task)
-        if (folder / "config.json").exists():
-            if not overwrite:
-                raise MemtrainError(
-                    f"{folder}: a run is there already; --resume goes on with it, "
-                    "--overwrite starts anew, --folder takes another place"
-                )
-            for name in ("checkpoints", "figures", "samples"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-            (folder / "metrics.jsonl").unlink(missing_ok=True)
-        elif folder.exists() and any(folder.iterdir()):
-            raise MemtrainError(f"{folder}: holds files that are no run; take an empty folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(to_json(config))
+        run = cls(config, folder, cell=cell, task=task, group=group)
+        if group.main:
+            _make_folder(config, folder, overwrite)
+        group.wait()
         return run
 
     @classmethod
@@ -141,9 +107,11 @@ class Run:
         folder: Path | str,
         *,
         allow_code: bool = False,
+        best: bool = False,
         cell: nn.Module | None = None,
         task: Task | None = None,
         reporter: Reporter | None = None,
+        group: Group = ALONE,
     ) -> "Run":
         """A run from its folder, at its newest whole checkpoint.
 
@@ -152,13 +120,15 @@ class Run:
             allow_code: import the classes that the run's config names.
             cell: the cell as an object, if it was given as one.
             task: the task as an object, if it was given as one.
+            best: take the checkpoint with the lowest held-out loss instead.
             reporter: hears of checkpoints that had to be passed over.
+            group: the processes that train it together; all must see the folder.
         """
         folder = Path(folder)
         path = folder / "config.json"
         if not path.is_file():
             raise MemtrainError(f"{folder}: no run there (config.json is missing)")
-        config = from_json(path.read_text())
+        config = read_config(path)
         if not allow_code:
             named = [config.cell.kind] if ":" in config.cell.kind and cell is None else []
             named += [config.data.path] if config.data.kind == "custom" and task is None else []
@@ -166,8 +136,8 @@ class Run:
                 raise MemtrainError(
                     f"{folder}: this run imports {named[0]}; pass --allow-code if you trust it"
                 )
-        run = cls(config, folder, cell=cell, task=task)
-        checkpoint, problems = latest_checkpoint(folder / "checkpoints")
+        run = cls(config, folder, cell=cell, task=task, group=group)
+        checkpoint, problems = latest_checkpoint(folder / "checkpoints", best=best)
         for problem in problems:
             (reporter or Reporter()).say(f"passed over a broken checkpoint: {problem}")
         if checkpoint is not None:
@@ -175,12 +145,26 @@ class Run:
         return run
 
     def _load(self, checkpoint: Checkpoint) -> None:
+        progress = self.progress | checkpoint.progress
+        stage, done = progress["stage"], progress["stages"]
+        steps = [self.config.stages()[name].steps for name in self.stages]
+        if (
+            stage > len(steps)
+            or [one.get("name") for one in done] != self.stages[: len(done)]
+            or len(done) != stage + (progress["step"] > 0)
+            or (progress["step"] and progress["step"] > steps[stage])
+            or any({"tokens", "seconds", "sequential_ops_a_step"} - one.keys() for one in done)
+        ):
+            raise CheckpointError(
+                f"{self.folder}: the checkpoint's progress does not fit the config"
+            )
         try:
             self._models().load_state_dict(checkpoint.weights)
         except RuntimeError as error:
-            reason = str(error).splitlines()[1].strip()
+            reason = str(error).splitlines()[1].strip()[:200]
             raise MemtrainError(f"{self.folder}: weights do not fit the config: {reason}") from None
-        self.progress = checkpoint.progress
+        self.progress = progress
+        self.writer.saved = self.writer.begun = progress["global_step"]
         self.pending = checkpoint
 
     def _models(self) -> nn.ModuleDict:
@@ -223,16 +207,26 @@ class Run:
         Raises:
             Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last full step is on disk.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
+            CheckpointError: a checkpoint could not be written.
         """
-        reporter = reporter or Reporter()
-        self.metrics.cut(self.progress["metrics_bytes"])
+        reporter = reporter if reporter and self.group.main else Reporter()
+        if self.group.main and (problem := self.metrics.cut(self.progress["metrics_bytes"])):
+            reporter.say(problem)
+        if self.config.engine.shard_teacher and self.teacher is not None:
+            self.group.spread_teacher(self.teacher, self.engine.device)
         try:
             while not self.finished:
                 name = self.stages[self.progress["stage"]]
                 self._train_stage(name, reporter)
                 if name == until:
                     break
+            self.writer.wait()
+        except RuntimeError as error:
+            if self.group.size == 1:
+                raise
+            raise lost_worker(error, self.writer.saved) from error
         finally:
+            self.writer.finish()
             reporter.close()
         return self
 
@@ -241,7 +235,7 @@ class Run:
         stage = self.config.stages()[name]
         objective = self.objective(name)
         seed = self.config.seed * 8 + index  # every stage has chance of its own
-        trainer = Trainer(objective, stage, self.task, self.engine, seed)
+        trainer = Trainer(objective, stage, self.task, self.engine, seed, self.group)
         with trainer.frozen_rest():
             if self.progress["step"]:
                 assert self.pending is not None
@@ -259,16 +253,26 @@ class Run:
             with stop_signals() as stop:
                 while trainer.step < stage.steps:
                     self._step(trainer, name, reporter)
-                    if stop.signal_number and trainer.step < stage.steps:
+                    if self._stopped(stop.signal_number, trainer):
                         self._save(trainer)
+                        self.writer.wait()
                         message = f"stopped after step {trainer.step} of {name}, all is saved"
-                        raise Interrupted(message, stop.signal_number)
+                        raise Interrupted(message, stop.signal_number or signal.SIGTERM)
             trainer.objective.settle()
         self.progress |= {"stage": index + 1, "step": 0}
         self._save(trainer)
 
+    def _stopped(self, signal_number: int, trainer: Trainer) -> bool:
+        """Whether all stop now. Processes agree where they wait for one another anyway."""
+        if trainer.step == trainer.stage.steps:
+            return False
+        if self.group.size > 1 and trainer.step % self.config.log.every:
+            return False
+        return self.group.highest(signal_number, self.engine.device) > 0
+
     def _step(self, trainer: Trainer, name: str, reporter: Reporter) -> None:
         log = self.config.log
+        self.writer.check()
         stage = self.progress["stages"][self.progress["stage"]]
         try:
             metrics = trainer.train_step()
@@ -277,7 +281,9 @@ class Run:
             looked = last or (log.evaluate_every and trainer.step % log.evaluate_every == 0)
             saved = trainer.step % log.checkpoint_every == 0
             if written or looked or saved:
-                trainer.check()
+                self._tell_skipped(trainer.check(), stage, trainer.step, reporter)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(error, name, trainer.stage, trainer.ordered) from None
         except DivergedError as error:
             raise DivergedError(
                 f"{name} {error}: stopped; the last good checkpoint stays, try a smaller "
@@ -297,19 +303,42 @@ class Run:
             record["learning_rate"] = trainer.learning_rate(trainer.step - 1)
             if looked:
                 trainer.objective.settle()
-                record["evaluation"] = asdict(self.evaluate(log.evaluate_sequences))
-            self.metrics.append(record)
+                evaluation = self.evaluate(log.evaluate_sequences)
+                record["evaluation"] = asdict(evaluation)
+                saved |= self._is_best(evaluation, name, trainer.step)
+            if self.group.main:
+                self.metrics.append(record)
             reporter.advance(trainer.step, values)
         if saved and not last:
             self._save(trainer)
 
+    def _is_best(self, evaluation: Evaluation, name: str, step: int) -> bool:
+        """Note the lowest held-out loss of the RNN, from the empty memory, in all stages."""
+        best, nats = self.progress.get("best"), evaluation.rnn.nats
+        if best is not None and not nats < best["nats"]:
+            return False
+        at = {"stage": name, "step": step, "global_step": self.progress["global_step"]}
+        self.progress["best"] = at | {"nats": nats}
+        return True
+
+    def _tell_skipped(self, bad: int, stage: dict, step: int, reporter: Reporter) -> None:
+        if bad > stage.get("skipped", 0):
+            stage["skipped"] = bad
+            reporter.say(
+                f"{stage['name']} step {step}: {bad} steps so far had a loss or gradient that is "
+                "not finite; their updates were left out"
+            )
+
     def _save(self, trainer: Trainer) -> None:
         trainer.check()
-        self.progress["metrics_bytes"] = self.metrics.sync()
-        checkpoint = Checkpoint(self._models().state_dict(), trainer.tensors(), self.progress)
-        folder = self.folder / "checkpoints"
-        number = self.progress["global_step"]
-        save_checkpoint(folder, number, checkpoint, self.config.log.keep)
+        number, begun = self.progress["global_step"], self.writer.begun
+        if number == begun and self.progress["step"]:
+            return  # this very step is saved, or being saved
+        self.progress["metrics_bytes"] = self.metrics.length()
+        weights = full_tensors(self._models().state_dict())
+        checkpoint = Checkpoint(weights, trainer.tensors(), self.progress)
+        if self.group.main:
+            self.writer.save(number, checkpoint, self.metrics.sync)
 
     def _sequential_ops(self, objective: Objective) -> int:
         """Operations on the critical path of one step, counted on a batch of two sequences."""
@@ -365,22 +394,18 @@ class Run:
             )
 
 
-@contextmanager
-def stop_signals() -> Iterator[StopRequest]:
-    """A request that Ctrl-C or SIGTERM sets; a second one stops at once, as usual."""
-    stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def request(number: int, frame: object) -> None:
-        stop.signal_number = number
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-    before = {name: signal.signal(name, request) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+def _make_folder(config: RunConfig, folder: Path, overwrite: bool) -> None:
+    """Make the run's folder, with its config: what is there and no run is never touched."""
+    if (folder / "config.json").exists():
+        if not overwrite:
+            raise MemtrainError(
+                f"{folder}: a run is there already; --resume goes on with it, "
+                "--overwrite starts anew, --folder takes another place"
+            )
+        for name in ("checkpoints", "figures", "samples"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+    elif folder.exists() and {p.name for p in folder.iterdir()} - {DRAFT}:
+        raise MemtrainError(f"{folder}: holds files that are no run; take an empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.json", to_json(config).encode())

@@ -17,9 +17,9 @@ from memtrain.eval import tally
 from memtrain.eval.evaluate import Evaluation, Score, encode_in_chunks, evaluate
 from memtrain.eval.figure import save_figure
 from memtrain.eval.rollout import read
+from memtrain.nn.build import build_rnn
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
-from memtrain.run import build_rnn
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 CPU = torch.device("cpu")

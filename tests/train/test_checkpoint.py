@@ -1,11 +1,14 @@
 """Checkpoints are whole or not there."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from faults import ERRORS, Crash, FaultyFiles
 from memtrain.errors import CheckpointError
 from memtrain.train import checkpoint as module
 from memtrain.train.checkpoint import (
@@ -14,6 +17,7 @@ from memtrain.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from memtrain.train.files import DISK
 
 
 def make(value: float) -> Checkpoint:
@@ -45,21 +49,115 @@ def test_saving_at_the_same_step_again_replaces(tmp_path: Path):
     assert latest is not None and float(latest.weights["w"][0, 0]) == 2
 
 
-def test_a_crash_while_writing_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch):
-    save_checkpoint(tmp_path, 5, make(1), keep=2)
+def value_of(checkpoint: Checkpoint | None) -> float:
+    return -1.0 if checkpoint is None else float(checkpoint.weights["w"][0, 0])
 
-    def crash(*_):
-        raise OSError("disk full")
 
-    monkeypatch.setattr(module, "_sync", crash)
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(tmp_path, 10, make(2), keep=2)
-    monkeypatch.undo()
-    latest, problems = latest_checkpoint(tmp_path)
-    assert latest is not None and float(latest.weights["w"][0, 0]) == 1
-    assert problems == []
-    save_checkpoint(tmp_path, 10, make(3), keep=2)
-    assert not list(tmp_path.glob(".draft*"))
+# How many checkpoints there are before, and the number of the one whose saving fails.
+SITUATIONS = {"first": (0, 5), "second": (1, 10), "oldest goes": (3, 20), "same again": (1, 5)}
+
+
+def prepared(folder: Path, count: int) -> float:
+    for number in range(1, count + 1):
+        save_checkpoint(folder, 5 * number, make(number), keep=2)
+    return float(count) if count else -1.0
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("fault", ["before", "inside", *ERRORS])
+@pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power"])
+def test_whatever_operation_a_crash_hits_a_whole_checkpoint_is_found(
+    tmp_path: Path, situation: str, fault: str, power_cut: bool
+):
+    before, number = SITUATIONS[situation]
+    dry = FaultyFiles()
+    (tmp_path / "dry").mkdir()
+    prepared(tmp_path / "dry", before)
+    save_checkpoint(tmp_path / "dry", number, make(9), keep=2, files=dry)
+    assert len(dry.operations) >= 11
+    for at in range(len(dry.operations)):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        old = prepared(folder, before)
+        files = FaultyFiles(at, ERRORS.get(fault, fault), power_cut)
+        with pytest.raises((Crash, OSError)):
+            save_checkpoint(folder, number, make(9), keep=2, files=files)
+        latest, problems = latest_checkpoint(folder)
+        where = f"{fault} {dry.operations[at]}"
+        assert value_of(latest) in (old, 9), where
+        assert problems == [], where
+        # The next save goes through, and sweeps up.
+        save_checkpoint(folder, 100, make(10), keep=2)
+        assert value_of(latest_checkpoint(folder)[0]) == 10
+        assert not list(folder.glob(".*")) and not list(folder.glob("*.old"))
+
+
+def test_the_best_stays_beside_the_last(tmp_path: Path):
+    for number in (5, 10, 15, 20, 25):
+        checkpoint = make(number)
+        best = {"global_step": min(number, 10), "nats": 0.5}
+        save_checkpoint(tmp_path, number, replace(checkpoint, progress={"best": best}), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000010", "00000020", "00000025"]
+    assert value_of(latest_checkpoint(tmp_path)[0]) == 25
+    assert value_of(latest_checkpoint(tmp_path, best=True)[0]) == 10
+
+
+def test_our_files_are_what_safetensors_writes(tmp_path: Path):
+    tensors = {
+        "f32": torch.randn(3, 5),
+        "half": torch.randn(4).bfloat16(),
+        "scalar": torch.tensor(2.0),
+        "empty": torch.zeros(0, 3),
+        "state": torch.get_rng_state()[:77],
+        "strided": torch.randn(4, 6).T,
+        "flags": torch.tensor([True, False]),
+    }
+    digest = DISK.write_tensors(tmp_path / "ours", tensors)
+    assert digest == module._sha256(tmp_path / "ours")
+    read = load_file(tmp_path / "ours")
+    assert read.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert read[name].dtype == value.dtype and torch.equal(read[name], value), name
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        [],
+        {"stage": -1},
+        {"step": "7"},
+        {"global_step": 1e9},
+        {"metrics_bytes": True},
+        {"stages": [1]},
+        {"stages": [{"name": 3}]},
+        {"stages": [{"tokens": "many"}]},
+        {"best": {"global_step": "../../etc"}},
+    ],
+)
+def test_progress_of_another_shape_is_refused_by_name(tmp_path: Path, progress):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    state = json.loads((path / "state.json").read_text())
+    state["progress"] = progress
+    del state["progress_sha256"]
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="progress"):
+        load_checkpoint(path)
+
+
+def test_changed_progress_is_seen(tmp_path: Path):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    text = (path / "state.json").read_text()
+    (path / "state.json").write_text(text.replace('"step": 7', '"step": 6'))
+    with pytest.raises(CheckpointError, match="state.json is not what was written"):
+        load_checkpoint(path)
+
+
+def test_a_state_too_large_to_be_one_is_not_read(tmp_path: Path):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    with (path / "state.json").open("wb") as file:
+        file.truncate(2**40)  # sparse: a terabyte that takes no room
+    with pytest.raises(CheckpointError, match="larger than"):
+        load_checkpoint(path)
 
 
 def test_a_pickle_is_never_read(tmp_path: Path):

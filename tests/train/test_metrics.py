@@ -19,7 +19,7 @@ def test_lines_come_back_in_order(tmp_path: Path):
 def test_cutting_back_forgets_what_came_after_even_half_a_line(tmp_path: Path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.append({"step": 1})
-    length = metrics.sync()
+    length = metrics.length()
     metrics.append({"step": 2})
     with metrics.path.open("a") as file:
         file.write('{"step": 3, "lo')

@@ -133,7 +133,7 @@ def _flops(case: Case, engine: EngineConfig) -> int | None:
     _clear()
     run = _build(case, engine)
     # The counter does not know the CPU's fused attention.
-    plain = sdpa_kernel(SDPBackend.MATH) if run.engine.synchronous else nullcontext()
+    plain = sdpa_kernel(SDPBackend.MATH) if run.engine.device.type == "cpu" else nullcontext()
     with FlopCounterMode(display=False) as counter, plain, run.engine.autocast():
         if case.suite == "generate":
             with torch.no_grad():

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Integer
-from numpy.lib.format import open_memmap
 
 from memtrain.data import download
 from memtrain.data.pictures import Picture, Pictures, encode_pictures, read_folder, read_idx
-from memtrain.data.store import Split, Store, StoreMeta, check_place, write_store
+from memtrain.data.store import Split, Store, StoreMeta, check_place, open_array, write_store
 from memtrain.data.text import (
     SEPARATOR_TOKEN,
     TEXT_VOCAB,
@@ -286,12 +285,11 @@ def prepare_tokens(
     check_place(out, overwrite)
     _check_share(held_out)
     try:
-        array = open_memmap(path, mode="r")  # never unpickles, and need not fit in memory
+        array = open_array(path)
     except FileNotFoundError:
         raise MemtrainError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        reason = download.first_line(error)
-        raise MemtrainError(f"{path}: no .npy file of numbers, or cut short ({reason})") from None
+        raise MemtrainError(f"{path}: {download.first_line(error)}") from None
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise MemtrainError(
             f"{path}: {array.dtype} of shape {array.shape}: must be whole numbers, "

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt8, UInt16
 from numpy.lib.format import open_memmap
 
+from memtrain.bounded import parse_json, read_text
 from memtrain.data.pictures import Picture
 from memtrain.errors import MemtrainError, nearest
 
@@ -33,6 +34,7 @@ SPLITS = ("train", "test")
 MAX_VOCAB = 2**16
 MIN_TOKENS = 2
 """The shortest split: one token to read and one to predict."""
+MAX_META_BYTES = 2**20
 _FILES = {"meta.json", *(f"{s}.{end}" for s in SPLITS for end in ("bin", "starts.npy"))}
 _BLOCK = 2**24
 """Tokens are checked and written this many at a time: a memory map need not fit in memory."""
@@ -111,11 +113,27 @@ class Store:
         self._check(split)
         if self.meta.document_length is not None:
             return np.arange(0, self.splits[split].tokens, self.meta.document_length)
-        return open_memmap(self.folder / f"{split}.starts.npy", mode="r")
+        return open_array(self.folder / f"{split}.starts.npy")
 
     def _check(self, split: str) -> None:
         if split not in self.splits:
             raise MemtrainError(f"split={split!r}: {nearest(split, self.splits)}")
+
+
+def open_array(path: Path) -> np.ndarray:
+    """A .npy file, mapped: it need not fit in memory, and is never unpickled.
+
+    Raises:
+        ValueError: it is none, or cut short.
+        OSError: it cannot be read.
+    """
+    try:
+        return open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as Python source, which fails in many ways
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"no .npy file of numbers, or cut short ({reason})") from None
 
 
 def require_tokens(store: Store, split: str, needed: int) -> None:
@@ -294,7 +312,8 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
     if not path.is_file():
         raise MemtrainError(f"{folder}: no prepared data here (no meta.json); prepare it first")
     try:
-        meta, splits = _read_meta(json.loads(path.read_text(encoding="utf-8")))
+        plain = parse_json(read_text(path, MAX_META_BYTES), "meta.json")
+        meta, splits = _read_meta(plain)
         store = Store(folder, meta, splits)
         for name in SPLITS:
             _check_files(store, name, verify)
@@ -374,7 +393,7 @@ def _check_documents(store: Store, name: str) -> None:
         right = info.documents * length == info.tokens
     else:
         try:
-            starts = open_memmap(store.folder / f"{name}.starts.npy", mode="r")
+            starts = open_array(store.folder / f"{name}.starts.npy")
         except ValueError:  # no array, a pickle, cut short
             raise MemtrainError(f"{name}.starts.npy is not what was written") from None
         right = starts.shape == (info.documents,) and _are_starts(starts, info.tokens)

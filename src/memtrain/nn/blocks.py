@@ -22,7 +22,7 @@ class Rotary(nn.Module):
         self.head_dim = head_dim
         self.base = base
         # Tables, not formulas: inside a compiled graph sin and cos would be computed per element.
-        self._fill(positions, torch.device("cpu"))
+        self._fill(positions, torch.get_default_device())
 
     def _fill(self, positions: int, device: torch.device) -> None:
         half = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim

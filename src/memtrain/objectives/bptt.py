@@ -53,7 +53,7 @@ class BPTT(Objective):
             unrolled = self.rnn.unroll(chunk, memory.detach())
             memory = unrolled[:, -1]
             memories.append(unrolled)
-        return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets)
+        return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets, self.part)
 
     def _recomputed(self, batch: Batch) -> Float[Tensor, ""]:
         """Unroll in pieces of which only the last memory is kept; the rest is computed twice."""
@@ -71,7 +71,8 @@ class BPTT(Objective):
                 preserve_rng_state=not self._repeatable,
             )
             losses.append(loss * asked[start:stop].sum())
-        return torch.stack(losses).sum() / asked.sum().clamp(min=1)
+        total, count = torch.stack(losses).sum(), asked.sum()
+        return self.part.sum(total) / self.part.sum(count).clamp(min=1)
 
     def _pieces(self, length: int) -> list[tuple[int, int]]:
         """Where pieces begin and end: every `recompute` steps, and at cuts."""

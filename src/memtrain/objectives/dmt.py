@@ -62,8 +62,8 @@ class DMT(Objective):
             token = inputs[:, labelled].flatten()
             predicted = self.rnn.cell(before.flatten(0, 1), token).unflatten(0, labels.shape[:2])
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
-        dynamics = dynamics_loss(predicted, labels, weight)
-        readout = readout_loss(self.rnn, rollout.detach(), targets)
+        dynamics = dynamics_loss(predicted, labels, weight, self.part)
+        readout = readout_loss(self.rnn, rollout.detach(), targets, self.part)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         return Losses(total, {"dynamics": dynamics.detach(), "readout": readout.detach()})
 
@@ -80,15 +80,22 @@ class DMT(Objective):
         rollout = min(self.config.rollout_length or length, length)
         memory = self.rnn.empty_memory(rows)
         first = torch.zeros(rows, dtype=torch.long, device=device)
-        empty = self.from_nothing(rows)
-        if empty < rows:
+        whole = self.part.whole(rows)
+        empty = self.from_nothing(whole)
+        if empty < whole:
             latest = length - rollout if rollout < length else max(1, length - 1)
-            after = torch.randint(
-                latest, (rows - empty, 1), generator=generator, device=generator.device
+            drawn = torch.randint(
+                latest, (whole - empty, 1), generator=generator, device=generator.device
             ).to(device)
+            after = self.part.rows(torch.cat([drawn.new_zeros(empty, 1), drawn]))
+            # The last rows of the batch are taught; every part asks for one at least, since a
+            # teacher that is spread over processes answers all of them or none.
+            taught = max(0, empty - self.part.index * rows)
+            asking = min(taught, rows - 1)
             with torch.no_grad():
-                memory[empty:] = self.teacher.encode(batch.inputs[empty:], after)[:, 0]
-            first[empty:] = after[:, 0] + 1
+                memories = self.teacher.encode(batch.inputs[asking:], after[asking:])[:, 0]
+            memory[taught:] = memories[taught - asking :]
+            first[taught:] = after[taught:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
 
     def _labelled(

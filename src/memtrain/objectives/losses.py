@@ -6,20 +6,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.nn.rnn import RNN
+from memtrain.objectives.part import WHOLE, Part
 from memtrain.shapes import IGNORE_INDEX
 
 
 def decode_loss(
-    logits: Float[Tensor, "*rows V"], targets: Int[Tensor, "*rows"]
+    logits: Float[Tensor, "*rows V"], targets: Int[Tensor, "*rows"], part: Part = WHOLE
 ) -> Float[Tensor, ""]:
     """L^dec: cross-entropy in nats, the mean over all positions that carry a target."""
     logits, targets = logits.flatten(0, -2).float(), targets.flatten()
     total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    return total / (targets != IGNORE_INDEX).sum().clamp(min=1)
+    return part.sum(total) / part.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)
 
 
 def readout_loss(
-    rnn: RNN, memories: Float[Tensor, "B T M D"], targets: Int[Tensor, "B T"]
+    rnn: RNN,
+    memories: Float[Tensor, "B T M D"],
+    targets: Int[Tensor, "B T"],
+    part: Part = WHOLE,
 ) -> Float[Tensor, ""]:
     """L^dec of the RNN's readout.
 
@@ -29,13 +33,14 @@ def readout_loss(
     if targets.device.type == "cpu":
         asked = targets != IGNORE_INDEX
         memories, targets = memories[asked], targets[asked]
-    return decode_loss(rnn.predict(memories), targets)
+    return decode_loss(rnn.predict(memories), targets, part)
 
 
 def dynamics_loss(
     predicted: Float[Tensor, "*rows M D"],
     memory: Float[Tensor, "*rows M D"],
     weight: Float[Tensor, "*rows"] | None = None,
+    part: Part = WHOLE,
 ) -> Float[Tensor, ""]:
     """L^dyn: mean squared error over every dimension of the memory.
 
@@ -44,7 +49,7 @@ def dynamics_loss(
     squared = (predicted.float() - memory.float()).square().mean(dim=(-1, -2))
     if weight is None:
         weight = torch.ones_like(squared)
-    return (squared * weight).sum() / weight.sum().clamp(min=1)
+    return part.sum((squared * weight).sum()) / part.sum(weight.sum()).clamp(min=1)
 
 
 def uniformity_loss(

@@ -5,15 +5,23 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
+from memtrain.objectives.part import WHOLE, Part
 from memtrain.shapes import Batch, Losses
 
 
 class Objective(nn.Module, ABC):
     """Owns the loss; the trainer owns the loop."""
 
+    part: Part = WHOLE
+    """Which part of the batch the next call gets, and what the others say; the trainer sets it."""
+
     @abstractmethod
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
-        """The loss of a batch; the generator is the only source of chance."""
+        """The loss of a batch; the generator is the only source of chance.
+
+        What is drawn is drawn for the whole batch, and `self.part.rows` of it is used: so a batch
+        that is shared out meets the same chance. Means go through `self.part.sum`.
+        """
 
     @abstractmethod
     def trained(self) -> dict[str, nn.Module]:

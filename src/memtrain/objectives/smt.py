@@ -13,6 +13,7 @@ from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
 from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
 from memtrain.objectives.objective import Objective, draw_steps
+from memtrain.objectives.part import full_tensors
 from memtrain.objectives.windows import asked_positions, gather_window
 from memtrain.shapes import Batch, Losses
 
@@ -41,7 +42,7 @@ class SMT(Objective):
 
     def settle(self) -> None:
         """The readout is a copy of the decoder."""
-        self.rnn.readout.load_state_dict(self.teacher.decoder.state_dict())
+        self.rnn.readout.load_state_dict(full_tensors(self.teacher.decoder.state_dict()))
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
@@ -49,7 +50,8 @@ class SMT(Objective):
         memory = self.teacher.encode(batch.inputs, steps)
         decode = self._decode(batch, memory, steps, asked)
         dynamics = self._dynamics(batch, memory, steps)
-        uniformity = uniformity_loss(memory, config.uniformity_samples, generator)
+        everyones = self.part.gather(memory)
+        uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         total = (
             config.decode_weight * decode
             + config.dynamics_weight * dynamics
@@ -65,10 +67,11 @@ class SMT(Objective):
 
         Step -1 is the empty memory; with it, the first step of a sequence is one more pair.
         """
-        rows, length = batch.inputs.shape
+        rows, length = self.part.whole(len(batch.inputs)), batch.inputs.shape[1]
         device = batch.inputs.device
         if length > self.teacher.config.context_length and self.config.timesteps == 1:
-            return self._stream_pair(rows, generator, device)
+            steps, asked = self._stream_pair(rows, generator, device)
+            return self.part.rows(steps), self.part.rows(asked)
         before = int(self.config.learn_start)
         states = length + before
         steps = torch.arange(-before, length, device=device).expand(rows, states)
@@ -82,7 +85,7 @@ class SMT(Objective):
         count = self.config.decode_timesteps
         if 0 < count < asked.shape[1]:
             asked = asked.gather(1, draw_steps(rows, count, asked.shape[1], generator, device))
-        return steps, asked
+        return self.part.rows(steps), self.part.rows(asked)
 
     def _stream_pair(
         self, rows: int, generator: torch.Generator, device: torch.device
@@ -116,7 +119,7 @@ class SMT(Objective):
         positions = None
         if targets.device.type == "cpu":
             positions, targets = asked_positions(targets)
-        return decode_loss(self.teacher.decode(memory, inputs, positions), targets)
+        return decode_loss(self.teacher.decode(memory, inputs, positions), targets, self.part)
 
     def _dynamics(
         self, batch: Batch, memory: Float[Tensor, "B S M D"], steps: Int[Tensor, "B S"]
@@ -130,4 +133,4 @@ class SMT(Objective):
         # A run that goes from the end to the start is no step there.
         weight = (after == before + 1).float()
         weight = weight.where(before >= 0, weight * self.config.start_weight).flatten()
-        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1), weight)
+        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1), weight, self.part)

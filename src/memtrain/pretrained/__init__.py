@@ -20,8 +20,9 @@ from memtrain.config import CELLS, RunConfig
 from memtrain.config_json import from_json, to_json
 from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError, nearest
+from memtrain.nn.build import build_rnn
 from memtrain.nn.rnn import RNN
-from memtrain.run import Run, build_rnn
+from memtrain.run import Run
 from memtrain.version import VERSION
 
 PRETRAINED_VERSION = 1

@@ -2,59 +2,85 @@
 
 A checkpoint is a folder `checkpoints/00001234` with weights, optimizer and random state, and
 `state.json`, which holds a checksum of each file. It is written beside its place, synced to disk
-and renamed, so a reader never meets half of one.
+and renamed, so a reader never meets half of one, whenever the writer dies. The last few stay, and
+the best: the one whose held-out loss was the lowest that an evaluation saw.
 """
 
 import hashlib
 import json
-import os
-import shutil
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from memtrain.errors import CheckpointError
+from memtrain.bounded import parse_json, read_text
+from memtrain.errors import CheckpointError, MemtrainError
+from memtrain.train.files import DISK, Files
 
 CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
+MAX_STATE_BYTES = 2**20
+_NAME = re.compile(r"(\d{8,12})(\.old)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """All that a run needs to go on."""
 
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
     progress: dict
-    """Stage, step, counters, and how long metrics.jsonl was."""
+    """Stage, step, counters, how long metrics.jsonl was, and which checkpoint is the best."""
 
 
-def save_checkpoint(folder: Path, number: int, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write one checkpoint under `folder` and drop the oldest beyond `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"{number:08d}"
-    draft = folder / f".draft-{number:08d}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+def save_checkpoint(
+    folder: Path, number: int, checkpoint: Checkpoint, keep: int, files: Files = DISK
+) -> Path:
+    """Write one checkpoint of host tensors; drop all but the last `keep` and the best."""
+    files.make_folder(folder)
+    final, draft = folder / f"{number:08d}", folder / f".draft-{number:08d}"
+    files.remove(draft)
+    files.make_folder(draft)
+    digests = {}
     for name, tensors in zip(FILES, (checkpoint.weights, checkpoint.optimizer), strict=True):
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft / name)
-    state = {
-        "version": CHECKPOINT_VERSION,
-        "progress": checkpoint.progress,
-        "sha256": {name: _sha256(draft / name) for name in FILES},
-    }
-    (draft / "state.json").write_text(json.dumps(state, indent=2))
-    for path in (*draft.iterdir(), draft):
-        _sync(path)
-    shutil.rmtree(final, ignore_errors=True)
-    draft.rename(final)
-    _sync(folder)
-    for old in _numbered(folder)[:-keep]:
-        shutil.rmtree(old)
+        digests[name] = files.write_tensors(draft / name, tensors)
+        files.sync(draft / name)
+    progress = checkpoint.progress
+    state = {"version": CHECKPOINT_VERSION, "progress": progress, "sha256": digests}
+    state["progress_sha256"] = _digest(progress)
+    files.write(draft / "state.json", json.dumps(state, indent=2).encode())
+    files.sync(draft / "state.json")
+    files.sync(draft)
+    if final.exists():  # it was broken, or it may be all there is: it stays until the new one is
+        files.remove(folder / f"{final.name}.old")
+        files.rename(final, folder / f"{final.name}.old")
+    files.rename(draft, final)
+    files.sync(folder)
+    _drop_old(folder, final, keep, progress.get("best"), files)
     return final
+
+
+def _drop_old(folder: Path, newest: Path, keep: int, best: dict | None, files: Files) -> None:
+    """What a crash left half written or half removed goes too."""
+    kept = [path for path in numbered(folder) if not path.name.endswith(".old")][-keep:]
+    kept.append(newest)
+    if best is not None:
+        kept.append(folder / f"{best['global_step']:08d}")
+    for path in sorted(folder.iterdir()):
+        if path in kept or not path.is_dir() or path.is_symlink():
+            continue
+        if _NAME.fullmatch(path.name):
+            trash = folder / f".trash-{path.name}"
+            files.remove(trash)
+            files.rename(path, trash)
+            files.remove(trash)
+        elif path.name.startswith((".draft-", ".trash-")):
+            files.remove(path)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -64,53 +90,102 @@ def load_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: a file is missing, cut short or changed; the message says which.
     """
     try:
-        state = json.loads((path / "state.json").read_text())
-        if state["version"] != CHECKPOINT_VERSION:
+        state = parse_json(read_text(path / "state.json", MAX_STATE_BYTES), "state.json")
+        if not isinstance(state, dict) or not isinstance(state.get("sha256"), dict):
+            raise CheckpointError("state.json: no checkpoint's state")
+        if state.get("version") != CHECKPOINT_VERSION:
             raise CheckpointError(
-                f"{path.name}: version {state['version']}, this memtrain reads {CHECKPOINT_VERSION}"
+                f"version {state.get('version')!r}, this memtrain reads {CHECKPOINT_VERSION}; "
+                "use the memtrain that wrote it"
             )
+        progress = check_progress(state.get("progress"))
+        if state.get("progress_sha256", _digest(progress)) != _digest(progress):
+            raise CheckpointError("state.json is not what was written (checksum)")
         for name in FILES:
-            if _sha256(path / name) != state["sha256"][name]:
-                raise CheckpointError(f"{path.name}: {name} is not what was written (checksum)")
+            if not (path / name).is_file() or (path / name).is_symlink():
+                raise CheckpointError(f"{name} is missing")
+            if _sha256(path / name) != state["sha256"].get(name):
+                raise CheckpointError(f"{name} is not what was written (checksum)")
         weights, optimizer = (load_file(path / name) for name in FILES)
-        return Checkpoint(weights, optimizer, state["progress"])
+        return Checkpoint(weights, optimizer, progress)
+    except MemtrainError as error:
+        raise CheckpointError(f"checkpoint {path.name}: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path.name}: {type(error).__name__}: {error}") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"checkpoint {path.name}: {reason}") from None
 
 
-def latest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with those after it.
+def check_progress(progress: Any) -> dict:
+    """The progress if it has the shape that a run writes.
 
     Raises:
-        CheckpointError: there are checkpoints and none of them is whole.
+        CheckpointError: it has not; the message names the field.
+    """
+    if not isinstance(progress, dict):
+        raise CheckpointError("state.json: progress must be an object")
+    for name in ("stage", "step", "global_step", "metrics_bytes"):
+        if type(progress.get(name, 0)) is not int or not 0 <= progress.get(name, 0) < 2**48:
+            raise CheckpointError(f"state.json: progress.{name}={progress[name]!r}: no count")
+    stages = progress.get("stages", [])
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise CheckpointError("state.json: progress.stages must be a list of objects")
+    for stage in stages:
+        for key, value in stage.items():
+            right = isinstance(value, str) if key == "name" else _is_number(value)
+            if not right:
+                raise CheckpointError(f"state.json: progress.stages: {key}={value!r}: wrong type")
+    best = progress.get("best")
+    if best is not None and not (
+        isinstance(best, dict)
+        and type(best.get("global_step")) is int
+        and 0 <= best["global_step"] < 2**48
+        and _is_number(best.get("nats"))
+    ):
+        raise CheckpointError("state.json: progress.best: must hold global_step and nats")
+    return progress
+
+
+def latest_checkpoint(folder: Path, *, best: bool = False) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with those after it.
+
+    With `best`, the best one that the newest knows of.
+
+    Raises:
+        CheckpointError: there are checkpoints and none of them is whole, or the best is not.
     """
     problems = []
-    for path in reversed(_numbered(folder)):
+    for path in reversed(numbered(folder)):
         try:
-            return load_checkpoint(path), problems
+            newest = load_checkpoint(path)
         except CheckpointError as error:
             problems.append(str(error))
+            continue
+        if best and newest.progress.get("best") is not None:
+            number = newest.progress["best"]["global_step"]
+            return load_checkpoint(folder / f"{number:08d}"), problems
+        return newest, problems
     if problems:
         raise CheckpointError(f"no whole checkpoint in {folder}: " + "; ".join(problems))
     return None, []
 
 
-def _numbered(folder: Path) -> list[Path]:
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints there are, oldest first; a replaced one stands before its successor."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
+    found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    named = [(int(match[1]), match[2] is None, path) for match, path in found if match]
+    return [path for *_, path in sorted(named)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _digest(progress: dict) -> str:
+    return hashlib.sha256(json.dumps(progress, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,13 +1,14 @@
 """How a step runs: device, precision, compilation, threads."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
-from memtrain.config import EngineConfig
+from memtrain.config import EngineConfig, StageConfig
 from memtrain.errors import MemtrainError
 from memtrain.nn.blocks import Attention, Block, FastStack, Stack
 from memtrain.nn.rnn import RNN
@@ -17,9 +18,9 @@ from memtrain.train.graphs import FastStacks, GraphedStep, GraphedUnroll, Graphe
 class Engine:
     """Turns an EngineConfig into what the trainer needs of the machine."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, local_rank: int = 0) -> None:
         self.config = config
-        self.device = pick_device(config.device)
+        self.device = pick_device(config.device, local_rank)
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and self.device.type == "cuda"
         )
@@ -27,15 +28,16 @@ class Engine:
         self.kernels = self.fast and self.bf16 and find_spec("triton") is not None
         if config.threads:
             torch.set_num_threads(config.threads)
+        if config.deterministic:
+            # cuBLAS reads this when it is first used; torch refuses to go on without it.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
             # A block is compiled once for each shape it meets: stages, readout, evaluation.
             torch._dynamo.config.recompile_limit = 64
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether reading a number off the device costs nothing."""
-        return self.device.type == "cpu"
 
     def autocast(self) -> AbstractContextManager:
         """The precision of the forward pass; weights and optimizer stay in fp32."""
@@ -93,10 +95,12 @@ def _fits_kernels(attention: Attention) -> bool:
     return attention.head_dim in (16, 32, 64, 128)
 
 
-def pick_device(name: str) -> torch.device:
-    """The device a config names, if this machine has it."""
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device a config names, if this machine has it; each process has a GPU of its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and local_rank:
+        name = f"cuda:{local_rank}"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MemtrainError(f"device={name}: torch sees no CUDA device here; use cpu or auto")
@@ -105,3 +109,31 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MemtrainError(f"device={name}: this machine has {torch.cuda.device_count()} GPUs")
     return device
+
+
+def out_of_memory(
+    error: Exception, name: str, stage: StageConfig, trained: Iterable[nn.Parameter]
+) -> MemtrainError:
+    """Which knob to turn, and what is needed whatever it says."""
+    trained = list(trained)
+    # Weight, gradient and AdamW's two moments of each number.
+    fixed = sum(4 * p.numel() * p.element_size() for p in trained) / 2**30
+    device = trained[0].device
+    known = ""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 2**30
+        total = torch.cuda.get_device_properties(device).total_memory / 2**30
+        known = f", the peak was {peak:.1f} of {total:.1f} GiB"
+    rows = stage.batch_size // stage.accumulate
+    finer = next((n for n in range(2 * stage.accumulate, 2**20) if stage.batch_size % n == 0), 0)
+    remedy = (
+        f"--{name}.accumulate {finer} takes {stage.batch_size // finer} at a time, the same step"
+        if 0 < finer <= stage.batch_size
+        else "a smaller model is needed"
+    )
+    told = str(error).splitlines()[0] if str(error) else "out of memory"
+    return MemtrainError(
+        f"{device}: out of memory in {name} with {rows} sequences at a time ({told}); weights, "
+        f"gradients and optimizer need {fixed:.2f} GiB{known}, the rest grows with the sequences; "
+        f"{remedy}; resume goes on from the last checkpoint"
+    )

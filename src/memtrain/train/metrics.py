@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from memtrain.errors import MemtrainError
+
 
 class MetricsFile:
     """One JSON object a line, appended; cut back to a checkpoint's length on resume."""
@@ -25,26 +27,56 @@ class MetricsFile:
         self.path = path
 
     def append(self, record: dict) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise MemtrainError(f"{self.path}: {error.strerror}; mend that, then resume") from None
 
-    def sync(self) -> int:
-        """Force all lines to disk and return the file's length in bytes."""
-        if not self.path.exists():
-            return 0
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
-            return os.fstat(file.fileno()).st_size
+    def length(self) -> int:
+        """The file's length in bytes."""
+        return self.path.stat().st_size if self.path.exists() else 0
 
-    def cut(self, length: int) -> None:
-        """Forget what was written after a checkpoint: it will be written again."""
+    def sync(self) -> None:
+        """Force all lines to disk."""
         if self.path.exists():
-            os.truncate(self.path, min(length, self.path.stat().st_size))
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def cut(self, length: int) -> str:
+        """Forget what was written after a checkpoint: it will be written again.
+
+        Returns:
+            What is wrong with the lines before, in words; nothing if all are there.
+        """
+        found = self.length()
+        if found > length:
+            os.truncate(self.path, length)
+        if found == 0 or length == 0:
+            return f"{self.path}: is gone, {length:,} bytes of lines with it" if length else ""
+        with self.path.open("rb") as file:
+            whole = file.read().rfind(b"\n") + 1
+        os.truncate(self.path, whole)
+        if whole == length:
+            return ""
+        return f"{self.path}: {length - whole:,} bytes of lines before the checkpoint are lost"
 
     def read(self) -> list[dict]:
+        """All whole lines; one that is being written, or was torn, is not there yet.
+
+        Raises:
+            MemtrainError: a line is no JSON.
+        """
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        text = self.path.read_bytes()
+        records = []
+        for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
+            try:
+                records.append(json.loads(line))
+            except (ValueError, RecursionError):
+                raise MemtrainError(f"{self.path}: line {number} is no JSON") from None
+        return records
 
 
 class Reporter:
@@ -89,7 +121,7 @@ class TerminalReporter(Reporter):
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         assert self.bar is not None
         first, then = self.began
-        rate = (step - first) / max(1e-9, time.monotonic() - then)
+        rate = _rate(step - first, time.monotonic() - then)
         self.progress.update(
             self.bar, completed=step, rate=f"{rate:.1f}/s", metrics=_brief(metrics)
         )
@@ -118,12 +150,12 @@ class LineReporter(Reporter):
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()
-        if now - self.spoke < self.seconds and step < self.steps:
+        if 0 <= now - self.spoke < self.seconds and step < self.steps:
             return
         self.spoke = now
         first, then = self.began
-        rate = (step - first) / max(1e-9, now - then)
-        left = (self.steps - step) / max(1e-9, rate)
+        rate = _rate(step - first, now - then)
+        left = (self.steps - step) / max(1e-3, rate)
         self.say(
             f"{self.name}  {step}/{self.steps}  {rate:.1f} steps/s  "
             f"left {int(left // 60)}:{int(left % 60):02d}  {_brief(metrics)}"
@@ -138,6 +170,11 @@ def make_reporter() -> Reporter:
     console = Console(stderr=True)
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     return TerminalReporter(console) if live else LineReporter(console)
+
+
+def _rate(steps: int, seconds: float) -> float:
+    """Steps a second; 0 where the clock says nothing, as after it was set back."""
+    return max(0, steps) / seconds if seconds > 0 else 0.0
 
 
 def _brief(metrics: dict[str, float]) -> str:

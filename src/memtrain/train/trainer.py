@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from memtrain.config import StageConfig
 from memtrain.data.task import Task
-from memtrain.errors import DivergedError
+from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.objectives.objective import Objective
+from memtrain.objectives.part import WHOLE, Notes, Part, Share, full_tensors
+from memtrain.shapes import Batch, Losses
+from memtrain.train.distributed import ALONE, Group, like, spread
 from memtrain.train.engine import Engine
 
 
@@ -19,7 +22,13 @@ class Trainer:
     """One stage of a run: an objective, its optimizer and schedule, its sequences."""
 
     def __init__(
-        self, objective: Objective, stage: StageConfig, task: Task, engine: Engine, seed: int
+        self,
+        objective: Objective,
+        stage: StageConfig,
+        task: Task,
+        engine: Engine,
+        seed: int,
+        group: Group = ALONE,
     ) -> None:
         self.objective = objective
         self.stage = stage
@@ -27,13 +36,26 @@ class Trainer:
             objective.tokens_needed(), objective.from_nothing(stage.batch_size)
         )
         self.engine = engine
+        self.group = group
+        self.shared_out = group.size * stage.accumulate > 1
+        if stage.batch_size % (group.size * stage.accumulate):
+            raise MemtrainError(
+                f"batch_size={stage.batch_size}: {group.size} processes with "
+                f"accumulate={stage.accumulate} share it out, so it must be a multiple of "
+                f"{group.size * stage.accumulate}"
+            )
         self.generator = torch.Generator(self.task.device).manual_seed(seed)
         self.trained = {
             name: [p for p in module.parameters() if p.requires_grad]
             for name, module in objective.trained().items()
         }
+        every = [p for parameters in self.trained.values() for p in parameters]
+        self.ordered = [p for p in every if p.dim() > 1] + [p for p in every if p.dim() <= 1]
+        """Matrices first: the order in which a checkpoint numbers the optimizer's state."""
         self.optimizer = self._optimizer()
-        self._all_finite = torch.ones((), dtype=torch.bool, device=engine.device)
+        self._bad_steps = torch.zeros((), dtype=torch.long, device=engine.device)
+        self._bad_in_a_row = torch.zeros((), dtype=torch.long, device=engine.device)
+        self._worst_row = torch.zeros((), dtype=torch.long, device=engine.device)
         self._step = engine.step(self)
         self.step = 0
         self.tokens = 0
@@ -41,14 +63,19 @@ class Trainer:
 
     def _optimizer(self) -> torch.optim.AdamW:
         """AdamW; vectors (norms, biases) do not decay."""
-        parameters = [p for group in self.trained.values() for p in group]
-        matrices = [p for p in parameters if p.dim() > 1]
-        vectors = [p for p in parameters if p.dim() <= 1]
+        # One kernel updates a whole group, so what is spread over processes has its own.
+        groups = [
+            {"params": chosen, "weight_decay": self.stage.weight_decay if matrix else 0.0}
+            for matrix in (True, False)
+            for apart in (False, True)
+            if (
+                chosen := [
+                    p for p in self.ordered if (p.dim() > 1) is matrix and spread(p) is apart
+                ]
+            )
+        ]
         return torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": self.stage.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            groups,
             # A graph reads the rate from the device, where it can change between replays.
             lr=torch.tensor(self.stage.learning_rate, device=self.engine.device)
             if self.engine.device.type == "cuda"
@@ -71,39 +98,72 @@ class Trainer:
     @property
     def capturable(self) -> bool:
         """Whether everything a step does happens on the device."""
-        return self.objective.capturable and self.task.device.type == "cuda"
+        on_device = self.objective.capturable and self.task.device.type == "cuda"
+        return on_device and not self.shared_out
 
     def train_step(self) -> dict[str, Tensor]:
         """One optimizer step; returns the loss, its parts and the gradient norms.
 
         Raises:
             DivergedError: a number is not finite. The weights are those of the step before when
-                the device is synchronous; else the error comes at the next `check`.
+                looking costs nothing; on a GPU the error comes at the next `check`.
         """
         began = time.perf_counter()
         self._set_learning_rate()
         metrics = self._step()
         self.step += 1
         self.tokens += self.stage.batch_size * self.task.sequence_length
-        self.seconds += time.perf_counter() - began
+        self.seconds += max(0.0, time.perf_counter() - began)
         return metrics
 
     def compute(self) -> dict[str, Tensor]:
         """Draw, forward, backward, clip, update: what a captured graph replays."""
-        batch = self.task.sample(self.stage.batch_size, self.generator).to(self.engine.device)
-        with self.engine.autocast():
-            losses = self.objective(batch, self.generator)
+        batch = self.task.sample(self.stage.batch_size, self.generator)
+        losses = self._shared_out(batch) if self.shared_out else self._whole(batch)
         metrics = {"loss": losses.total.detach(), **losses.parts}
-        self._note(metrics)
-        losses.total.backward()
-        norms = {
-            f"gradient_norm_{name}": nn.utils.clip_grad_norm_(parameters, self.stage.clip_norm)
-            for name, parameters in self.trained.items()
-        }
-        self._note(norms)
-        self.optimizer.step()
+        self.group.sum_gradients(self.ordered)
+        norms = full_tensors(
+            {
+                f"gradient_norm_{name}": nn.utils.clip_grad_norm_(parameters, self.stage.clip_norm)
+                for name, parameters in self.trained.items()
+            }
+        )
+        if self._good(metrics, norms):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return metrics | norms
+
+    def _whole(self, batch: Batch) -> Losses:
+        losses = self._losses(batch, WHOLE)
+        losses.total.backward()
+        return losses
+
+    def _shared_out(self, batch: Batch) -> Losses:
+        """The same losses and gradients, of this process's parts of the batch in turn."""
+        notes = Notes([[] for _ in range(self.stage.accumulate)])
+        chance = self.generator.get_state()
+        if self.stage.accumulate > 1:
+            others = self._other_chance()
+            with torch.no_grad():
+                for turn in range(self.stage.accumulate):
+                    self._losses(batch, Share(self.group, turn, notes))
+                    self.generator.set_state(chance)
+            notes.rehearsing = False
+            self._set_other_chance(others)
+        for turn in range(self.stage.accumulate):
+            self.generator.set_state(chance)  # each part draws for all, and takes its rows
+            losses = self._losses(batch, Share(self.group, turn, notes))
+            losses.total.backward()
+        return losses
+
+    def _losses(self, batch: Batch, part: Part) -> Losses:
+        self.objective.part = part
+        own = Batch(part.rows(batch.inputs), part.rows(batch.targets)).to(self.engine.device)
+        try:
+            with self.engine.autocast():
+                return self.objective(own, self.generator)
+        finally:
+            self.objective.part = WHOLE
 
     def _set_learning_rate(self) -> None:
         rate = self.learning_rate(self.step)
@@ -113,25 +173,43 @@ class Trainer:
             else:
                 group["lr"] = rate
 
-    def _note(self, metrics: dict[str, Tensor]) -> None:
-        """Look at once where that is free; else remember on the device the first bad step."""
-        if self.engine.synchronous:
-            for name, value in reversed(metrics.items()):  # a part tells more than the sum
+    def _good(self, metrics: dict[str, Tensor], norms: dict[str, Tensor]) -> bool:
+        """Whether to update: look at once where that is free, else let the device decide."""
+        bad = ~torch.stack([v.isfinite() for v in (metrics | norms).values()]).all()
+        self._bad_steps += bad
+        self._bad_in_a_row.add_(bad).mul_(bad)
+        torch.maximum(self._worst_row, self._bad_in_a_row, out=self._worst_row)
+        if self.engine.device.type != "cuda" or any(map(spread, self.ordered)):
+            if bool(bad):
+                self._refuse(metrics, norms)
+            return not bool(bad)
+        # The fused kernel leaves the weights alone where this is 1: no look from the host.
+        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        return True
+
+    def _refuse(self, metrics: dict[str, Tensor], norms: dict[str, Tensor]) -> None:
+        """Stop at once and name the number, unless steps may be skipped."""
+        if self.stage.on_nonfinite == "skip" and self._worst_row <= self.stage.skip_limit:
+            return
+        for numbers in (metrics, norms):
+            for name, value in reversed(numbers.items()):  # a part tells more than the sum
                 if not bool(value.isfinite()):
                     raise DivergedError(f"step {self.step}: {name} is {float(value)}")
-            return
-        finite = torch.stack([value.isfinite() for value in metrics.values()]).all()
-        self._all_finite &= finite
 
-    def check(self) -> None:
-        """Stop if any number since the stage began was not finite."""
+    def check(self) -> int:
+        """How many steps since the stage began had a number that is not finite.
+
+        Raises:
+            DivergedError: there were any, or with `on_nonfinite=skip` too many in a row.
+        """
         began = time.perf_counter()
-        finite = bool(self._all_finite)  # waits for the device: its seconds are training's
-        self.seconds += time.perf_counter() - began
-        if not finite:
+        bad, worst = int(self._bad_steps), int(self._worst_row)  # waits for the device
+        self.seconds += max(0.0, time.perf_counter() - began)
+        if worst > (self.stage.skip_limit if self.stage.on_nonfinite == "skip" else 0):
             raise DivergedError(
                 f"step {self.step} or shortly before: a loss or gradient is not finite"
             )
+        return bad
 
     @contextmanager
     def frozen_rest(self) -> Iterator[None]:
@@ -147,28 +225,53 @@ class Trainer:
                 parameter.requires_grad_(True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Optimizer and random state as named tensors."""
-        state = self.optimizer.state_dict()["state"]
+        """Optimizer and random state as named tensors, each whole; all processes must ask."""
         named = {
-            f"adam.{i}.{key}": value for i, slot in state.items() for key, value in slot.items()
+            f"adam.{i}.{key}": value
+            for i, parameter in enumerate(self.ordered)
+            for key, value in self.optimizer.state.get(parameter, {}).items()
         }
         named["random.stage"] = self.generator.get_state()
-        named["random.torch"] = torch.get_rng_state()
+        return full_tensors(named) | self._other_chance()
+
+    def _other_chance(self) -> dict[str, Tensor]:
+        """The state of torch's own generators, which a cell with dropout draws from."""
+        named = {"random.torch": torch.get_rng_state()}
         if self.engine.device.type == "cuda":
             named["random.cuda"] = torch.cuda.get_rng_state(self.engine.device)
         return named
 
-    def load_tensors(self, named: dict[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in named.items():
-            kind, _, rest = name.partition(".")
-            if kind == "adam":
-                index, _, key = rest.partition(".")
-                state.setdefault(int(index), {})[key] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self.generator.set_state(named["random.stage"].cpu())
+    def _set_other_chance(self, named: dict[str, Tensor]) -> None:
         torch.set_rng_state(named["random.torch"].cpu())
         if "random.cuda" in named and self.engine.device.type == "cuda":
             torch.cuda.set_rng_state(named["random.cuda"].cpu(), self.engine.device)
+
+    def load_tensors(self, named: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, on as many processes as there are now.
+
+        Raises:
+            CheckpointError: it is not what this stage would have saved.
+        """
+        place = {id(p): i for i, p in enumerate(p for g in self.groups for p in g["params"])}
+        state: dict[int, dict[str, Tensor]] = {}
+        try:
+            for name, value in named.items():
+                kind, _, rest = name.partition(".")
+                if kind == "adam":
+                    index, _, key = rest.partition(".")
+                    parameter = self.ordered[int(index)]
+                    if key != "step" and value.shape != parameter.shape:
+                        raise ValueError(f"{name} has shape {tuple(value.shape)}")
+                    slot = state.setdefault(place[id(parameter)], {})
+                    slot[key] = value if key == "step" else like(value, parameter)
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+            self.generator.set_state(named["random.stage"].cpu())
+            self._set_other_chance(dict(named))
+        except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"optimizer.safetensors does not fit the run: {reason}") from None
+
+    @property
+    def groups(self) -> list[dict]:
+        return self.optimizer.param_groups

@@ -1,0 +1,68 @@
+"""The models that a config describes."""
+
+import os
+
+import torch
+from torch import nn
+
+from memtrain.config import CELLS, RunConfig
+from memtrain.errors import MemtrainError
+from memtrain.nn.cells import build_cell
+from memtrain.nn.contract import check_cell, memory_shape
+from memtrain.nn.rnn import RNN
+from memtrain.nn.teacher import Decoder, Teacher
+
+
+def build_models(
+    config: RunConfig, vocab_size: int, cell: nn.Module | None = None
+) -> tuple[RNN, Teacher | None]:
+    """The RNN and its teacher, if it has one; the seed decides their first weights.
+
+    Raises:
+        MemtrainError: they are larger than this machine's memory, which is seen before any is
+            taken; or the cell breaks the contract.
+    """
+    if cell is None and config.cell.kind in CELLS:
+        with torch.device("meta"):  # shapes without memory
+            _check_size(*_build(config, vocab_size, None))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        try:
+            return _build(config, vocab_size, cell)
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):
+                raise
+            raise MemtrainError(
+                "the models do not fit in the memory that is free; take a smaller width or fewer "
+                "layers"
+            ) from None
+
+
+def _build(
+    config: RunConfig, vocab_size: int, cell: nn.Module | None
+) -> tuple[RNN, Teacher | None]:
+    rnn = build_rnn(config, vocab_size, cell)
+    if not config.has_teacher:
+        return rnn, None
+    return rnn, Teacher(config.teacher, vocab_size, *memory_shape(rnn.cell))
+
+
+def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
+    """The RNN of a config, with a cell of the user's in place of what it names."""
+    if cell is None:
+        cell = build_cell(config.cell, vocab_size)
+    else:
+        check_cell(cell, vocab_size)
+    _, memory_dim = memory_shape(cell)
+    causal = config.readout_attention == "causal"
+    return RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+
+
+def _check_size(*models: nn.Module | None) -> None:
+    count = sum(p.numel() for model in models if model is not None for p in model.parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * count > memory:
+        raise MemtrainError(
+            f"the models have {count:,} parameters, {4 * count / 2**30:,.0f} GiB; this machine has "
+            f"{memory / 2**30:,.0f} GiB; take a smaller width or fewer layers"
+        )

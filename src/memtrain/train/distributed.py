@@ -1,0 +1,161 @@
+"""Several processes as one: each takes its rows of every batch, and all take the same step.
+
+Start them with torchrun. Every process draws the whole batch from the same generator and keeps
+its rows, so a run does not depend on how many there are, up to the order of sums.
+"""
+
+import os
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from memtrain.errors import MemtrainError
+from memtrain.nn.teacher import CausalEncoder, Teacher
+
+BUCKET = 2**24
+"""Numbers in one exchange of gradients."""
+
+
+class Group:
+    """The processes of a run. One of them, the main one, writes and speaks."""
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        """Which of the processes on this machine, and so which of its devices."""
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes, on each of them."""
+        if self.size == 1:
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The values of all processes, one under another on a new first axis."""
+        if self.size == 1:
+            return value[None]
+        everyones = [torch.empty_like(value) for _ in range(self.size)]
+        dist.all_gather(everyones, value.contiguous())
+        return torch.stack(everyones)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add up each process's share of the gradient. What is spread is added up already."""
+        if self.size == 1:
+            return
+        bucket: list[Tensor] = []
+        for gradient in (p.grad for p in parameters if p.grad is not None and not spread(p)):
+            bucket.append(gradient)
+            if sum(g.numel() for g in bucket) >= BUCKET:
+                self._sum_bucket(bucket)
+                bucket = []
+        self._sum_bucket(bucket)
+
+    def _sum_bucket(self, gradients: list[Tensor]) -> None:
+        if not gradients:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def highest(self, number: int, device: torch.device) -> int:
+        """The highest of the processes' numbers: so that all of them decide alike."""
+        if self.size == 1:
+            return number
+        found = torch.tensor(number, device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """Part in peace; after an error the process just ends."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def spread_teacher(self, teacher: Teacher, device: torch.device) -> None:
+        """FSDP2: every process keeps a slice of each weight, and all of them add up gradients."""
+        if self.size == 1 or spread(next(teacher.parameters())):
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+        mesh = init_device_mesh(device.type, (self.size,))
+        stacks = [teacher.decoder.stack]
+        if not isinstance(teacher.encoder, CausalEncoder):  # which reaches into its blocks
+            stacks.append(teacher.encoder.stack)
+        units = [block for stack in stacks for block in stack.blocks]
+        for unit in (*units, teacher.encoder, teacher.decoder, teacher):
+            fully_shard(unit, mesh=mesh)
+            assert isinstance(unit, FSDPModule)  # it is one now
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        for method in ("encode", "decode", "predict"):
+            register_fsdp_forward_method(teacher, method)
+
+
+ALONE = Group()
+
+
+def spread(tensor: Tensor) -> bool:
+    """Whether a tensor lies in slices on several processes."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def like(value: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor, spread as the parameter of its shape is."""
+    if not spread(parameter):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    value = value.to(parameter.device)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+
+
+def join() -> Group:
+    """The group that torchrun started this process in; a group of one without torchrun."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return ALONE
+    local_rank = int(os.environ["LOCAL_RANK"])
+    cuda = torch.cuda.is_available()
+    if cuda:
+        if local_rank >= torch.cuda.device_count():
+            raise MemtrainError(
+                f"process {local_rank} of this machine has no GPU of its own, there are "
+                f"{torch.cuda.device_count()}; start torchrun with --nproc-per-node "
+                f"{torch.cuda.device_count()}"
+            )
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    return Group(dist.get_rank(), size, local_rank)
+
+
+def lost_worker(error: Exception, saved: int) -> MemtrainError:
+    """What to tell when an exchange between processes failed."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    last = f"the last whole checkpoint is step {saved}" if saved >= 0 else "nothing is saved yet"
+    return MemtrainError(f"a process of the run failed or was lost ({reason}); {last}")
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -1,0 +1,189 @@
+"""What happens to machines: full disks, lost folders, torn files, bad numbers, odd clocks."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import TINY
+from faults import ERRORS, FaultyFiles
+from memtrain.config import EngineConfig, StageConfig
+from memtrain.errors import CheckpointError, DivergedError, MemtrainError
+from memtrain.run import Run
+from memtrain.train.engine import Engine, out_of_memory
+from memtrain.train.metrics import Reporter
+from memtrain.train.trainer import Trainer
+from test_run import CountingReporter, PoisonedTask, assert_same_weights, comparable
+
+SMALL = replace(
+    TINY,
+    dmt=replace(TINY.dmt, steps=4),
+    bptt=replace(TINY.bptt, steps=0),
+    log=replace(TINY.log, checkpoint_every=3),
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run.create(SMALL, tmp_path_factory.mktemp("whole") / "run").train()
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_disk_that_fails_stops_the_run_and_loses_nothing(tmp_path: Path, whole: Run, error: str):
+    run = Run.create(SMALL, tmp_path / "run")
+    run.writer.files = FaultyFiles(at=40, fault=ERRORS[error])
+    with pytest.raises(
+        CheckpointError, match=r"could not be written \(.*last whole one is step \d"
+    ):
+        run.train()
+    resumed = Run.open(tmp_path / "run").train()
+    assert_same_weights(whole, resumed)
+    assert comparable(whole) == comparable(resumed)
+
+
+def test_a_folder_that_vanishes_is_named_and_not_made_again(tmp_path: Path):
+    class Vanish(Reporter):
+        def advance(self, step: int, metrics: dict[str, float]) -> None:
+            if step == 4:
+                run.writer.finish()
+                shutil.rmtree(tmp_path / "run")
+
+    run = Run.create(SMALL, tmp_path / "run")
+    with pytest.raises(MemtrainError, match="run/.*No such file"):
+        run.train(Vanish())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("damage", ["torn", "more", "gone", "shorter"])
+def test_metrics_are_mended_on_resume_and_what_is_lost_is_said(
+    tmp_path: Path, whole: Run, damage: str
+):
+    run = Run.create(SMALL, tmp_path / "run").train(until="smt")
+    content = run.metrics.path.read_bytes()
+    if damage == "torn":
+        run.metrics.path.write_bytes(content + b'{"stage": "dmt", "st')
+    elif damage == "more":
+        run.metrics.path.write_bytes(content + content)
+    elif damage == "gone":
+        run.metrics.path.unlink()
+    else:
+        run.metrics.path.write_bytes(content[:-20])
+    reporter = CountingReporter()
+    resumed = Run.open(tmp_path / "run").train(reporter)
+    assert_same_weights(whole, resumed)
+    if damage in ("torn", "more"):
+        assert comparable(resumed) == comparable(whole) and not reporter.said
+    else:
+        assert comparable(resumed) == comparable(whole)[-len(comparable(resumed)) :] or (
+            damage == "shorter"
+        )
+        assert len(reporter.said) == 1 and "metrics.jsonl" in reporter.said[0]
+
+
+# -------------------------------------------------------------------------------- bad numbers
+
+
+def poisoned(run_of: list[Run], bad: range):
+    """Gradients of the cell's embedding are infinite in these steps."""
+
+    def poison(batches: int) -> None:
+        weight = run_of[0].rnn.cell.get_parameter("embedding.weight")
+        weight.grad_hook.remove() if hasattr(weight, "grad_hook") else None
+        factor = float("inf") if batches - 1 in bad else 1.0
+        weight.grad_hook = weight.register_hook(lambda g: g * factor)  # type: ignore[attr-defined]
+
+    return poison
+
+
+def test_bad_steps_are_skipped_and_said(tmp_path: Path):
+    config = replace(SMALL, smt=replace(SMALL.smt, on_nonfinite="skip", skip_limit=2))
+    runs: list[Run] = []
+    run = Run.create(config, tmp_path / "run", task=PoisonedTask(poisoned(runs, range(3, 5))))
+    runs.append(run)
+    reporter = CountingReporter()
+    run.train(reporter, until="smt")
+    assert run.progress["stages"][0]["skipped"] == 2
+    assert any("2 steps so far" in line and "left out" in line for line in reporter.said)
+    assert all(bool(p.isfinite().all()) for p in run.rnn.parameters())
+
+
+def test_too_many_bad_steps_in_a_row_stop_all_the_same(tmp_path: Path):
+    config = replace(SMALL, smt=replace(SMALL.smt, on_nonfinite="skip", skip_limit=2))
+    runs: list[Run] = []
+    run = Run.create(config, tmp_path / "run", task=PoisonedTask(poisoned(runs, range(3, 9))))
+    runs.append(run)
+    with pytest.raises(DivergedError, match="smt step 5: gradient_norm_cell is (inf|nan)"):
+        run.train()
+
+
+def test_a_skipped_step_changes_no_weight(tmp_path: Path):
+    config = replace(SMALL.smt, on_nonfinite="skip")
+    runs: list[Run] = []
+    task = PoisonedTask(poisoned(runs, range(0, 1)))
+    run = Run.create(SMALL, tmp_path / "run", task=task)
+    runs.append(run)
+    task.batches = 0
+    trainer = Trainer(run.objective("smt"), config, run.task, run.engine, seed=0)
+    before = [p.clone() for p in trainer.ordered]
+    trainer.train_step()
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.ordered, strict=True))
+    assert trainer.check() == 1
+    trainer.train_step()
+    assert not all(torch.equal(a, b) for a, b in zip(before, trainer.ordered, strict=True))
+
+
+# ------------------------------------------------------------------------------- the machine
+
+
+def test_out_of_memory_names_the_knob_and_the_need(tmp_path: Path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
+
+    monkeypatch.setattr(Trainer, "train_step", full)
+    run = Run.create(SMALL, tmp_path / "run")
+    with pytest.raises(MemtrainError) as caught:
+        run.train()
+    text = str(caught.value)
+    assert "Tried to allocate 20.00 GiB" in text and "\n" not in text
+    assert "--smt.accumulate 2 takes 2 at a time" in text and "optimizer need 0.00 GiB" in text
+
+
+def test_out_of_memory_with_one_sequence_at_a_time_asks_for_a_smaller_model():
+    stage = StageConfig(batch_size=4, accumulate=4)
+    weight = torch.nn.Parameter(torch.zeros(2**20))
+    text = str(out_of_memory(torch.OutOfMemoryError(), "smt", stage, [weight]))
+    assert "1 sequences at a time" in text and "a smaller model is needed" in text
+    assert "need 0.02 GiB" in text  # 2**20 numbers of 4 bytes, four times
+
+
+def test_a_clock_that_runs_backwards_makes_no_negative_seconds(tmp_path: Path, monkeypatch):
+    ticks = iter(range(10**9, 0, -1))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    run = Run.create(SMALL, tmp_path / "run").train(until="smt")
+    assert run.totals()["total_seconds"] == 0
+
+
+def test_deterministic_mode_asks_torch_for_it():
+    try:
+        Engine(EngineConfig(device="cpu", deterministic=True))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+
+
+# ---------------------------------------------------------------------------------- the best
+
+
+def test_the_best_checkpoint_is_the_one_with_the_lowest_held_out_loss(tmp_path: Path):
+    log = replace(TINY.log, evaluate_every=1, checkpoint_every=100)
+    run = Run.create(replace(SMALL, log=log), tmp_path / "run").train()
+    seen = [(r["evaluation"]["rnn"]["nats"], r["total_steps"]) for r in run.metrics.read()]
+    nats, step = min(seen)
+    assert run.progress["best"]["nats"] == nats
+    best = Run.open(tmp_path / "run", best=True)
+    assert best.progress["global_step"] == step
+    assert best.evaluate(log.evaluate_sequences).rnn.nats == pytest.approx(nats)

@@ -1,0 +1,153 @@
+"""Two processes as one: the same losses, checkpoints that either can go on from."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import two_processes
+from memtrain.config import StageConfig
+from memtrain.config_json import to_json
+from memtrain.errors import MemtrainError
+from memtrain.run import Run
+from memtrain.train.distributed import Group
+from memtrain.train.trainer import Trainer
+from two_processes import PAPER, SHARED, SHORT, stop_alone
+
+TESTS = Path(__file__).parents[1]
+SOURCE = TESTS.parent / "src"
+CLOSE = 1e-5
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(SOURCE), str(TESTS)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def two(job: str, folder: Path) -> list[tuple[int, str]]:
+    """Run a job in two processes; exit status and output of each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(Path(two_processes.__file__)), job, str(folder)],
+            env=environment() | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+def assert_same_numbers(one: Run, other: Run) -> None:
+    left, right = one.metrics.read(), other.metrics.read()
+    assert [(r["stage"], r["step"]) for r in left] == [(r["stage"], r["step"]) for r in right]
+    for a, b in zip(left, right, strict=True):
+        for key in ("loss", "decode", "dynamics", "uniformity", "readout"):
+            assert a.get(key) == pytest.approx(b.get(key), abs=CLOSE), (a["stage"], a["step"], key)
+    assert left[-1]["evaluation"]["rnn"] == pytest.approx(right[-1]["evaluation"]["rnn"], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes trained, and what one did."""
+    folder = tmp_path_factory.mktemp("two")
+    for status, said in two("train", folder):
+        assert status == 0, said
+    Run.create(SHARED, folder / "one").train()
+    Run.create(PAPER, folder / "paper").train()
+    Run.create(SHORT, folder / "short").train()
+    return folder
+
+
+@pytest.mark.parametrize(("two", "one"), [("shared", "one"), ("spread", "paper")])
+def test_two_processes_equal_one_over_50_steps_of_every_stage(trained: Path, two: str, one: str):
+    assert_same_numbers(Run.open(trained / one), Run.open(trained / two))
+
+
+def test_saved_by_two_one_goes_on(trained: Path):
+    run = Run.open(trained / "stopped")
+    assert (run.progress["stage"], run.progress["step"]) == (0, 12)
+    assert_same_numbers(Run.open(trained / "short"), run.train())
+
+
+def test_saved_by_one_two_go_on(trained: Path):
+    stop_alone(SHORT, trained / "alone", "smt", 13)
+    for status, said in two("resume", trained):
+        assert status == 0, said
+    assert_same_numbers(Run.open(trained / "short"), Run.open(trained / "alone"))
+
+
+def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(trained: Path):
+    (status, said), (killed, _) = two("die", trained)
+    assert killed == -9 and status == 2
+    assert "a process of the run failed or was lost" in said
+    assert "the last whole checkpoint is step" in said and "Traceback" not in said
+    assert Run.open(trained / "dead").progress["global_step"] == 50 + 15
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_and_goes_on(trained: Path, tmp_path: Path):
+    """The real launcher; the process that is killed is one it started."""
+    (tmp_path / "config.json").write_text(to_json(SHARED))
+    command = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 1 -m memtrain train"
+    launcher = subprocess.Popen(
+        [sys.executable, *command.split(), str(tmp_path / "config.json"), "--folder", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 60):
+        assert launcher.poll() is None
+        time.sleep(0.02)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[-1]), 9)
+    said = launcher.communicate(timeout=240)[1]
+    assert launcher.returncode == 0, said
+    assert_same_numbers(Run.open(trained / "one"), Run.open(tmp_path / "run"))
+
+
+def test_a_batch_in_turns_equals_the_batch_at_once(tmp_path: Path):
+    few = replace(
+        SHARED,
+        smt=replace(SHARED.smt, steps=6),
+        dmt=replace(SHARED.dmt, steps=6),
+        bptt=replace(SHARED.bptt, steps=6),
+    )
+    turns = replace(
+        few,
+        smt=replace(few.smt, accumulate=4),
+        dmt=replace(few.dmt, accumulate=8),
+        bptt=replace(few.bptt, accumulate=2),
+    )
+    at_once = Run.create(few, tmp_path / "at once").train()
+    assert_same_numbers(at_once, Run.create(turns, tmp_path / "turns").train())
+
+
+def test_a_batch_that_cannot_be_shared_out_is_refused(tmp_path: Path):
+    run = Run.create(SHARED, tmp_path / "run")
+    objective = run.objective("bptt")
+    with pytest.raises(MemtrainError, match="batch_size=8: 3 processes.* multiple of 3"):
+        Trainer(objective, StageConfig(batch_size=8), run.task, run.engine, 0, Group(0, 3))
+
+
+def test_without_torchrun_a_process_is_alone():
+    group = Group()
+    value = torch.arange(3)
+    assert group.main and torch.equal(group.sum(value), value)
+    assert torch.equal(group.gather(value), value[None])
+    assert group.highest(7, torch.device("cpu")) == 7

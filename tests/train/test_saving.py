@@ -1,0 +1,85 @@
+"""Saving while training goes on."""
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from faults import FaultyFiles
+from memtrain.errors import CheckpointError
+from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
+from memtrain.train.files import Files
+from memtrain.train.saving import CheckpointWriter
+
+
+class SlowFiles(Files):
+    """Writes only when told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def write_tensors(self, path, tensors):
+        assert self.go.wait(20)
+        return super().write_tensors(path, tensors)
+
+
+def make(tensor: torch.Tensor, step: int = 1) -> Checkpoint:
+    return Checkpoint({"w": tensor}, {"m": torch.zeros(2)}, {"step": step})
+
+
+def test_what_is_saved_is_what_was_there_when_saving_began(tmp_path: Path):
+    files, weight = SlowFiles(), torch.zeros(3)
+    checkpoint = make(weight)
+    writer = CheckpointWriter(tmp_path, 2, files)
+    writer.save(1, checkpoint)  # returns at once, though nothing is written yet
+    weight += 1
+    checkpoint.progress["step"] = 99
+    assert writer.saved == -1 and latest_checkpoint(tmp_path)[0] is None
+    files.go.set()
+    writer.wait()
+    loaded, _ = latest_checkpoint(tmp_path)
+    assert writer.saved == 1 and loaded is not None
+    assert torch.equal(loaded.weights["w"], torch.zeros(3)) and loaded.progress == {"step": 1}
+
+
+def test_the_next_save_waits_for_the_last(tmp_path: Path):
+    files = SlowFiles()
+    writer = CheckpointWriter(tmp_path, 2, files)
+    writer.save(1, make(torch.zeros(3)))
+    threading.Timer(0.1, files.go.set).start()
+    writer.save(2, make(torch.ones(3)))
+    assert (tmp_path / "00000001" / "state.json").is_file()
+    writer.wait()
+    assert writer.saved == 2
+
+
+def test_what_must_come_first_comes_first(tmp_path: Path):
+    seen: list[bool] = []
+    writer = CheckpointWriter(tmp_path, 2)
+    writer.save(1, make(torch.zeros(3)), lambda: seen.append((tmp_path / "00000001").exists()))
+    writer.wait()
+    assert seen == [False] and (tmp_path / "00000001").exists()
+
+
+def test_an_error_comes_out_at_the_next_call_and_says_what_is_safe(tmp_path: Path):
+    files = FaultyFiles()
+    writer = CheckpointWriter(tmp_path, 2, files)
+    writer.save(1, make(torch.zeros(3)))
+    writer.wait()
+    files.at, files.fault = len(files.operations) + 4, errno.ENOSPC
+    writer.save(2, make(torch.ones(3)))
+    writer.finish()
+    with pytest.raises(CheckpointError, match=r"No space left.*last whole one is step 1"):
+        writer.check()
+    writer.check()  # once is enough
+    assert latest_checkpoint(tmp_path)[0] is not None
+
+
+def test_a_folder_that_is_gone_stays_gone(tmp_path: Path):
+    writer = CheckpointWriter(tmp_path / "gone" / "checkpoints", 2)
+    writer.save(1, make(torch.zeros(3)))
+    with pytest.raises(CheckpointError, match="No such file"):
+        writer.wait()
+    assert not (tmp_path / "gone").exists()

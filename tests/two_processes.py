@@ -1,0 +1,109 @@
+"""What one of two processes does: `python two_processes.py JOB FOLDER`, started by the tests."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from conftest import TINY
+from memtrain.config import EngineConfig, LogConfig, RunConfig
+from memtrain.errors import MemtrainError
+from memtrain.run import Run
+from memtrain.train.distributed import Group, join
+from memtrain.train.metrics import Reporter
+from memtrain.train.stop import Interrupted
+
+STEPS = 50
+SHARED = replace(
+    TINY,
+    # Fewer samples than memory tokens: all processes must choose the same ones.
+    smt=replace(TINY.smt, steps=STEPS, batch_size=8, learning_rate=1e-3, uniformity_samples=64),
+    dmt=replace(TINY.dmt, steps=STEPS, batch_size=8, empty_start=0.3, label_stride=2),
+    bptt=replace(TINY.bptt, steps=STEPS, batch_size=8),
+    engine=EngineConfig(device="cpu", threads=1),
+    log=LogConfig(every=1, evaluate_every=0, evaluate_sequences=8, checkpoint_every=15),
+)
+"""All three stages, every number of every step written down."""
+PAPER = replace(
+    SHARED,
+    teacher=replace(SHARED.teacher, encoder="bidirectional"),
+    engine=EngineConfig(device="cpu", threads=1, shard_teacher=True),
+)
+"""The paper's encoder, spread over the processes block by block."""
+SHORT = replace(
+    PAPER,
+    smt=replace(PAPER.smt, steps=20),
+    dmt=replace(PAPER.dmt, steps=5),
+    bptt=replace(PAPER.bptt, steps=0),
+)
+
+
+class At(Reporter):
+    """Does something when a stage reaches a step."""
+
+    def __init__(self, stage: str, step: int, act: Callable[[], None]) -> None:
+        self.wanted, self.name, self.act = (stage, step), "", act
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.name = name
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        if (self.name, step) == self.wanted:
+            self.act()
+
+
+def stop_alone(config: RunConfig, folder: Path, stage: str, step: int) -> None:
+    """Train in this process alone, up to a step."""
+    try:
+        Run.create(config, folder).train(
+            At(stage, step, lambda: signal.raise_signal(signal.SIGTERM))
+        )
+    except Interrupted:
+        return
+    raise AssertionError("it was not stopped")
+
+
+def train(group: Group, folder: Path) -> None:
+    """Both ways of sharing the work, then a run that is stopped: one process gets the signal."""
+    Run.create(SHARED, folder / "shared", group=group).train()
+    Run.create(PAPER, folder / "spread", group=group).train()
+    run = Run.create(SHORT, folder / "stopped", group=group)
+    try:
+        run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))
+    except Interrupted as interrupted:
+        assert interrupted.signal_number == signal.SIGTERM
+        return
+    raise AssertionError("it was not stopped")
+
+
+def resume(group: Group, folder: Path) -> None:
+    """Go on, on two, with what one process began."""
+    Run.open(folder / "alone", group=group).train()
+
+
+def die(group: Group, folder: Path) -> None:
+    """One process is killed in the middle of the second stage."""
+    run = Run.create(SHARED, folder / "dead", group=group)
+    if group.main:
+        try:
+            run.train()
+        except MemtrainError as error:
+            print(error)
+            os._exit(2)
+    original = run._step
+
+    def step(trainer, name, reporter) -> None:
+        if (name, trainer.step) == ("dmt", 20):
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(trainer, name, reporter)
+
+    run._step = step  # type: ignore[method-assign]
+    run.train()
+
+
+if __name__ == "__main__":
+    processes = join()
+    {"train": train, "resume": resume, "die": die}[sys.argv[1]](processes, Path(sys.argv[2]))
+    processes.leave()
