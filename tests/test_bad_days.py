@@ -1,5 +1,6 @@
 """What happens to machines: full disks, lost folders, torn files, bad numbers, odd clocks."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import torch
 
 from conftest import TINY
 from faults import ERRORS, FaultyFiles
+from memtrain import cli
 from memtrain.config import EngineConfig, StageConfig
+from memtrain.config_json import to_json
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.run import Run
 from memtrain.train.engine import Engine, out_of_memory
@@ -190,3 +193,22 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_held_out_loss(tmp_path: 
     best = Run.open(tmp_path / "run", best=True)
     assert best.progress["global_step"] == step
     assert best.evaluate(log.evaluate_sequences).rnn.nats == pytest.approx(nats)
+
+
+def test_the_command_line_takes_the_best_when_asked(tmp_path: Path, capsys):
+    run = Run.create(SMALL, tmp_path / "run").train()
+    best = Run.open(tmp_path / "run", best=True).totals()["total_steps"]
+    for arguments, steps in (([], run.totals()["total_steps"]), (["--best"], best)):
+        assert (
+            cli.main(["eval", str(tmp_path / "run"), "--sequences", "8", "--json", *arguments]) == 0
+        )
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["total_steps"] == steps
+
+
+def test_progress_that_does_not_fit_the_config_is_refused(tmp_path: Path):
+    Run.create(SMALL, tmp_path / "run").train(until="smt")
+    path = tmp_path / "run" / "config.json"
+    stages = {"smt": replace(SMALL.smt, steps=0), "dmt": replace(SMALL.dmt, steps=0)}
+    path.write_text(to_json(replace(SMALL, **stages, bptt=replace(SMALL.bptt, steps=3))))
+    with pytest.raises(CheckpointError, match="progress does not fit the config"):
+        Run.open(tmp_path / "run")
