@@ -338,6 +338,8 @@ def main(arguments: list[str] | None = None) -> int:
             if ended == "failed" and failures <= options.show:
                 print(f"case {number} ({kind}) of seed {options.seed} failed:\n{words}", flush=True)
             shutil.rmtree(case, ignore_errors=True)
+            if (number + 1) % 1000 == 0:
+                print(f"{number + 1} cases, {failures} failed", flush=True)
     print({key: counts[key] for key in sorted(counts)})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

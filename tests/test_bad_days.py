@@ -1,5 +1,6 @@
 """What happens to machines: full disks, lost folders, torn files, bad numbers, odd clocks."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import torch
 
 from conftest import TINY
 from faults import ERRORS, FaultyFiles
+from memtrain import cli
 from memtrain.config import EngineConfig, StageConfig
+from memtrain.config_json import to_json
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.run import Run
 from memtrain.train.engine import Engine, out_of_memory
@@ -87,12 +90,13 @@ def test_metrics_are_mended_on_resume_and_what_is_lost_is_said(
 
 def poisoned(run_of: list[Run], bad: range):
     """Gradients of the cell's embedding are infinite in these steps."""
+    now = []
 
     def poison(batches: int) -> None:
-        weight = run_of[0].rnn.cell.get_parameter("embedding.weight")
-        weight.grad_hook.remove() if hasattr(weight, "grad_hook") else None
-        factor = float("inf") if batches - 1 in bad else 1.0
-        weight.grad_hook = weight.register_hook(lambda g: g * factor)  # type: ignore[attr-defined]
+        if not now:
+            weight = run_of[0].rnn.cell.get_parameter("embedding.weight")
+            weight.register_hook(lambda g: g * (float("inf") if now[-1] in bad else 1.0))
+        now.append(batches - 1)
 
     return poison
 
@@ -118,7 +122,8 @@ def test_too_many_bad_steps_in_a_row_stop_all_the_same(tmp_path: Path):
         run.train()
 
 
-def test_a_skipped_step_changes_no_weight(tmp_path: Path):
+@pytest.mark.parametrize("looks", [True, False], ids=["host", "device"])
+def test_a_skipped_step_changes_no_weight(tmp_path: Path, looks: bool):
     config = replace(SMALL.smt, on_nonfinite="skip")
     runs: list[Run] = []
     task = PoisonedTask(poisoned(runs, range(0, 1)))
@@ -126,6 +131,7 @@ def test_a_skipped_step_changes_no_weight(tmp_path: Path):
     runs.append(run)
     task.batches = 0
     trainer = Trainer(run.objective("smt"), config, run.task, run.engine, seed=0)
+    trainer.looks = looks
     before = [p.clone() for p in trainer.ordered]
     trainer.train_step()
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.ordered, strict=True))
@@ -187,3 +193,22 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_held_out_loss(tmp_path: 
     best = Run.open(tmp_path / "run", best=True)
     assert best.progress["global_step"] == step
     assert best.evaluate(log.evaluate_sequences).rnn.nats == pytest.approx(nats)
+
+
+def test_the_command_line_takes_the_best_when_asked(tmp_path: Path, capsys):
+    run = Run.create(SMALL, tmp_path / "run").train()
+    best = Run.open(tmp_path / "run", best=True).totals()["total_steps"]
+    for arguments, steps in (([], run.totals()["total_steps"]), (["--best"], best)):
+        assert (
+            cli.main(["eval", str(tmp_path / "run"), "--sequences", "8", "--json", *arguments]) == 0
+        )
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["total_steps"] == steps
+
+
+def test_progress_that_does_not_fit_the_config_is_refused(tmp_path: Path):
+    Run.create(SMALL, tmp_path / "run").train(until="smt")
+    path = tmp_path / "run" / "config.json"
+    stages = {"smt": replace(SMALL.smt, steps=0), "dmt": replace(SMALL.dmt, steps=0)}
+    path.write_text(to_json(replace(SMALL, **stages, bptt=replace(SMALL.bptt, steps=3))))
+    with pytest.raises(CheckpointError, match="progress does not fit the config"):
+        Run.open(tmp_path / "run")

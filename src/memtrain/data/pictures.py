@@ -267,10 +267,10 @@ def _image_files(
         raise MemtrainError(f"{path}: no such folder or zip of images")
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, EOFError, struct.error, ValueError) as error:
-        raise MemtrainError(f"{path}: no zip, damaged or cut short ({error})") from None
     except OSError as error:
         raise MemtrainError(f"{path}: {error.strerror or error}") from None
+    except Exception as error:  # whatever Python makes of bytes that are no zip
+        raise MemtrainError(f"{path}: no zip, damaged or cut short ({error})") from None
     with archive:
         members = sorted(archive.infolist(), key=lambda member: member.filename)
         for member in members:

@@ -56,6 +56,8 @@ class Trainer:
         self._bad_steps = torch.zeros((), dtype=torch.long, device=engine.device)
         self._bad_in_a_row = torch.zeros((), dtype=torch.long, device=engine.device)
         self._worst_row = torch.zeros((), dtype=torch.long, device=engine.device)
+        self.looks = engine.device.type != "cuda" or any(map(spread, self.ordered))
+        """Whether the host looks at every step's numbers, which would stall a GPU."""
         self._step = engine.step(self)
         self.step = 0
         self.tokens = 0
@@ -179,7 +181,7 @@ class Trainer:
         self._bad_steps += bad
         self._bad_in_a_row.add_(bad).mul_(bad)
         torch.maximum(self._worst_row, self._bad_in_a_row, out=self._worst_row)
-        if self.engine.device.type != "cuda" or any(map(spread, self.ordered)):
+        if self.looks:
             if bool(bad):
                 self._refuse(metrics, norms)
             return not bool(bad)
