@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -220,17 +222,27 @@ FEW = ["--size", "tiny", "--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate
 FEW += ["--smt.batch-size", "2", "--dmt.batch-size", "2", "--dmt.rollout-length", "9"]
 
 
-def test_a_strangers_text_takes_three_commands(here: Path, capsys):
-    book = "".join(f"line {n} of a long café book\r\n" for n in range(900))
+def readme_commands(recipe: str) -> list[list[str]]:
+    """The three commands that README gives for a stranger's data."""
+    section = (Path(__file__).parents[1] / "README.md").read_text().split("## Your own data")[1]
+    lines = re.findall(r"^    memtrain (\w+ (?:runs/)?(\w+).*)$", section, flags=re.MULTILINE)
+    commands = [shlex.split(line, comments=True) for line, name in lines if name == recipe]
+    assert [command[0] for command in commands] == ["train", "eval", "generate"]
+    return commands
+
+
+def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys):
+    train, look, write = readme_commands("text")
+    book = "".join(f"It was line {n} of a long café book\r\n" for n in range(900))
     Path("book.txt").write_bytes(book.encode())
-    assert main(["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]) == 0
+    assert main([*train, *FEW, "--data.evaluate-length", "24"]) == 0
     told = capsys.readouterr()
     assert "prepared data/book" in told.err and "memtrain generate runs/text" in told.out
     config = json.loads(Path("runs/text/config.json").read_text())
     assert config["data"]["path"] == "data/book" and config["data"]["evaluate_length"] == 24
     assert config["cell"]["width"] == 32
 
-    assert main(["eval", "runs/text", "--sequences", "2"]) == 0
+    assert main([*look, "--sequences", "2"]) == 0
     table = capsys.readouterr().out
     assert "bits a character" in table and "counts, previous three" in table
     assert main(["eval", "runs/text", "--sequences", "2", "--length", "60", "--json"]) == 0
@@ -239,6 +251,8 @@ def test_a_strangers_text_takes_three_commands(here: Path, capsys):
     assert [row["name"] for row in result["baselines"]][-1] == "counts, previous three"
     assert Path("runs/text/figures/evaluation-60.png").is_file()
 
+    assert main([*write, "--length", "20"]) == 0
+    assert capsys.readouterr().out.startswith("It was")
     assert main(["generate", "runs/text", "--prompt", "café", "--length", "20"]) == 0
     first = capsys.readouterr().out
     assert first.startswith("café") and len(first) > 10
@@ -265,22 +279,23 @@ def test_a_strangers_text_takes_three_commands(here: Path, capsys):
     assert "at least 100,000 are needed" in line
 
 
-def test_a_strangers_pictures_take_three_commands(here: Path, capsys):
-    Path("shapes").mkdir()
+def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, capsys):
+    train, look, write = readme_commands("images")
+    Path("photos").mkdir()
     for number in range(30):
         image = Image.new("RGBA", (6, 6), (0, 0, 0, 255))
         image.putpixel((number % 6, number // 6), (255, 255, 255, number))
-        image.save(f"shapes/{number}.png")
-    options = ["--option", "size", "5", "levels", "4"]
-    assert main(["train", "images", "--data", "shapes", *FEW, *options]) == 0
+        image.save(f"photos/{number}.png")
+    train[train.index("size") + 1] = "5"  # for a quicker test
+    assert main([*train, *FEW]) == 0
     capsys.readouterr()
     config = json.loads(Path("runs/images/config.json").read_text())
-    assert config["data"] == {"kind": "stream", "path": "data/shapes", "evaluate_length": 25}
-    assert main(["eval", "runs/images"]) == 0
+    assert config["data"] == {"kind": "stream", "path": "data/photos", "evaluate_length": 25}
+    assert main(look) == 0
     assert "counts, left and three above" in capsys.readouterr().out
     assert main(["generate", "runs/images", "--count", "3"]) == 0
-    assert main(["generate", "runs/images", "--given", "0.5"]) == 0
-    assert main(["generate", "runs/images", "--image", "shapes/7.png", "--count", "2"]) == 0
+    assert main(write) == 0
+    assert main(["generate", "runs/images", "--image", "photos/7.png", "--count", "2"]) == 0
     for path in capsys.readouterr().out.splitlines():
         assert imread(path).ndim == 3
     for options, message in {
@@ -291,8 +306,8 @@ def test_a_strangers_pictures_take_three_commands(here: Path, capsys):
         ("--image", "gone.png"): "gone.png: no such image",
     }.items():
         assert message in refused(capsys, "generate", "runs/images", *options), options
-    line = refused(capsys, "train", "text", "--data", "data/shapes", "--folder", "other")
-    assert "holds images; memtrain train images --data data/shapes" in line
+    line = refused(capsys, "train", "text", "--data", "data/photos", "--folder", "other")
+    assert "holds images; memtrain train images --data data/photos" in line
 
 
 def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):
