@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,12 +13,16 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+from PIL import Image
 
 from conftest import TINY
+from memtrain import pretrained
 from memtrain.cli import COMMANDS, main
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
+from memtrain.pretrained import export
 from memtrain.recipes import RECIPES
+from memtrain.run import Run
 
 
 @pytest.fixture
@@ -93,7 +99,10 @@ def test_train_eval_resume_from_a_config_file(here: Path, capsys):
     assert main(["eval", "mine", "--json", "--sequences", "16"]) == 0
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert result["sequences"] == 16
-    assert set(result["rnn"]) == {"nats", "accuracy"}
+    assert set(result["rnn"]) == {"nats", "bits", "accuracy"}
+    assert result["by_position"]["edges"] == [0, 1, 2, 3, 4, 5, 6]
+    assert json.loads(Path("mine/figures/evaluation-6.json").read_text()) == result
+    assert imread("mine/figures/evaluation-6.png").ndim == 3
     assert [stage["name"] for stage in result["stages"]] == ["smt", "dmt", "bptt"]
     assert len(result["drift"]["unexplained"]) == 6
 
@@ -170,6 +179,10 @@ def test_mistakes_get_one_line_with_the_nearest_name(here: Path, capsys):
     assert "did you mean gru?" in refused(capsys, "train", "digits", "--cell.kind", "grU")
     assert "did you mean stack?" in refused(capsys, "data", "stak")
     assert "no run there" in refused(capsys, "eval", "nowhere")
+    assert "no pretrained model of that name" in refused(capsys, "generate", "nowhere")
+    assert "did you mean tiny?" in refused(capsys, "train", "text", "--size", "tny")
+    assert "has one size" in refused(capsys, "train", "digits", "--size", "tiny")
+    assert "no such file or folder" in refused(capsys, "train", "text", "--data", "gone.txt")
     assert "no run there" in refused(capsys, "resume", "nowhere")
     assert "nothing.json: No such file" in refused(capsys, "train", "nothing.json")
     assert "nobody" in refused(capsys, "train", "digits", "--cell.kind", "nobody:Cell")
@@ -205,16 +218,109 @@ def test_a_task_without_sequences_to_write_says_so(here: Path, capsys):
 # ------------------------------------------------------------------------------------ real data
 
 
-def test_a_strangers_text_is_prepared_and_trained_by_the_commands_it_prints(here: Path, capsys):
-    Path("book.txt").write_text("".join(f"line {n} of a long book\n" for n in range(900)))
-    assert main(["data", "book.txt"]) == 0
-    out = capsys.readouterr().out
-    assert "tokens" in out and "memtrain train text --data.path data/book" in out
-    small = ["--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]
-    small += ["--data.evaluate-length", "24", "--smt.batch-size", "2"]
-    assert main(["train", "text", "--data.path", "data/book", *small]) == 0
-    assert main(["eval", "runs/text", "--sequences", "2"]) == 0
-    assert "bits a character" in capsys.readouterr().out
+FEW = ["--size", "tiny", "--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]
+FEW += ["--smt.batch-size", "2", "--dmt.batch-size", "2", "--dmt.rollout-length", "9"]
+
+
+def readme_commands(recipe: str) -> list[list[str]]:
+    """The three commands that README gives for a stranger's data."""
+    section = (Path(__file__).parents[1] / "README.md").read_text().split("## Your own data")[1]
+    lines = re.findall(r"^    memtrain (\w+ (?:runs/)?(\w+).*)$", section, flags=re.MULTILINE)
+    commands = [shlex.split(line, comments=True) for line, name in lines if name == recipe]
+    assert [command[0] for command in commands] == ["train", "eval", "generate"]
+    return commands
+
+
+def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys):
+    train, look, write = readme_commands("text")
+    book = "".join(f"It was line {n} of a long café book\r\n" for n in range(900))
+    Path("book.txt").write_bytes(book.encode())
+    assert main([*train, *FEW, "--data.evaluate-length", "24"]) == 0
+    told = capsys.readouterr()
+    assert "prepared data/book" in told.err and "memtrain generate runs/text" in told.out
+    config = json.loads(Path("runs/text/config.json").read_text())
+    assert config["data"]["path"] == "data/book" and config["data"]["evaluate_length"] == 24
+    assert config["cell"]["width"] == 32
+
+    assert main([*look, "--sequences", "2"]) == 0
+    table = capsys.readouterr().out
+    assert "bits a character" in table and "counts, previous three" in table
+    assert main(["eval", "runs/text", "--sequences", "2", "--length", "60", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["length"] == 60 and len(result["by_position"]["rnn"]) == 30
+    assert [row["name"] for row in result["baselines"]][-1] == "counts, previous three"
+    assert Path("runs/text/figures/evaluation-60.png").is_file()
+
+    assert main([*write, "--length", "20"]) == 0
+    assert capsys.readouterr().out.startswith("It was")
+    assert main(["generate", "runs/text", "--prompt", "café", "--length", "20"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("café") and len(first) > 10
+    assert main(["generate", "runs/text", "--prompt", "café", "--length", "20"]) == 0
+    assert capsys.readouterr().out == first
+    assert main(["generate", "runs/text", "--count", "2", "--length", "9", "--out", "x.txt"]) == 0
+    assert "---- 2 of 2 ----" in capsys.readouterr().out and Path("x.txt").is_file()
+    for options, message in {
+        ("--prompt", ""): "prompt='': must hold a character",
+        ("--prompt", "Zebra"): "'Z' is not in the text",
+        ("--prompt", "a", "--given", "0.5"): "--prompt is for text",
+        ("--given", "0.5"): "--given: this model writes text",
+        ("--image", "x.png"): "--image: this model writes text",
+        ("--temperature", "-1"): "temperature=-1.0: must be at least 0",
+        ("--top-p", "0"): "top_p=0.0: must be above 0",
+        ("--top-k", "-1"): "top_k=-1: must be at least 0",
+        ("--length", "0"): "length=0: must be at least 1",
+        ("--count", "0"): "count=0: must be at least 1",
+        ("--seed", "-1"): "seed=-1: must be at least 0",
+    }.items():
+        assert message in refused(capsys, "generate", "runs/text", *options), options
+    assert "length=1: must be at least 2" in refused(capsys, "eval", "runs/text", "--length", "1")
+    line = refused(capsys, "eval", "runs/text", "--length", "99999")
+    assert "at least 100,000 are needed" in line
+
+
+def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, capsys):
+    train, look, write = readme_commands("images")
+    Path("photos").mkdir()
+    for number in range(30):
+        image = Image.new("RGBA", (6, 6), (0, 0, 0, 255))
+        image.putpixel((number % 6, number // 6), (255, 255, 255, number))
+        image.save(f"photos/{number}.png")
+    train[train.index("size") + 1] = "5"  # for a quicker test
+    assert main([*train, *FEW]) == 0
+    capsys.readouterr()
+    config = json.loads(Path("runs/images/config.json").read_text())
+    assert config["data"] == {"kind": "stream", "path": "data/photos", "evaluate_length": 25}
+    assert main(look) == 0
+    assert "counts, left and three above" in capsys.readouterr().out
+    assert main(["generate", "runs/images", "--count", "3"]) == 0
+    assert main(write) == 0
+    assert main(["generate", "runs/images", "--image", "photos/7.png", "--count", "2"]) == 0
+    for path in capsys.readouterr().out.splitlines():
+        assert imread(path).ndim == 3
+    for options, message in {
+        ("--prompt", "a"): "this model writes pictures; complete one with --image",
+        ("--given", "1.5"): "given=1.5: must be above 0 and below 1",
+        ("--given", "0"): "given=0.0: must be above 0 and below 1",
+        ("--length", "9"): "pictures have 25 tokens",
+        ("--image", "gone.png"): "gone.png: no such image",
+    }.items():
+        assert message in refused(capsys, "generate", "runs/images", *options), options
+    line = refused(capsys, "train", "text", "--data", "data/photos", "--folder", "other")
+    assert "holds images; memtrain train images --data data/photos" in line
+
+
+def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):
+    config = replace(TINY, name="digits", data=Digits())
+    run = Run.create(config, here / "run")
+    run.progress["stages"].append({"name": "smt", "steps": 1})
+    export(run, "small-one", here / "package")
+    monkeypatch.setattr(pretrained, "files", lambda _: here / "package")
+    assert main(["generate", "small-one", "--count", "4"]) == 0
+    assert imread(capsys.readouterr().out.strip()).ndim == 3
+    assert "small-one" in refused(capsys, "generate", "smal-one")
+    line = refused(capsys, "generate", "small-one", "--given", "0.5")
+    assert "a pretrained model holds no images" in line
 
 
 def test_data_that_is_not_there_or_not_downloadable_is_one_line(here: Path, capsys):

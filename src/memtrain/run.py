@@ -381,8 +381,7 @@ class Run:
                     f"{task.sequence_length} tokens; only streams have any length"
                 )
         if sequences is None:
-            tokens = 2**18 if self.engine.device.type == "cuda" else 2**14
-            sequences = max(4, tokens // task.sequence_length)
+            sequences = max(4, self._affordable_tokens() // task.sequence_length)
         with self.engine.autocast():
             return evaluate(
                 task,
@@ -392,6 +391,17 @@ class Run:
                 device=self.engine.device,
                 baselines=baselines,
             )
+
+    def _affordable_tokens(self) -> int:
+        """How many held-out tokens are looked at in seconds.
+
+        The bidirectional encoder reads a whole window for each, which only a GPU does quickly.
+        """
+        tokens, positions = (2**18, 2**28) if self.engine.device.type == "cuda" else (2**14, 2**20)
+        teacher = self.config.teacher
+        if self.teacher is None or teacher.encoder == "causal":
+            return tokens
+        return min(tokens, positions // teacher.context_length)
 
 
 def _make_folder(config: RunConfig, folder: Path, overwrite: bool) -> None:

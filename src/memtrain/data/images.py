@@ -20,7 +20,7 @@ class DigitsTask(Task):
     vocab_size = LEVELS + 1
     sequence_length = SIDE * SIDE
     unit = "pixel"
-    spelling = Spelling(
+    spelling: Spelling = Spelling(
         vocab_size=LEVELS + 1,
         start_token=LEVELS,
         start_written=False,

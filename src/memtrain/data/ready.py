@@ -44,7 +44,7 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
     if (path / "meta.json").is_file():
         if options:
             raise MemtrainError(f"{path}: is prepared already; --option is for what is not")
-        return open_store(path)
+        return _of_kind(recipe, open_store(path))
     if not path.exists():
         raise MemtrainError(f"data={path}: no such file or folder")
     out = root / (recipe if recipe in DATA_SETS else path.resolve().name.split(".")[0] or recipe)
@@ -59,13 +59,23 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
                 f"elsewhere: memtrain data {path} --out FOLDER, then --data FOLDER"
             )
         if _changed(path) <= (out / "meta.json").stat().st_mtime:
-            return store
+            return _of_kind(recipe, store)
     function = DATA_SETS.get(recipe) or OWN[recipe]
     check_options(function, options)
     store = function(path, out, overwrite=prepared, **options)
     counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
     for line in (f"prepared {out}: {counts} tokens", *store.meta.notes):
         print(line, file=sys.stderr)
+    return replace(store, folder=out)  # as the user named it, not as an absolute path
+
+
+def _of_kind(recipe: str, store: Store) -> Store:
+    """Refuse pictures for text and the like."""
+    held = "text" if store.meta.text else "images" if store.meta.picture else "tokens"
+    if recipe in OWN and recipe != held:
+        raise MemtrainError(
+            f"{store.folder}: holds {held}; memtrain train {held} --data {store.folder}"
+        )
     return store
 
 

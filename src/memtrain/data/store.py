@@ -142,7 +142,7 @@ def require_tokens(store: Store, split: str, needed: int) -> None:
     if found < needed:
         raise MemtrainError(
             f"{store.folder}: {split} holds {found:,} tokens, at least {needed:,} are needed; "
-            "prepare more data or take shorter sequences"
+            "prepare more data or take shorter sequences (--data.evaluate-length)"
         )
 
 

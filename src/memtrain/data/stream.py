@@ -41,8 +41,7 @@ class StreamTask(Task):
         self.sequence_length = length
         self.unit = _unit(store)
         self.spelling = spelling or _spelling(store)
-        for split in ("train", "test"):
-            require_tokens(store, split, length + 1)
+        require_tokens(store, "train", length + 1)
         self._tokens = tokens or {
             split: torch.from_numpy(np.array(store.tokens(split))) for split in ("train", "test")
         }
@@ -53,7 +52,9 @@ class StreamTask(Task):
     def from_config(cls, config: Stream) -> "StreamTask":
         if not config.path:
             raise MemtrainError("data.path: name a folder that `memtrain data` prepared")
-        return cls(open_store(Path(config.path)), config, config.evaluate_length)
+        store = open_store(Path(config.path))
+        require_tokens(store, "test", config.evaluate_length + 1)
+        return cls(store, config, config.evaluate_length)
 
     def windows(self, length: int, from_nothing: int = 0) -> "StreamTask":
         return StreamTask(
@@ -87,6 +88,7 @@ class StreamTask(Task):
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Distinct documents from their starts; of one long document, evenly spread windows."""
+        require_tokens(self.store, "test", self.sequence_length + 1)
         tokens = self._tokens["test"]
         starts = torch.from_numpy(np.array(self.store.starts("test")))
         starts = starts[starts < len(tokens) - self.sequence_length]

@@ -38,7 +38,7 @@ def save_figure(result: Evaluation, path: Path, name: str, unit: str) -> None:
     axes[0].set_ylabel(f"nats a {unit}")
     axes[0].set_ylim(bottom=0)
     axes[0].set_title(f"{name}: {result.sequences} held-out sequences", fontsize=10)
-    axes[0].legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     if curves.unexplained is not None:
         axes[1].plot(middles, curves.unexplained, color=INK["rnn"], marker=".")
         axes[1].set_ylabel("drift of the memory, 1-R²")
