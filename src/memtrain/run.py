@@ -32,9 +32,9 @@ from memtrain.train.distributed import ALONE, Group, lost_worker
 from memtrain.train.engine import Engine, out_of_memory
 from memtrain.train.files import write_whole
 from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.saving import CheckpointWriter
 from memtrain.train.stop import Interrupted, stop_signals
 from memtrain.train.trainer import Trainer
-from memtrain.train.saving import CheckpointWriter
 
 DRAFT = ".draft-config.json"
 """What is left of a run that was killed before it began."""

@@ -4,10 +4,10 @@ import pytest
 
 from memtrain.config import Stream
 from memtrain.errors import MemtrainError
+from memtrain.nn.build import build_rnn
 from memtrain.nn.teacher import Teacher
 from memtrain.recipes import RECIPES, STREAMS, recipe
 from memtrain.recipes.sizes import SIZES, describe_sizes
-from memtrain.run import build_rnn
 
 
 @pytest.mark.parametrize("name", SIZES)
