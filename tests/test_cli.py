@@ -290,7 +290,8 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
     assert main([*train, *FEW]) == 0
     capsys.readouterr()
     config = json.loads(Path("runs/images/config.json").read_text())
-    assert config["data"] == {"kind": "stream", "path": "data/photos", "evaluate_length": 25}
+    expected = {"kind": "stream", "path": "data/photos", "evaluate_length": 25}
+    assert config["data"].items() >= expected.items()
     assert main(look) == 0
     assert "counts, left and three above" in capsys.readouterr().out
     assert main(["generate", "runs/images", "--count", "3"]) == 0

@@ -39,7 +39,7 @@ MOST = {
     "vocab_size": 2**20,
     "depth": 2**20,
     "pairs": 2**20,
-    "key_length": 64,
+    "key_length": 1024,
     "value_length": 2**20,
     "key_symbols": 2**16,
     "value_symbols": 2**16,
