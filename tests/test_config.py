@@ -30,7 +30,7 @@ from memtrain.recipes import RECIPES, recipe
 
 # ------------------------------------------------------------------------------- valid configs
 
-count = st.integers(1, 1000)
+count = st.integers(1, 256)
 from_zero = st.integers(0, 1000)
 share = st.floats(0, 1)
 weight = st.floats(0, 1e6)

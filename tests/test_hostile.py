@@ -115,7 +115,7 @@ def test_models_beyond_the_machine_are_refused_before_memory_is_taken(tmp_path: 
 @pytest.mark.parametrize("digits", [10, 30, 4000])
 def test_numbers_beyond_any_use_are_refused_at_once(digits: int):
     with pytest.raises(MemtrainError, match="key_symbols=.*: must be at most"):
-        Recall(key_symbols=10**digits, key_length=64)
+        Recall(key_symbols=10**digits, key_length=4096)
     text = to_json(TINY).replace('"memory_tokens": 2', '"memory_tokens": ' + "9" * (digits + 500))
     with pytest.raises(MemtrainError, match="memory_tokens=.*: must be at most|not a config"):
         from_json(text)

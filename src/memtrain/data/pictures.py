@@ -285,6 +285,11 @@ def _check_member(path: Path, member: zipfile.ZipInfo) -> None:
     windows = PureWindowsPath(name)  # knows \ and drives, and / as well
     if windows.drive or windows.root or ".." in windows.parts:
         raise MemtrainError(f"{path}: refused, its file {name!r} points outside of the zip")
+    if member.compress_size > path.stat().st_size:  # Python would make room for all it claims
+        raise MemtrainError(
+            f"{path}: refused, its file {name!r} claims {member.compress_size:,} bytes, more than "
+            "the zip has"
+        )
     if member.file_size > MAX_FILE_BYTES:
         raise MemtrainError(
             f"{path}: refused, its file {name!r} unpacks to {member.file_size:,} bytes, "

@@ -18,6 +18,10 @@ from memtrain.train.distributed import ALONE, Group, like, spread
 from memtrain.train.engine import Engine
 
 
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+"""What AdamW keeps of a parameter."""
+
+
 class Trainer:
     """One stage of a run: an objective, its optimizer and schedule, its sequences."""
 
@@ -266,6 +270,9 @@ class Trainer:
                         raise ValueError(f"{name} has shape {tuple(value.shape)}")
                     slot = state.setdefault(place[id(parameter)], {})
                     slot[key] = value if key == "step" else like(value, parameter)
+            for slot in state.values():
+                if slot.keys() != ADAM or slot["step"].numel() != 1:
+                    raise ValueError(f"a parameter has the state {sorted(slot)}")
             groups = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({"state": state, "param_groups": groups})
             self.generator.set_state(named["random.stage"].cpu())
