@@ -22,7 +22,7 @@ FIGURES = {
     "compression": "Compute buys smaller memories",
     "joint": "Joint against detached training",
     "gradients": "Gradients along time",
-    "lambda": "Weights of the dynamics and the uniformity loss",
+    "lambdas": "Weights of the dynamics and the uniformity loss",
     "dmt": "Drift before and after DMT",
     "length": "Longer sequences than in training",
     "memory-maps": "Two-dimensional memories",

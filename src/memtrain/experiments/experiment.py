@@ -4,7 +4,6 @@ A figure of yours is a class like those beside this file; `memtrain reproduce my
 """
 
 import hashlib
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -209,6 +208,16 @@ def spread(results: Iterable[Result], value: str) -> float:
     return stdev(found) if len(found) > 1 else 0.0
 
 
+def best(results: Iterable[Result], value: str) -> Result:
+    """The result with the lowest measured value."""
+
+    def rank(result: Result) -> float:
+        found = result.measured.get(value, math.inf)
+        return found if math.isfinite(found) else math.inf
+
+    return min(results, key=rank)
+
+
 def average(values: Iterable[float]) -> float:
     """The mean; nan of nothing."""
     values = list(values)
@@ -219,8 +228,3 @@ def cost_ratio(ours: Iterable[Result], theirs: Iterable[Result], what: str) -> f
     """How many times as much `theirs` took of a cost."""
     below = average(result.cost[what] for result in ours)
     return average(result.cost[what] for result in theirs) / below if below else math.nan
-
-
-def canonical(value: Any) -> str:
-    """JSON in which equal things are equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
