@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from memtrain.config import BPTTConfig, Retrieval
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import panels
+from memtrain.experiments.drawing import legend, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.objectives.losses import decode_loss, dynamics_loss, readout_loss, uniformity_loss
 from memtrain.objectives.windows import gather_window
@@ -68,13 +68,15 @@ class Gradients(Experiment):
         bptt = [value for name, value in decades.items() if name.startswith("bptt")]
         smt = [value for name, value in decades.items() if name.startswith("smt")]
         unstable = sum(abs(value) > 1 for value in bptt)
+        ends = [_decades(result["smt"], near_the_end=0) for result in results]
         return Verdict(
             holds=max(map(abs, smt)) < 1 and unstable >= len(bptt) / 2,
-            sentence=f"From the last step to the first, BPTT's gradients change by "
+            sentence=f"From near the last step to the first ones, BPTT's gradients change by "
             f"{min(bptt):+.1f} to {max(bptt):+.1f} decades over {len(bptt)} initialisations "
             f"({unstable} of them by more than one decade), SMT's by "
-            f"{min(smt):+.1f} to {max(smt):+.1f}.",
-            numbers=decades,
+            f"{min(smt):+.1f} to {max(smt):+.1f}. From the very last steps SMT's change by up to "
+            f"{max(ends, key=abs):+.1f}: there the memory alone is decoded.",
+            numbers=decades | {"smt_from_the_very_last": [min(ends), max(ends)]},
         )
 
     def plot(self, setup: Setup, results: Sequence[Result]):
@@ -97,7 +99,7 @@ class Gradients(Experiment):
                 place.set_ylabel("‖∂L/∂m_t‖")
         for place in axes[-1]:
             place.set_xlabel("timestep t")
-        axes[0, 1].legend(fontsize=8)
+        legend(figure, axes[0, 0])
         return figure
 
 
@@ -149,11 +151,16 @@ def smt_norms(run: Run, rows: int = 16) -> list[float]:
     return memory.grad.square().sum(dim=(0, 2, 3)).sqrt().tolist()
 
 
-def _decades(norms: Sequence[float]) -> float:
-    """Change from the last steps to the first ones, in powers of ten (a few at each end)."""
-    few = max(1, len(norms) // 8)
-    first, last = average(norms[:few]), average(norms[-few:])
-    return math.log10(max(first, 1e-30) / max(last, 1e-30))
+def _decades(norms: Sequence[float], near_the_end: int = 1) -> float:
+    """Change from near the loss to the first steps, in powers of ten, over an eighth at each end.
+
+    Near is an eighth before the last step: in the last steps the memory is decoded almost alone,
+    at earlier ones it shares the decoder's attention with the inputs that follow.
+    """
+    eighth = max(1, len(norms) // 8)
+    end = len(norms) - near_the_end * eighth
+    first, near = average(norms[:eighth]), average(norms[end - eighth : end])
+    return math.log10(max(first, 1e-30) / max(near, 1e-30))
 
 
 FIGURE = Gradients()
