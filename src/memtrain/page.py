@@ -261,7 +261,8 @@ details > details { margin-left: 4px; }
 summary { cursor: pointer; color: var(--soft); }
 details[open] > summary { margin-bottom: 16px; color: var(--ink); }
 details .table { margin: 8px 0 28px; }
-pre { overflow-x: auto; padding: 12px; background: var(--tint); font-size: 13px; line-height: 1.45; }
+pre { overflow-x: auto; padding: 12px; background: var(--tint); font-size: 13px;
+  line-height: 1.45; }
 
 figure { margin: 0 0 64px; break-inside: avoid; }
 p + figure, p + .columns { margin-top: 36px; }

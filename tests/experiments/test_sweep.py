@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from memtrain.experiments import load
 from memtrain.experiments.experiment import Job, Setup
 from memtrain.experiments.launch import run_locally
 from memtrain.experiments.sweep import ResultsFile, results_frame, results_of, sweep
-from memtrain.experiments.work import Done, Work, attempt, collect, locked
+from memtrain.experiments.work import Done, Event, Work, attempt, collect, locked
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # workers look for `twenty` where their parent does
@@ -44,11 +44,10 @@ def jobs_of(name: str, folder: Path) -> list[tuple[str, Job]]:
     return [(name, job) for job in load(name).grid(Setup(folder=folder))]
 
 
-def in_process(folder: Path, works: list[Work]) -> Iterator[Done]:
+def in_process(folder: Path, works: Sequence[Work]) -> Iterator[Event]:
     """A launcher without processes, for what does not depend on them."""
     for work in works:
-        event = attempt(work, folder, lambda progress: None)
-        yield event  # type: ignore[misc]
+        yield attempt(work, folder, lambda progress: None)
 
 
 def sweep_killed(folder: Path, name: str, kills: int) -> int:

@@ -1,6 +1,7 @@
 """What `memtrain reproduce` and `memtrain report` do, and what they print."""
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -31,7 +32,8 @@ def run_reproduce(options: Any) -> int:
     failed = reproduce(names, setup, launch)
     found = [outcome(name, setup) for name in names]
     if options.json:
-        print(json.dumps({"scale": setup.scale, "figures": _plain(found), "failed": failed}))
+        record = {"scale": setup.scale, "figures": _plain(found), "failed": failed}
+        print(json.dumps(_finite(record)))
     else:
         _print_verdicts(found, setup)
         print(f"\nfolder  {folder}\npage    memtrain report {folder}")
@@ -52,6 +54,15 @@ def _plain(found: Sequence[Outcome]) -> dict[str, Any]:
         }
         for one in found
     }
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no nan: null takes its place."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_verdicts(found: Sequence[Outcome], setup: Setup) -> None:

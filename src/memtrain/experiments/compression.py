@@ -22,6 +22,7 @@ from memtrain.experiments.experiment import (
 class Compression(Experiment):
     name = "compression"
     claim = "For a given loss, more training compute makes a smaller memory suffice."
+    data_sets = ("tinystories",)
 
     def grid(self, setup: Setup) -> list[Job]:
         shapes = setup.pick(

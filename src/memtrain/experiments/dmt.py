@@ -16,6 +16,7 @@ class Dmt(Experiment):
         "DMT lowers the drift of a rollout and the RNN's loss across settings of SMT; the drift of "
         "one step predicts that of a rollout only in part."
     )
+    data_sets = ("tinystories",)
 
     def grid(self, setup: Setup) -> list[Job]:
         """Runs of the figure about the loss weights."""
@@ -89,8 +90,8 @@ class Dmt(Experiment):
 def _rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     import numpy as np
 
-    ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
-    return float(np.corrcoef(*ranks)[0, 1]) if len(x) > 2 else float("nan")
+    first, second = (np.argsort(np.argsort(values)) for values in (x, y))
+    return float(np.corrcoef(first, second)[0, 1]) if len(x) > 2 else float("nan")
 
 
 FIGURE = Dmt()

@@ -19,7 +19,7 @@ METHODS = {
     "BPTT": dict(color=COLOURS[1], marker="^"),
     "teacher": dict(color=COLOURS[6], linestyle="--", marker="."),
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,

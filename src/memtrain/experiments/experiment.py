@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 Scale = Literal["smoke", "cpu", "gpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "gpu", "paper")
+STAND_INS = {
+    "mnist": "scikit-learn's 8x8 digits in MNIST's place",
+    "tinystories": "stories told by a grammar in TinyStories' place",
+    "sketchy": "outlines of polygons in Sketchy's place",
+}
+"""What the scales smoke and cpu learn instead of a data set; stand_ins.py makes it."""
 Tag = str | int | float | bool
 Value = TypeVar("Value")
 
@@ -110,9 +116,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        return {True: "holds", False: "does not hold", None: "not claimed at this scale"}[
-            self.holds
-        ]
+        return {True: "holds", False: "does not hold", None: "not claimed"}[self.holds]
 
 
 class Experiment(ABC):
@@ -123,6 +127,8 @@ class Experiment(ABC):
     """What the paper says, in a sentence."""
     version: int = 1
     """Raise it when `measure` changes its meaning."""
+    data_sets: tuple[str, ...] = ()
+    """Of mnist, tinystories, sketchy, those that it learns; small scales have stand-ins."""
     decisive_at_smoke: bool = False
     """Whether even the smallest scale can tell: nothing is trained, or only counted."""
 
@@ -162,6 +168,9 @@ class Experiment(ABC):
                 sentence=f"{found.sentence} {diverged} of {len(results)} runs diverged.",
                 numbers=found.numbers | {"diverged_runs": diverged},
             )
+        if setup.scale in ("smoke", "cpu") and self.data_sets:
+            instead = ", ".join(STAND_INS[name] for name in self.data_sets)
+            found = replace(found, sentence=f"{found.sentence} Data: {instead}.")
         if setup.scale == "smoke" and not self.decisive_at_smoke:
             found = replace(found, holds=None)
         return found

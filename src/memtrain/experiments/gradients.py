@@ -92,9 +92,7 @@ class Gradients(Experiment):
                         if (result["cell"], result["gain"]) == (cell, gain):
                             norms = [max(norm, 1e-30) for norm in result[method]]
                             label = f"weights × {gain:g}" if result["seed"] == 0 else None
-                            place.semilogy(
-                                norms, color=shades(index / 3.5), lw=1.2, label=label
-                            )
+                            place.semilogy(norms, color=shades(index / 3.5), lw=1.2, label=label)
                 place.set_title(f"{method.upper()}, {cell} cell")
                 place.set_ylabel("‖∂L/∂m_t‖")
         for place in axes[-1]:
@@ -118,6 +116,7 @@ def bptt_norms(run: Run, rows: int = 16) -> list[float]:
     steps = memories.grad_fn.next_functions  # type: ignore[union-attr]
     caught: dict[int, float] = {}
     for index, (node, _) in enumerate(steps):
+        assert node is not None
         node.register_prehook(lambda grads, index=index: _catch(caught, index, grads))
     readout_loss(run.rnn, memories, batch.targets).backward()
     return [caught[index] for index in range(len(steps))]

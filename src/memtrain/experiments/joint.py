@@ -49,9 +49,7 @@ class Joint(Experiment):
         for joint in (True, False):
             for future in sorted({result["T_f"] for result in results}):
                 of = where(results, joint=joint, T_f=future)
-                numbers[f"{'joint' if joint else 'detached'}_Tf{future}"] = mean(
-                    of, "rnn_accuracy"
-                )
+                numbers[f"{'joint' if joint else 'detached'}_Tf{future}"] = mean(of, "rnn_accuracy")
         length = results[0]["T"]
         shortest, longest = min(r["T_f"] for r in results), max(r["T_f"] for r in results)
         joint_short = numbers[f"joint_Tf{shortest}"]

@@ -29,6 +29,7 @@ class Lambdas(Experiment):
         "The best RNN is near a dynamics weight of 0.1 and a uniformity weight of 0.001; without "
         "the uniformity loss the RNN is as good and the memory collapses."
     )
+    data_sets = ("tinystories",)
 
     def grid(self, setup: Setup) -> list[Job]:
         return weight_jobs(setup)

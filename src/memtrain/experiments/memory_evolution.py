@@ -25,6 +25,7 @@ class MemoryEvolution(Experiment):
         "While an image is read, memories move along structured paths; the RNN reads a cat it has "
         "never seen as a drawing, and goes on with it."
     )
+    data_sets = ("mnist", "sketchy")
 
     def grid(self, setup: Setup) -> list[Job]:
         """Runs of the figures about samples."""

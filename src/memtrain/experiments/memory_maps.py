@@ -40,9 +40,7 @@ class PlaneCell(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
         self.from_memory = nn.Linear(2, width)
-        self.mlp = nn.Sequential(
-            nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 2)
-        )
+        self.mlp = nn.Sequential(nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 2))
 
     def forward(
         self, memory: Float[Tensor, "B 1 2"], token: Int[Tensor, " B"]
@@ -117,6 +115,9 @@ class MemoryMaps(Experiment):
             codes = {name: index for index, name in enumerate(sorted(set(result["states"])))}
             colours = [codes[name] for name in result["states"]]
             start, step = np.array(result["field"]).transpose(1, 2, 0)  # each (2, N)
+            # Long arrows hide each other: none is longer than the grid is wide.
+            longest = np.ptp(start, axis=1).max() / 13
+            step = step * np.minimum(1, longest / np.linalg.norm(step, axis=0).clip(1e-9))
             place.quiver(
                 *start, *step, color="#b6bbc0", width=0.003, angles="xy", scale_units="xy", scale=1
             )

@@ -12,6 +12,7 @@ SWEEPS = {"context_length": "context length T_c", "memory_tokens": "memory token
 class MemoryScaling(Experiment):
     name = "memory-scaling"
     claim = "The loss of SMT → DMT falls with every doubling of the context and of the memory."
+    data_sets = ("tinystories",)
 
     def grid(self, setup: Setup) -> list[Job]:
         values = {

@@ -30,6 +30,7 @@ class MnistSamples(Experiment):
         "Of digits drawn pixel by pixel, only those of the Transformer cell trained by SMT → DMT "
         "are recognisable; BPTT's are not, even with a GRU."
     )
+    data_sets = ("mnist",)
 
     def grid(self, setup: Setup) -> list[Job]:
         """The tries, on seed 0: as many rates a method."""

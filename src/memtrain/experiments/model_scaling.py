@@ -27,6 +27,7 @@ class ModelScaling(Experiment):
         "The teacher's loss follows a power law in the number of parameters, and the RNN comes "
         "closer to its teacher as both grow."
     )
+    data_sets = ("tinystories",)
 
     def grid(self, setup: Setup) -> list[Job]:
         sizes = setup.pick(

@@ -64,5 +64,6 @@ def component_size(images: np.ndarray) -> float:
     for image in images:
         dark = image < 128
         ink += int(dark.sum())
-        pieces += label(dark, structure=np.ones((3, 3)))[1]
+        marked = np.asarray(label(dark, structure=np.ones((3, 3)))[0])  # type: ignore[index]
+        pieces += int(marked.max())
     return ink / pieces if pieces else 0.0

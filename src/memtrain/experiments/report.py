@@ -54,9 +54,7 @@ def _seconds(found: Outcome) -> float:
 def _figure(found: Outcome, title: str) -> Iterator[Part]:
     yield Heading(text=title)
     yield Text(text=f"The paper: {found.figure.claim}")
-    yield Text(text=f"Here it {found.verdict.word}." if found.verdict.holds is not None else
-               f"Here: {found.verdict.word}.")  # fmt: skip
-    yield Text(text=found.verdict.sentence)
+    yield Text(text=f"Here: {found.verdict.word}. {found.verdict.sentence}")
     if found.picture is not None:
         caption = f"{found.figure.title}. {_seeds(found)}"
         yield Figure(png_bytes=found.picture.read_bytes(), caption=caption)
@@ -169,9 +167,7 @@ def _curve(result: Result, what: str) -> Chart:
             )
     stages = list(dict.fromkeys(point["stage"] for point in result.curve))
     title = "Held-out nats" if what == "nats" else "Held-out accuracy"
-    return Chart(
-        title=title, x_label="steps", y_label=what, series=series, note=" → ".join(stages)
-    )
+    return Chart(title=title, x_label="steps", y_label=what, series=series, note=" → ".join(stages))
 
 
 def _samples(found: Outcome, result: Result) -> Figure | None:

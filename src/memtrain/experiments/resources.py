@@ -14,6 +14,12 @@ from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verd
 from memtrain.run import Run
 
 STAGES = {"smt": "SMT", "dmt": "DMT", "bptt": "BPTT"}
+LOOKS = {
+    "smt": dict(color=COLOURS[0], linewidth=2.5, marker="o"),
+    "bptt": dict(color=COLOURS[1], linewidth=2.5, marker="^"),
+    "dmt": dict(color=COLOURS[2], linestyle="--", marker="s", markersize=4),
+}
+"""Where DMT does as SMT or as BPTT does, its dashes lie on their line."""
 MEASURES = {
     "operations": "sequential operations a step",
     "credit": "credit path (applications of the cell)",
@@ -90,9 +96,12 @@ class Resources(Experiment):
         figure, axes = panels(1, 3)
         lengths = [result["T"] for result in results]
         for place, (what, label) in zip(axes[0], MEASURES.items(), strict=True):
-            for colour, stage in zip((0, 2, 1), STAGES, strict=True):
+            for stage, look in LOOKS.items():
                 values = [result[f"{stage}_{what}"] for result in results]
-                place.loglog(lengths, values, "o-", color=COLOURS[colour], label=STAGES[stage])
+                place.plot(lengths, values, label=STAGES[stage], **look)
+            place.set_xscale("log", base=2)
+            place.set_yscale("log")
+            place.set_xticks(lengths, lengths)
             place.set_title(label)
             place.set_xlabel("sequence length T")
         legend(figure, axes[0, 0])

@@ -32,6 +32,7 @@ class SequentialCompute(Experiment):
         "SMT → DMT needs far fewer sequential operations than BPTT for the same loss with "
         "Transformer and MLP cells; a GRU fails under SMT, its memory collapses."
     )
+    data_sets = ("tinystories", "mnist")
 
     def grid(self, setup: Setup) -> list[Job]:
         rates = setup.pick(

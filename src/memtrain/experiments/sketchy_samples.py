@@ -15,6 +15,7 @@ from memtrain.run import Run
 class SketchySamples(Experiment):
     name = "sketchy-samples"
     claim = "An RNN trained by SMT → DMT captures the stroke structure of human sketches."
+    data_sets = ("sketchy",)
 
     def grid(self, setup: Setup) -> list[Job]:
         return [

@@ -14,7 +14,7 @@ from memtrain.data.pictures import Picture, encode_pictures
 from memtrain.data.store import Split, Store, StoreMeta, open_store, write_store
 from memtrain.data.text import TEXT_VOCAB
 from memtrain.errors import MemtrainError
-from memtrain.experiments.experiment import Setup
+from memtrain.experiments.experiment import STAND_INS, Setup
 
 EVALUATE_LENGTH = {"mnist": 783, "tinystories": 1024, "sketchy": 1023}
 """Tokens in a held-out sequence: an image less its last pixel, as targets are one ahead."""
@@ -32,7 +32,7 @@ def store(setup: Setup, name: str) -> tuple[str, int]:
         return str(path), EVALUATE_LENGTH[name]
     path = setup.folder / "data" / name
     if not (path / "meta.json").is_file():
-        STAND_INS[name](path, setup)
+        MAKERS[name](path, setup)
     length = open_store(path).meta.document_length
     return str(path), length - 1 if length else setup.pick(smoke=48, cpu=192, gpu=0, paper=0)
 
@@ -47,7 +47,7 @@ def _digits(path: Path, setup: Setup) -> Store:
     meta = StoreMeta(
         name="digits",
         vocab_size=17,
-        source="scikit-learn's 8x8 digits, in MNIST's place",
+        source=STAND_INS["mnist"],
         document_length=64,
         picture=picture,
     )
@@ -60,8 +60,8 @@ def _split(tokens: np.ndarray, held_out: int) -> dict[str, Split]:
 
 # ------------------------------------------------------------------------------------- stories
 
-NAMES = "Tom Lily Ben Mia Sam Anna Max Sue".split()
-THINGS = "ball kite boat drum hat cake shell book stone lamp".split()
+NAMES = ["Tom", "Lily", "Ben", "Mia", "Sam", "Anna", "Max", "Sue"]
+THINGS = ["ball", "kite", "boat", "drum", "hat", "cake", "shell", "book", "stone", "lamp"]
 PLACES = ("the park", "the sea", "the barn", "school", "the hill")
 MOODS = ("happy", "sad", "proud", "tired")
 
@@ -95,7 +95,7 @@ def _stories(path: Path, setup: Setup) -> Store:
     meta = StoreMeta(
         name="stories",
         vocab_size=TEXT_VOCAB,
-        source="told by a grammar, in TinyStories' place",
+        source=STAND_INS["tinystories"],
         text=True,
     )
     return write_store(path, meta, splits)
@@ -140,11 +140,11 @@ def _sketches(path: Path, setup: Setup) -> Store:
     meta = StoreMeta(
         name="polygons",
         vocab_size=picture.vocab_size,
-        source="outlines of polygons, in Sketchy's place",
+        source=STAND_INS["sketchy"],
         document_length=picture.length,
         picture=picture,
     )
     return write_store(path, meta, _split(tokens, len(tokens) // 6))
 
 
-STAND_INS = {"mnist": _digits, "tinystories": _stories, "sketchy": _sketches}
+MAKERS = {"mnist": _digits, "tinystories": _stories, "sketchy": _sketches}
