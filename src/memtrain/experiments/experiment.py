@@ -4,16 +4,16 @@ A figure of yours is a class like those beside this file; `memtrain reproduce my
 """
 
 import hashlib
+import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from memtrain.config import RunConfig
-from memtrain.config_json import to_json
 from memtrain.errors import MemtrainError, nearest
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Job:
     """One run of a grid, and its place there."""
 
     config: RunConfig
-    tags: dict[str, Tag] = field(default_factory=dict)
+    tags: Mapping[str, Tag] = field(default_factory=dict)
     """Where in the grid: the method, the swept values, the seed."""
     train: bool = True
     """Off: the models are measured as they are made."""
@@ -76,7 +76,7 @@ class Job:
     @property
     def key(self) -> str:
         """The same for the same config: such jobs share one run, whichever figure asks."""
-        text = to_json(self.config) + str(self.train)
+        text = json.dumps([asdict(self.config), self.train], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -66,7 +66,7 @@ def collect(jobs: list[tuple[str, Job]]) -> list[Work]:
     together: dict[str, tuple[Job, list[Asked]]] = {}
     for figure, job in jobs:
         _, asked = together.setdefault(job.key, (job, []))
-        asked.append(Asked(figure, job.name, job.tags))
+        asked.append(Asked(figure, job.name, dict(job.tags)))
     return [
         Work(key, job.config, job.train, tuple(asked)) for key, (job, asked) in together.items()
     ]
