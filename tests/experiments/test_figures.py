@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
 
+from conftest import TINY
 from memtrain.errors import MemtrainError
 from memtrain.experiments import FIGURES, load
 from memtrain.experiments.experiment import SCALES, Experiment, Job, Result, Setup

@@ -36,7 +36,7 @@ from memtrain.experiments.sweep import sweep
 if __name__ == "__main__":
     folder, name = Path(sys.argv[1]), sys.argv[2]
     jobs = [(name, job) for job in load(name).grid(Setup(folder=folder))]
-    sweep(folder, jobs, partial(run_locally, folder=folder, processes=2))
+    sweep(folder, jobs, partial(run_locally, folder=folder, processes=int(sys.argv[3])))
 """
 
 
@@ -50,14 +50,14 @@ def in_process(folder: Path, works: Sequence[Work]) -> Iterator[Event]:
         yield attempt(work, folder, lambda progress: None)
 
 
-def sweep_killed(folder: Path, name: str, kills: int) -> int:
+def sweep_killed(folder: Path, name: str, kills: int, processes: int) -> int:
     """Start the sweep in a process, kill it while it works, as often as asked, then let it end."""
     script = folder / "sweep.py"
     folder.mkdir(parents=True, exist_ok=True)
     script.write_text(SWEEP)
     paths = [str(HERE), str(HERE.parent), *sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(folder), name]
+    command = [sys.executable, str(script), str(folder), name, str(processes)]
     killed = 0
     for _ in range(kills):
         seen = len(ResultsFile(folder).read())
@@ -79,13 +79,13 @@ def assert_each_once(folder: Path, name: str) -> None:
 
 
 def test_a_sweep_killed_three_times_ends_with_every_result_once(tmp_path: Path):
-    assert sweep_killed(tmp_path, "twenty:Twenty", 3) == 3
+    assert sweep_killed(tmp_path, "twenty:Twenty", 3, processes=1) == 3
     assert_each_once(tmp_path, "twenty:Twenty")
 
 
 @pytest.mark.slow
 def test_a_sweep_of_longer_runs_killed_three_times(tmp_path: Path):
-    assert sweep_killed(tmp_path, "twenty:Long", 3) == 3
+    assert sweep_killed(tmp_path, "twenty:Long", 3, processes=2) == 3
     assert_each_once(tmp_path, "twenty:Long")
 
 
@@ -109,13 +109,20 @@ def test_what_a_killed_sweep_trained_is_what_an_unbroken_one_trains(tmp_path: Pa
     assert again.results[0].cost["steps"] == whole.results[0].cost["steps"]
 
 
-def test_a_failed_run_is_reported_and_does_not_stop_the_rest(tmp_path: Path):
-    jobs = jobs_of("twenty:Faulty", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(in_process, tmp_path))
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A swept folder of three runs, of which one failed, and what the sweep said of it."""
+    folder = tmp_path_factory.mktemp("faulty")
+    return folder, sweep(folder, jobs_of("twenty:Faulty", folder), partial(in_process, folder))
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_rest(faulty):
+    folder, failed = faulty
     assert list(failed) == ["seed=1"]
     assert failed["seed=1"].startswith("ZeroDivisionError: nothing to divide by (see ")
-    assert [result["seed"] for result in results_of(tmp_path, jobs)] == [0, 2]
-    (trace,) = (tmp_path / "runs").glob("*.error.txt")
+    done = results_of(folder, jobs_of("twenty:Faulty", folder))
+    assert [result["seed"] for result in done] == [0, 2]
+    (trace,) = (folder / "runs").glob("*.error.txt")
     assert "Traceback" in trace.read_text()
 
 
@@ -126,14 +133,16 @@ def test_a_run_whose_process_dies_is_given_to_another(tmp_path: Path):
     assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1]
 
 
-def test_a_finished_run_is_not_run_again(tmp_path: Path):
-    jobs = jobs_of("twenty:Faulty", tmp_path)[:1]
-    sweep(tmp_path, jobs, partial(in_process, tmp_path))
+def test_a_finished_run_is_not_run_again_and_a_failed_one_is(faulty):
+    folder, _ = faulty
+    given = []
 
-    def refuse(works):
-        raise AssertionError(works)
+    def note(works):
+        given.extend(works)
+        return iter(())
 
-    assert sweep(tmp_path, jobs, refuse) == {}
+    sweep(folder, jobs_of("twenty:Faulty", folder), note)
+    assert [work.config.seed for work in given] == [1]
 
 
 def test_equal_runs_of_two_figures_are_trained_once(tmp_path: Path):
@@ -143,16 +152,13 @@ def test_equal_runs_of_two_figures_are_trained_once(tmp_path: Path):
     assert [asked.figure for asked in work.asked] == ["twenty:Twenty", "twenty:Long"]
 
 
-def test_a_line_cut_short_is_forgotten(tmp_path: Path):
-    jobs = jobs_of("twenty:Faulty", tmp_path)[:1]
-    sweep(tmp_path, jobs, partial(in_process, tmp_path))
+def test_a_line_cut_short_is_forgotten(faulty, tmp_path: Path):
     file = ResultsFile(tmp_path)
-    with file.path.open("a") as torn:
-        torn.write('{"figure": "twen')
-    assert len(file.read()) == 1
+    whole = ResultsFile(faulty[0]).path.read_bytes()
+    file.path.write_bytes(whole + b'{"figure": "twen')
+    assert len(file.read()) == 2
     file.mend()
-    assert file.path.read_bytes().endswith(b"\n")
-    assert len(file.read()) == 1
+    assert file.path.read_bytes() == whole
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
@@ -163,12 +169,11 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
         sweep(tmp_path, [], partial(in_process, tmp_path))
 
 
-def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(tmp_path: Path, monkeypatch):
-    jobs = jobs_of("twenty:Faulty", tmp_path)[:1]
-    sweep(tmp_path, jobs, partial(in_process, tmp_path))
+def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch):
+    folder, _ = faulty
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
-    (row,) = results_frame(tmp_path)
+    row, _ = results_frame(folder)
     assert row["seed"] == 0 and row["cost_steps"] == 25 and row["rnn_nats"] > 0
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MemtrainError, match="pip install pandas"):
-        results_frame(tmp_path)
+        results_frame(folder)

@@ -103,12 +103,12 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[int | float]) -> int | float:
     average = sum(values) / len(values)
     return round(average) if average > 100 else average
 
 
-def _mean_spread(values: Sequence[float | None]) -> str | None:
+def _mean_spread(values: Sequence[int | float | None]) -> str | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -180,7 +180,7 @@ def _samples(found: Outcome, result: Result) -> Figure | None:
     from memtrain.experiments.drawing import panels, save, strip
     from memtrain.experiments.pictures import grey
 
-    drawn, axes = panels(1, 1, width=7, height=1.9)
+    drawn, axes = panels(1, 1, width=7.0, height=1.9)
     strip(axes[0, 0], grey(album, "samples")[:16], "")
     file = io.BytesIO()
     save(drawn, file)
