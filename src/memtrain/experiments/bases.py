@@ -35,7 +35,7 @@ def synthetic(
     width = setup.pick(smoke=16, cpu=64, gpu=64, paper=256)
     heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 16), paper=(8, 64))
     layers = setup.pick(smoke=1, cpu=1, gpu=1, paper=4)
-    steps = setup.pick(smoke=12, cpu=900, gpu=1200, paper=20_000)
+    steps = setup.pick(smoke=12, cpu=900, gpu=900, paper=20_000)
     return RunConfig(
         name=data.kind,
         seed=seed,
@@ -124,7 +124,7 @@ def natural(
             future_length=setup.pick(smoke=8, cpu=16, gpu=32, paper=64),
         ),
         dmt=DMTConfig(
-            steps=setup.pick(smoke=4, cpu=150, gpu=400, paper=1500),
+            steps=setup.pick(smoke=4, cpu=150, gpu=250, paper=1500),
             batch_size=setup.pick(smoke=4, cpu=16, gpu=64, paper=64),
             learning_rate=setup.pick(smoke=3e-4, cpu=3e-4, gpu=3e-4, paper=1e-4),
             rollout_length=setup.pick(smoke=16, cpu=64, gpu=256, paper=256),

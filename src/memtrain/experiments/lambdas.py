@@ -72,7 +72,7 @@ def weight_jobs(setup: Setup) -> list[Job]:
     uniformity = setup.pick(
         smoke=(0.0, 0.001),
         cpu=(0.0, 0.001, 0.1),
-        gpu=(0.0, 0.001, 0.01, 0.1),
+        gpu=(0.0, 0.001, 0.1),
         paper=(0.0, 0.0001, 0.001, 0.01, 0.1),
     )
     jobs = []

@@ -59,7 +59,8 @@ class _Worker:
 def run_locally(works: Sequence[Work], folder: Path, processes: int) -> Iterator[Event]:
     """Events of all work, `processes` runs at a time."""
     waiting = deque((work, RETRIES) for work in works)
-    threads = max(1, _cores() // processes)
+    # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
+    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // processes))
     retries: dict[str, int] = {}
     workers: list[_Worker] = []
     try:

@@ -87,7 +87,7 @@ class Resources(Experiment):
         )
         return Verdict(
             holds=holds,
-            sentence=f"Power of T in operations, credit path, memory from T={results[0]['T']} to "
+            sentence=f"Power of T in operations, credit path, memory from T={_upper(results)[0]['T']} to "
             f"{results[-1]['T']}: {shown}.",
             numbers=growth,
         )
@@ -123,9 +123,14 @@ def kept_bytes(function: Callable[[], torch.Tensor]) -> int:
     return sum(kept.values())
 
 
+def _upper(results: Sequence[Result]) -> tuple[Result, Result]:
+    """The ends of the upper half of the lengths."""
+    return results[len(results) // 2 - 1], results[-1]
+
+
 def _exponent(results: Sequence[Result], what: str) -> float:
     """The power of T with which a measure grows over the upper half of the lengths."""
-    first, last = results[len(results) // 2 - 1], results[-1]
+    first, last = _upper(results)
     return math.log(last[what] / first[what]) / math.log(last["T"] / first["T"])
 
 
