@@ -34,7 +34,16 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path, monkeypatch):
 
 def test_every_command_and_recipe_named_exists():
     for command, argument in re.findall(r"memtrain ([a-z]+)(?: ([a-z-]+))?", README):
-        if command in ("train", "eval", "generate", "resume", "data", "demo", "reproduce", "report"):
+        if command in (
+            "train",
+            "eval",
+            "generate",
+            "resume",
+            "data",
+            "demo",
+            "reproduce",
+            "report",
+        ):
             assert command in COMMANDS
         if command == "train" and argument:
             assert argument in RECIPES, argument

@@ -87,8 +87,8 @@ class Resources(Experiment):
         )
         return Verdict(
             holds=holds,
-            sentence=f"Power of T in operations, credit path, memory from T={_upper(results)[0]['T']} to "
-            f"{results[-1]['T']}: {shown}.",
+            sentence="Power of T in operations, credit path, memory from "
+            f"T={_upper(results)[0]['T']} to {results[-1]['T']}: {shown}.",
             numbers=growth,
         )
 
