@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from memtrain.chart import Chart, Series
-from memtrain.config import RunConfig
 from memtrain.config_json import to_json
 from memtrain.experiments.experiment import Result, Tag
 from memtrain.experiments.reproduce import Outcome, open_folder, outcomes
@@ -63,7 +62,7 @@ def _figure(found: Outcome, title: str) -> Iterator[Part]:
         yield Fold(summary="Means and spread over seeds, and what they cost", parts=[table])
     if found.results:
         yield Fold(
-            summary=f"All {len(found.results)} runs, one by one",
+            summary=f"Runs, one by one: {len(found.results)}",
             parts=[_run(found, result) for result in found.results],
         )
 
@@ -129,14 +128,11 @@ def _run(found: Outcome, result: Result) -> Fold:
         parts.append(Text(text=f"Training stopped early: {result.diverged}"))
     parts.append(_numbers(result))
     if len(result.curve) > 1:
-        charts = [_curve(result, "nats")]
-        if any(point["rnn_accuracy"] != point["rnn_nats"] for point in result.curve):
-            charts.append(_curve(result, "accuracy"))
-        parts.append(Columns(parts=charts))
-    samples = _samples(found, result)
+        parts.append(Columns(parts=[_curve(result, "nats"), _curve(result, "accuracy")]))
+    samples = _samples(result)
     if samples is not None:
         parts.append(samples)
-    parts.append(Fold(summary="Config", parts=[Code(text=_config_text(config))]))
+    parts.append(Fold(summary="Config", parts=[Code(text=to_json(config))]))
     return Fold(summary=result.job, parts=parts)
 
 
@@ -170,7 +166,7 @@ def _curve(result: Result, what: str) -> Chart:
     return Chart(title=title, x_label="steps", y_label=what, series=series, note=" → ".join(stages))
 
 
-def _samples(found: Outcome, result: Result) -> Figure | None:
+def _samples(result: Result) -> Figure | None:
     """The pictures that this run drew, if its figure kept any."""
     album = result.measured.get("album")
     if not album or "samples" not in album:
@@ -185,7 +181,3 @@ def _samples(found: Outcome, result: Result) -> Figure | None:
     file = io.BytesIO()
     save(drawn, file)
     return Figure(png_bytes=file.getvalue(), caption=f"Drawn by this run: {result.job}")
-
-
-def _config_text(config: RunConfig) -> str:
-    return to_json(config)
