@@ -5,6 +5,7 @@ from pathlib import Path
 
 import memtrain
 from memtrain.cli import COMMANDS
+from memtrain.experiments import FIGURES
 from memtrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +34,16 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path, monkeypatch):
 
 def test_every_command_and_recipe_named_exists():
     for command, argument in re.findall(r"memtrain ([a-z]+)(?: ([a-z-]+))?", README):
-        if command in ("train", "eval", "generate", "resume", "data", "demo"):
+        if command in (
+            "train",
+            "eval",
+            "generate",
+            "resume",
+            "data",
+            "demo",
+            "reproduce",
+            "report",
+        ):
             assert command in COMMANDS
         if command == "train" and argument:
             assert argument in RECIPES, argument
@@ -50,6 +60,9 @@ def test_the_tree_names_files_that_are_there():
         for path in (ROOT / "src/memtrain").rglob("*.py")
         if not path.name.startswith("__") and path.parent.name != "recipes"
     }
+    figures = {f"experiments/{name.replace('-', '_')}.py" for name in FIGURES}
+    assert figures <= modules
+    modules -= figures  # the tree says: one file each
     small = {"errors.py", "load.py", "version.py", "data/build.py", "objectives/objective.py"}
     missing = {module for module in modules - small if Path(module).name not in tree}
     assert not missing

@@ -145,7 +145,32 @@ class Columns:
         return f'<div class="columns">{"".join(inner)}</div>'
 
 
-Part = Heading | Text | Table | Chart | Figure | Columns
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """Text as it stands, such as a config."""
+
+    text: str
+    """Spaces and line ends are kept."""
+
+    def html(self) -> str:
+        return f"<pre>{escape_text(self.text)}</pre>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fold:
+    """Parts that are shown when the reader opens them."""
+
+    summary: str
+    """What is inside, always shown."""
+    parts: Sequence["Part"]
+    """From top to bottom."""
+
+    def html(self) -> str:
+        inner = "".join(part.html() for part in self.parts)
+        return f"<details><summary>{escape_text(self.summary)}</summary>{inner}</details>"
+
+
+Part = Heading | Text | Table | Chart | Figure | Columns | Code | Fold
 
 
 def render_page(title: str, lead: str, parts: Sequence[Part], footer: str) -> str:
@@ -230,6 +255,14 @@ thead .number { white-space: normal; }
 .highlight > * { background: var(--tint); font-weight: 650; }
 .highlight > th { box-shadow: inset 3px 0 var(--c0); }
 .highlight > * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+
+details { margin: 0 0 12px; padding-left: 14px; border-left: 2px solid var(--line); }
+details > details { margin-left: 4px; }
+summary { cursor: pointer; color: var(--soft); }
+details[open] > summary { margin-bottom: 16px; color: var(--ink); }
+details .table { margin: 8px 0 28px; }
+pre { overflow-x: auto; padding: 12px; background: var(--tint); font-size: 13px;
+  line-height: 1.45; }
 
 figure { margin: 0 0 64px; break-inside: avoid; }
 p + figure, p + .columns { margin-top: 36px; }

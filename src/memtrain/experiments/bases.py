@@ -1,0 +1,184 @@
+"""The runs that figures start from, at every scale, and the same run trained by BPTT."""
+
+from dataclasses import replace
+
+from memtrain.config import (
+    BPTTConfig,
+    CellConfig,
+    DataConfig,
+    DMTConfig,
+    EngineConfig,
+    LogConfig,
+    RunConfig,
+    SMTConfig,
+    Stream,
+    TeacherConfig,
+)
+from memtrain.experiments.experiment import Setup
+from memtrain.experiments.stand_ins import store
+
+
+def synthetic(
+    setup: Setup,
+    data: DataConfig,
+    *,
+    memory_tokens: int = 1,
+    learning_rate: float = 3e-3,
+    seed: int = 0,
+) -> RunConfig:
+    """A synthetic task: T_c = T_f = T, every timestep trained, as in the paper.
+
+    DMT's gradients go through the rollout: one-step DMT is not robust here (docs/LOG.md). The
+    paper's encoder reads a window for every timestep, which wants a GPU; the small scales take
+    the causal one.
+    """
+    width = setup.pick(smoke=16, cpu=64, gpu=64, paper=256)
+    heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 16), paper=(8, 64))
+    layers = setup.pick(smoke=1, cpu=1, gpu=1, paper=4)
+    steps = setup.pick(smoke=12, cpu=900, gpu=900, paper=20_000)
+    return RunConfig(
+        name=data.kind,
+        seed=seed,
+        data=data,
+        teacher=TeacherConfig(
+            encoder=setup.pick(
+                smoke="causal", cpu="causal", gpu="bidirectional", paper="bidirectional"
+            ),
+            context_length=256,
+            width=width,
+            encoder_layers=2 * layers,
+            decoder_layers=layers,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        cell=CellConfig(
+            memory_tokens=memory_tokens,
+            memory_dim=width,
+            width=width,
+            layers=layers,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        smt=SMTConfig(
+            steps=steps,
+            learning_rate=learning_rate,
+            schedule="cosine",
+            timesteps=0,
+            decode_timesteps=setup.pick(smoke=2, cpu=8, gpu=8, paper=0),
+            future_length=256,
+        ),
+        dmt=DMTConfig(steps=steps // 2, learning_rate=learning_rate / 3, through_time=True),
+        engine=EngineConfig(device=setup.device),
+        log=_log(setup, steps, sequences=setup.pick(smoke=32, cpu=1024, gpu=2048, paper=4096)),
+    )
+
+
+def natural(
+    setup: Setup,
+    name: str,
+    *,
+    context_length: int = 0,
+    memory_tokens: int = 0,
+    width: int = 0,
+    layers: int = 0,
+    cell: str = "transformer",
+    seed: int = 0,
+) -> RunConfig:
+    """mnist, tinystories or sketchy, one random timestep a window, the paper's encoder.
+
+    0 takes the scale's own size. A GRU or an MLP cell keeps the memory's shape.
+    """
+    context = context_length or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
+    width = width or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
+    layers = layers or setup.pick(smoke=1, cpu=2, gpu=4, paper=8)
+    tokens = memory_tokens or setup.pick(smoke=2, cpu=4, gpu=8, paper=16)
+    heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 32), paper=(8, 64))
+    steps = setup.pick(smoke=10, cpu=1000, gpu=3000, paper=150_000)
+    path, evaluate_length = store(setup, name)
+    return RunConfig(
+        name=name,
+        seed=seed,
+        data=Stream(path=path, evaluate_length=evaluate_length),
+        teacher=TeacherConfig(
+            context_length=context,
+            padding="void",
+            width=width,
+            encoder_layers=layers,
+            decoder_layers=max(1, layers // 2),
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        cell=CellConfig(
+            kind=cell,
+            memory_tokens=tokens,
+            memory_dim=width,
+            width=width if cell == "transformer" else 4 * width,
+            layers=layers if cell == "transformer" else 2,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        smt=SMTConfig(
+            steps=steps,
+            batch_size=setup.pick(smoke=8, cpu=32, gpu=128, paper=128),
+            learning_rate=setup.pick(smoke=1e-3, cpu=1e-3, gpu=1e-3, paper=3e-4),
+            future_length=setup.pick(smoke=8, cpu=16, gpu=32, paper=64),
+        ),
+        dmt=DMTConfig(
+            steps=setup.pick(smoke=4, cpu=150, gpu=250, paper=1500),
+            batch_size=setup.pick(smoke=4, cpu=16, gpu=64, paper=64),
+            learning_rate=setup.pick(smoke=3e-4, cpu=3e-4, gpu=3e-4, paper=1e-4),
+            rollout_length=setup.pick(smoke=16, cpu=64, gpu=256, paper=256),
+            empty_start=0.5,
+            label_stride=setup.pick(smoke=2, cpu=2, gpu=8, paper=8),
+        ),
+        engine=EngineConfig(device=setup.device, compile=setup.scale == "paper"),
+        log=_log(setup, steps, sequences=setup.pick(smoke=8, cpu=32, gpu=64, paper=64)),
+    )
+
+
+def with_rate(config: RunConfig, rate: float) -> RunConfig:
+    """Another learning rate for SMT; DMT's keeps its distance."""
+    factor = config.dmt.learning_rate / config.smt.learning_rate
+    return replace(
+        config,
+        smt=replace(config.smt, learning_rate=rate),
+        dmt=replace(config.dmt, learning_rate=rate * factor),
+    )
+
+
+def bptt_twin(
+    setup: Setup, config: RunConfig, learning_rate: float, *, steps: int = 0, length: int = 0
+) -> RunConfig:
+    """The same data and cell trained by BPTT, for as many steps as SMT and DMT take together.
+
+    Args:
+        setup: the scale.
+        config: a run of SMT and DMT.
+        learning_rate: BPTT's own.
+        steps: another number of steps, where equal steps would take far longer.
+        length: tokens in a sequence drawn from a stream.
+    """
+    steps = steps or config.smt.steps + config.dmt.steps
+    return replace(
+        config,
+        smt=replace(config.smt, steps=0),
+        dmt=replace(config.dmt, steps=0),
+        bptt=BPTTConfig(
+            steps=steps,
+            batch_size=config.dmt.batch_size,
+            learning_rate=learning_rate,
+            sequence_length=length or config.dmt.rollout_length or 256,
+        ),
+        log=_log(setup, steps, sequences=config.log.evaluate_sequences),
+    )
+
+
+def _log(setup: Setup, steps: int, *, sequences: int) -> LogConfig:
+    """About ten looks along a run, and few checkpoints."""
+    looks = setup.pick(smoke=1, cpu=8, gpu=10, paper=50)
+    return LogConfig(
+        every=max(1, steps // 50),
+        evaluate_every=max(1, steps // looks),
+        evaluate_sequences=sequences,
+        checkpoint_every=max(1, steps // setup.pick(smoke=1, cpu=4, gpu=2, paper=50)),
+    )

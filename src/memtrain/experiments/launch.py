@@ -1,0 +1,172 @@
+"""Where a sweep's runs happen: in processes of this machine, or on a Ray cluster.
+
+A launcher takes work and yields events as they come. It writes no results and keeps no state:
+a run's own checkpoints are what a killed run goes on from.
+"""
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from memtrain.errors import MemtrainError
+from memtrain.experiments.work import Event, Failed, Progress, Work, attempt
+
+RETRIES = 1
+"""How often a run whose process died is given to another."""
+
+
+def default_processes(device: str) -> int:
+    """As many as there are cores; on a GPU one run after another."""
+    from memtrain.train.engine import pick_device
+
+    return 1 if pick_device(device).type == "cuda" else _cores()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+# ---------------------------------------------------------------------------- local processes
+
+
+class _Worker:
+    """A process that imports torch once and then does one run after another."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        spawn = multiprocessing.get_context("spawn")  # a fork would share CUDA and threads
+        self.connection, there = spawn.Pipe()
+        self.process = spawn.Process(target=_serve, args=(there, folder, threads), daemon=True)
+        self.process.start()
+        there.close()
+        self.work: Work | None = None
+
+    def give(self, work: Work) -> None:
+        self.work = work
+        self.connection.send(work)
+
+    def close(self) -> None:
+        """Let it finish what it is saving, but not for long."""
+        self.connection.close()
+        self.process.join(timeout=20)
+        self.process.kill()
+
+
+def run_locally(works: Sequence[Work], folder: Path, processes: int) -> Iterator[Event]:
+    """Events of all work, `processes` runs at a time."""
+    waiting = deque((work, RETRIES) for work in works)
+    # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
+    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // processes))
+    retries: dict[str, int] = {}
+    workers: list[_Worker] = []
+    try:
+        while waiting or any(worker.work for worker in workers):
+            while waiting and len(workers) < processes:
+                workers.append(_Worker(folder, threads))
+            for worker in workers:
+                if worker.work is None and waiting:
+                    work, retries[work.key] = waiting.popleft()
+                    worker.give(work)
+            busy = [worker for worker in workers if worker.work]
+            wait([worker.connection for worker in busy])
+            for worker in busy:
+                if not worker.connection.poll():
+                    continue
+                assert worker.work is not None
+                try:
+                    event = worker.connection.recv()
+                except EOFError:  # it died
+                    workers.remove(worker)
+                    worker.close()
+                    if retries[worker.work.key]:
+                        waiting.appendleft((worker.work, retries[worker.work.key] - 1))
+                    else:
+                        code = worker.process.exitcode
+                        yield Failed(worker.work.key, f"its process died twice (exit code {code})")
+                    continue
+                if not isinstance(event, Progress):
+                    worker.work = None
+                yield event
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _serve(connection: Connection, folder: Path, threads: int) -> None:
+    _die_with_parent()
+    import torch
+
+    from memtrain.run import Interrupted
+
+    torch.set_num_threads(threads)
+    try:
+        while True:
+            connection.send(attempt(connection.recv(), folder, connection.send))
+    except (EOFError, OSError, KeyboardInterrupt, Interrupted):
+        os._exit(0)  # nobody listens any more; what a run had is saved
+
+
+def _die_with_parent() -> None:
+    """A killed sweep must leave no process behind that still trains."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# ----------------------------------------------------------------------------------------- Ray
+
+
+def run_on_ray(
+    works: Sequence[Work], folder: Path, processes: int, address: str
+) -> Iterator[Event]:
+    """The same on a Ray cluster, whose machines must all see the folder.
+
+    Args:
+        works: what to do.
+        folder: the sweep's folder, on a disk that all machines share.
+        processes: runs that share one GPU, where there are GPUs.
+        address: of the cluster; empty starts one on this machine.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MemtrainError("launcher=ray: Ray is missing; pip install ray") from None
+    try:
+        ray.init(address=address or None, log_to_driver=False, ignore_reinit_error=True)
+    except ConnectionError as error:
+        raise MemtrainError(f"address={address}: {str(error).splitlines()[0]}") from None
+    gpus = ray.cluster_resources().get("GPU", 0)
+    share = 1 / processes if gpus else 0
+    # Ray starts a task again when its worker dies; the run then goes on from its checkpoint.
+    task = ray.remote(num_cpus=1, num_gpus=share, max_retries=3)(_perform_on_ray)
+    pending = {task.remote(work, str(folder.resolve())): work.key for work in works}
+    try:
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1)
+            for reference in ready:
+                key = pending.pop(reference)
+                try:
+                    yield ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    yield Failed(key, str(error).splitlines()[0])
+    finally:
+        for reference in pending:
+            ray.cancel(reference, force=True)
+        ray.shutdown()
+
+
+def _perform_on_ray(work: Work, folder: str) -> Event:
+    import torch
+
+    torch.set_num_threads(1)
+    return attempt(work, Path(folder), lambda progress: None)

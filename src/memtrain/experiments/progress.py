@@ -1,0 +1,107 @@
+"""One view over all runs of a sweep: a bar and the runs at work, or plain lines elsewhere."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+
+from memtrain.experiments.work import Done, Event, Failed, Progress, Work
+
+
+class View:
+    """Shows events on stderr. Use it as a context."""
+
+    def __init__(
+        self, total: int, done: int, works: Mapping[str, Work], *, seconds: float = 10.0
+    ) -> None:
+        self.total, self.done, self.failed = total, done, 0
+        self.works = works
+        self.active: dict[str, Progress] = {}
+        self.console = Console(stderr=True, highlight=False)
+        live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.bars = self._bars() if live else None
+        self.lines: dict[str, int] = {}
+        self.seconds, self.spoke, self.began = seconds, time.monotonic(), time.monotonic()
+        self.first = done
+
+    def _bars(self) -> Bars:
+        return Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def __enter__(self) -> "View":
+        if self.bars:
+            self.bars.start()
+            self.overall = self.bars.add_task("jobs", total=self.total, completed=self.done)
+        elif self.works:
+            self._say(f"{self.done} of {self.total} jobs done, {len(self.works)} runs to go")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bars:
+            self.bars.stop()
+
+    def show(self, event: Event) -> None:
+        work = self.works[event.key]
+        if isinstance(event, Progress):
+            self.active[event.key] = event
+        else:
+            self.active.pop(event.key, None)
+            self.done += len(work.asked) * isinstance(event, Done)
+            self.failed += isinstance(event, Failed)
+        if isinstance(event, Failed):
+            self._say(f"failed: {_title(work)}: {event.message}")
+        if self.bars:
+            self._draw(event, work)
+        elif time.monotonic() - self.spoke > self.seconds:
+            self._line()
+
+    def _say(self, message: str) -> None:
+        (self.bars.console if self.bars else self.console).print(message, soft_wrap=True)
+
+    def _line(self) -> None:
+        self.spoke = time.monotonic()
+        new = max(1, self.done - self.first)
+        left = (self.spoke - self.began) / new * (self.total - self.done - self.failed)
+        now = "; ".join(
+            f"{_title(self.works[key])} {at.stage} {at.step}/{at.steps}"
+            for key, at in list(self.active.items())[:4]
+        )
+        self._say(
+            f"{self.done}/{self.total} jobs  left {int(left // 60)}:{int(left % 60):02d}  {now}"
+        )
+
+    def _draw(self, event: Event, work: Work) -> None:
+        assert self.bars is not None
+        self.bars.update(self.overall, completed=self.done)
+        if isinstance(event, Progress):
+            if event.key not in self.lines:
+                self.lines[event.key] = self.bars.add_task("", total=event.steps)
+            self.bars.update(
+                self.lines[event.key],  # type: ignore[arg-type]
+                description=f"  {_title(work)} {event.stage}",
+                completed=event.step,
+                total=event.steps,
+            )
+        elif event.key in self.lines:
+            self.bars.remove_task(self.lines.pop(event.key))  # type: ignore[arg-type]
+
+
+def _title(work: Work) -> str:
+    return f"{work.asked[0].figure}: {work.asked[0].job}"

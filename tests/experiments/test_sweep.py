@@ -1,0 +1,178 @@
+"""Sweeps: every run once, whatever is killed or fails in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from memtrain.errors import MemtrainError
+from memtrain.experiments import load
+from memtrain.experiments.experiment import Job, Setup
+from memtrain.experiments.launch import run_locally
+from memtrain.experiments.sweep import ResultsFile, results_frame, results_of, sweep
+from memtrain.experiments.work import Done, Event, Work, attempt, collect, locked
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # workers look for `twenty` where their parent does
+
+SWEEP = """
+import sys
+from functools import partial
+from pathlib import Path
+from memtrain.experiments import load
+from memtrain.experiments.experiment import Setup
+from memtrain.experiments.launch import run_locally
+from memtrain.experiments.sweep import sweep
+
+if __name__ == "__main__":
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    jobs = [(name, job) for job in load(name).grid(Setup(folder=folder))]
+    sweep(folder, jobs, partial(run_locally, folder=folder, processes=int(sys.argv[3])))
+"""
+
+
+def jobs_of(name: str, folder: Path) -> list[tuple[str, Job]]:
+    return [(name, job) for job in load(name).grid(Setup(folder=folder))]
+
+
+def in_process(folder: Path, works: Sequence[Work]) -> Iterator[Event]:
+    """A launcher without processes, for what does not depend on them."""
+    for work in works:
+        yield attempt(work, folder, lambda progress: None)
+
+
+def sweep_killed(folder: Path, name: str, kills: int, processes: int) -> int:
+    """Start the sweep in a process, kill it while it works, as often as asked, then let it end."""
+    script = folder / "sweep.py"
+    folder.mkdir(parents=True, exist_ok=True)
+    script.write_text(SWEEP)
+    paths = [str(HERE), str(HERE.parent), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(folder), name, str(processes)]
+    killed = 0
+    for _ in range(kills):
+        seen = len(ResultsFile(folder).read())
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(ResultsFile(folder).read()) < seen + 2:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+    subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=True)
+    return killed
+
+
+def assert_each_once(folder: Path, name: str) -> None:
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    keys = [json.loads(line)["key"] for line in lines]
+    assert sorted(keys) == sorted(job.key for _, job in jobs_of(name, folder))
+
+
+def test_a_sweep_killed_three_times_ends_with_every_result_once(tmp_path: Path):
+    assert sweep_killed(tmp_path, "twenty:Quick", 3, processes=1) == 3
+    assert_each_once(tmp_path, "twenty:Quick")
+
+
+@pytest.mark.slow
+def test_a_sweep_of_twenty_runs_killed_three_times(tmp_path: Path):
+    assert sweep_killed(tmp_path, "twenty:Twenty", 3, processes=2) == 3
+    assert_each_once(tmp_path, "twenty:Twenty")
+
+
+def test_what_a_killed_sweep_trained_is_what_an_unbroken_one_trains(tmp_path: Path):
+    (work,) = collect(jobs_of("twenty:Quick", tmp_path)[:1])
+    whole = attempt(work, tmp_path / "whole", lambda progress: None)
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(progress) -> None:
+        if progress.stage == "bptt" and progress.step > 20:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        attempt(work, tmp_path / "broken", stop)
+    again = attempt(work, tmp_path / "broken", lambda progress: None)
+    assert isinstance(whole, Done) and isinstance(again, Done)
+    assert again.results[0].measured == whole.results[0].measured
+    assert again.results[0].cost["steps"] == whole.results[0].cost["steps"]
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A swept folder of three runs, of which one failed, and what the sweep said of it."""
+    folder = tmp_path_factory.mktemp("faulty")
+    return folder, sweep(folder, jobs_of("twenty:Faulty", folder), partial(in_process, folder))
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_rest(faulty):
+    folder, failed = faulty
+    assert list(failed) == ["seed=1"]
+    assert failed["seed=1"].startswith("ZeroDivisionError: nothing to divide by (see ")
+    done = results_of(folder, jobs_of("twenty:Faulty", folder))
+    assert [result["seed"] for result in done] == [0, 2]
+    (trace,) = (folder / "runs").glob("*.error.txt")
+    assert "Traceback" in trace.read_text()
+
+
+def test_a_run_whose_process_dies_is_given_to_another(tmp_path: Path):
+    jobs = jobs_of("twenty:Deadly", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    assert failed == {}
+    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1]
+
+
+def test_a_finished_run_is_not_run_again_and_a_failed_one_is(faulty):
+    folder, _ = faulty
+    given = []
+
+    def note(works):
+        given.extend(works)
+        return iter(())
+
+    sweep(folder, jobs_of("twenty:Faulty", folder), note)
+    assert [work.config.seed for work in given] == [1]
+
+
+def test_equal_runs_of_two_figures_are_trained_once(tmp_path: Path):
+    first, second = jobs_of("twenty:Twenty", tmp_path)[0], jobs_of("twenty:Quick", tmp_path)[0]
+    second = (second[0], replace(second[1], config=first[1].config))
+    (work,) = collect([first, second])
+    assert [asked.figure for asked in work.asked] == ["twenty:Twenty", "twenty:Quick"]
+
+
+def test_a_line_cut_short_is_forgotten(faulty, tmp_path: Path):
+    file = ResultsFile(tmp_path)
+    whole = ResultsFile(faulty[0]).path.read_bytes()
+    file.path.write_bytes(whole + b'{"figure": "twen')
+    assert len(file.read()) == 2
+    file.mend()
+    assert file.path.read_bytes() == whole
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
+    with (
+        locked(tmp_path / "sweep.lock"),
+        pytest.raises(MemtrainError, match="another sweep is at work there"),
+    ):
+        sweep(tmp_path, [], partial(in_process, tmp_path))
+
+
+def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch):
+    folder, _ = faulty
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    row, _ = results_frame(folder)
+    assert row["seed"] == 0 and row["cost_steps"] == 25 and row["rnn_nats"] > 0
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MemtrainError, match="pip install pandas"):
+        results_frame(folder)

@@ -1,0 +1,75 @@
+"""A figure of the tests' own: small runs that take a moment each, one of which fails on demand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conftest import TINY
+from memtrain.config import BPTTConfig, LogConfig
+from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean
+from memtrain.run import Run
+
+
+class Twenty(Experiment):
+    """Twenty runs, each long enough to be killed in the middle."""
+
+    name = "twenty:Twenty"
+    claim = "There are as many results as runs."
+    runs, steps = 20, 200
+
+    def grid(self, setup: Setup) -> list[Job]:
+        log = LogConfig(every=5, evaluate_every=0, evaluate_sequences=8, checkpoint_every=10)
+        return [
+            Job(
+                config=replace(TINY, seed=seed, bptt=BPTTConfig(steps=self.steps), log=log),
+                tags={"seed": seed},
+            )
+            for seed in range(self.runs)
+        ]
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        return Verdict(
+            holds=len(results) == self.runs,
+            sentence=f"{len(results)} results.",
+            numbers={"nats": mean(results, "rnn_nats")},
+        )
+
+    def plot(self, setup: Setup, results: Sequence[Result]):
+        from matplotlib.figure import Figure
+
+        return Figure()
+
+
+class Quick(Twenty):
+    """The same in less time."""
+
+    name = "twenty:Quick"
+    runs, steps = 9, 30
+
+
+class Faulty(Twenty):
+    """Three runs, of which the second cannot be measured."""
+
+    name = "twenty:Faulty"
+    runs, steps = 3, 5
+
+    def measure(self, run: Run) -> dict:
+        if run.config.seed == 1:
+            raise ZeroDivisionError("nothing to divide by")
+        return super().measure(run)
+
+
+class Deadly(Twenty):
+    """Two runs; the process of the first is gone the first time it is measured."""
+
+    name = "twenty:Deadly"
+    runs, steps = 2, 5
+
+    def measure(self, run: Run) -> dict:
+        import os
+        import signal
+
+        mark = run.folder / "measured-once"
+        if run.config.seed == 0 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().measure(run)
