@@ -213,6 +213,8 @@ def test_a_task_without_sequences_to_write_says_so(here: Path, capsys):
     assert "asks for answers" in refused(capsys, "generate", "runs/tiny")
     assert "count=0" in refused(capsys, "generate", "runs/tiny", "--count", "0")
     assert "sequences=0" in refused(capsys, "eval", "runs/tiny", "--sequences", "0")
+    line = refused(capsys, "eval", "runs/tiny", "--length", "9")
+    assert "length=9: sequences of retrieval have 6 tokens" in line
 
 
 # ------------------------------------------------------------------------------------ real data
@@ -220,6 +222,13 @@ def test_a_task_without_sequences_to_write_says_so(here: Path, capsys):
 
 FEW = ["--size", "tiny", "--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]
 FEW += ["--smt.batch-size", "2", "--dmt.batch-size", "2", "--dmt.rollout-length", "9"]
+
+
+def test_data_prepares_a_text_and_says_how_to_go_on(here: Path, capsys):
+    Path("book.txt").write_text("a line of a book\n" * 99)
+    assert main(["data", "book.txt"]) == 0
+    out = capsys.readouterr().out
+    assert "tokens" in out and "memtrain train text --data data/book" in out
 
 
 def readme_commands(recipe: str) -> list[list[str]]:

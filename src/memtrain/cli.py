@@ -397,7 +397,7 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
         print(f"{split:<6}{info.tokens:>14,} tokens in {info.documents:,} documents")
     for note in store.meta.notes:
         print(f"note  {note}")
-    print(f"prepared {out}; learn it with: memtrain train {name} --data.path {out}")
+    print(f"prepared {out}; learn it with: memtrain train {name} --data {out}")
     return 0
 
 
