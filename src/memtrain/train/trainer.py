@@ -17,7 +17,6 @@ from memtrain.shapes import Batch, Losses
 from memtrain.train.distributed import ALONE, Group, like, spread
 from memtrain.train.engine import Engine
 
-
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
 """What AdamW keeps of a parameter."""
 
