@@ -139,7 +139,9 @@ def run_on_ray(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray  # pyright: ignore[reportMissingImports]
-        from ray import init  # a folder of that name is no Ray
+
+        # A folder of that name is no Ray, and has no such function.
+        from ray import init  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MemtrainError("launcher=ray: Ray is missing; pip install ray") from None
     try:
