@@ -20,6 +20,7 @@ from memtrain import pretrained
 from memtrain.cli import COMMANDS, main
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
+from memtrain.experiments import FIGURES
 from memtrain.pretrained import export
 from memtrain.recipes import RECIPES
 from memtrain.run import Run
@@ -66,12 +67,21 @@ def test_help_imports_no_torch(arguments: list[str]):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train"])
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"train", "reproduce"}))
 def test_every_command_explains_itself(command: str, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
     assert f"usage: memtrain {command}" in capsys.readouterr().out
+
+
+def test_reproduce_lists_the_figures_and_teaches(capsys):
+    assert main(["reproduce", "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in FIGURES)
+    with pytest.raises(SystemExit):
+        main(["reproduce", "joint", "--help"])
+    assert "--launcher" in capsys.readouterr().out
 
 
 def test_train_lists_the_recipes_and_a_recipe_lists_its_knobs(capsys):

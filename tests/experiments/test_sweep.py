@@ -17,7 +17,7 @@ import pytest
 from memtrain.errors import MemtrainError
 from memtrain.experiments import load
 from memtrain.experiments.experiment import Job, Setup
-from memtrain.experiments.launch import run_locally
+from memtrain.experiments.launch import run_locally, run_on_ray
 from memtrain.experiments.sweep import ResultsFile, results_frame, results_of, sweep
 from memtrain.experiments.work import Done, Event, Work, attempt, collect, locked
 
@@ -166,6 +166,12 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
         pytest.raises(MemtrainError, match="another sweep is at work there"),
     ):
         sweep(tmp_path, [], partial(in_process, tmp_path))
+
+
+def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MemtrainError, match="pip install ray"):
+        list(run_on_ray([], tmp_path, 1, ""))
 
 
 def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch):

@@ -107,6 +107,7 @@ def natural(
             decoder_layers=max(1, layers // 2),
             heads=heads,
             head_dim=head_dim,
+            normalize_memory=cell != "gru",  # a GRU's states stay below RMS 1
         ),
         cell=CellConfig(
             kind=cell,

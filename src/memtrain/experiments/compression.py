@@ -99,7 +99,7 @@ def _surface(results: Sequence[Result]) -> tuple[list[int], list[int], np.ndarra
     return sizes, steps, np.array(nats)
 
 
-def _first_step(steps: Sequence[int], nats: Sequence[float], target: float) -> float:
+def _first_step(steps: Sequence[int], nats: np.ndarray, target: float) -> int | float:
     return next((s for s, value in zip(steps, nats, strict=True) if value <= target), math.inf)
 
 

@@ -34,7 +34,7 @@ class Joint(Experiment):
         config = synthetic(setup, Retrieval(sequence_length=length), seed=seed)
         # SMT alone, longer: DMT through time would assign credit in a way of its own. All steps
         # are decoded, since with a short future few of them are asked for anything.
-        steps = setup.pick(smoke=12, cpu=1500, gpu=3000, paper=20_000)
+        steps = setup.pick(smoke=12, cpu=1500, gpu=1500, paper=20_000)
         config = replace(
             config,
             smt=replace(

@@ -139,10 +139,13 @@ def run_on_ray(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray  # pyright: ignore[reportMissingImports]
+
+        # A folder of that name is no Ray, and has no such function.
+        from ray import init  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MemtrainError("launcher=ray: Ray is missing; pip install ray") from None
     try:
-        ray.init(address=address or None, log_to_driver=False, ignore_reinit_error=True)
+        init(address=address or None, log_to_driver=False, ignore_reinit_error=True)
     except ConnectionError as error:
         raise MemtrainError(f"address={address}: {str(error).splitlines()[0]}") from None
     gpus = ray.cluster_resources().get("GPU", 0)

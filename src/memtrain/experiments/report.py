@@ -47,7 +47,7 @@ def _runs(found: Outcome) -> str:
 
 
 def _seconds(found: Outcome) -> float:
-    return round(sum(result.cost["seconds"] for result in found.results), 1)
+    return round(sum((result.cost["seconds"] for result in found.results), 0.0), 1)
 
 
 def _figure(found: Outcome, title: str) -> Iterator[Part]:

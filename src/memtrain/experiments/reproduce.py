@@ -31,8 +31,8 @@ class Outcome:
 def reproduce(names: Sequence[str], setup: Setup, launch: Launch) -> dict[str, str]:
     """Run what is missing of the figures' grids; returns the runs that failed, with the reason."""
     figures = [load(name) for name in names]
-    _remember(setup, [figure.name for figure in figures])
     first = [(figure.name, job) for figure in figures for job in figure.grid(setup)]
+    _remember(setup, [figure.name for figure in figures])
     failed = sweep(setup.folder, first, launch)
     then = []
     for figure in figures:
