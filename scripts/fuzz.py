@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from kill_test import tiny
 
-from memtrain.config import LogConfig
+from memtrain.config import LogConfig, Stream
 from memtrain.config_json import read_config, to_json
 from memtrain.data.sources import prepare_path
 from memtrain.data.store import Split, StoreMeta, open_store, write_store
@@ -206,7 +206,8 @@ def fuzz_store(source: Path, folder: Path, chance: random.Random) -> None:
     shutil.copytree(source, folder)
     mutate(chance.choice(sorted(folder.iterdir())), chance)
     store = open_store(folder, verify=chance.random() < 0.5)
-    task = StreamTask(store, 16)
+    config = Stream(cross_documents=chance.random() < 0.5, document_starts=1.0)
+    task = StreamTask(store, config, 16, from_nothing=1)
     batch = task.sample(2, torch.Generator().manual_seed(0))
     assert int(batch.inputs.max()) < task.vocab_size, "a token outside the vocabulary came out"
     task.held_out(2, torch.Generator().manual_seed(0))
