@@ -1,0 +1,80 @@
+"""The command line. `memtrain --help` shows the commands, `memtrain COMMAND --help` teaches one.
+
+Only what a command needs is imported when it runs: help is quick, training imports torch.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from memtrain.errors import MemtrainError, nearest
+from memtrain.version import VERSION
+
+OVERVIEW = f"""\
+memtrain {VERSION}: recurrent networks, trained without unrolling them.
+
+usage: memtrain COMMAND [OPTIONS]
+
+  demo              one minute each of SMT -> DMT and of BPTT on the same cell, a table, a page
+  train RECIPE      train a recipe, or a config.json, into a run folder
+  resume RUN        go on where a run stopped
+  eval RUN          losses, accuracy, drift and cost of a run
+  generate RUN      let the recurrent network write: text, or pictures as a PNG grid
+  data [NAME]       list tasks and data sets, show samples, or prepare real data
+  bench [SUITE]     time training steps and generation on this machine
+  reproduce FIGURE  run the grid of a figure of the paper, draw it, say whether its claim holds
+  report [FOLDER]   one page of all that was reproduced
+
+Start with
+  memtrain demo
+  memtrain train digits
+  memtrain eval runs/digits
+  memtrain generate runs/digits
+
+Every command explains itself with --help; `memtrain train RECIPE --help` lists every knob.
+"""
+
+COMMANDS = {
+    "demo": "demo:demo",
+    "train": "train:train",
+    "resume": "train:resume",
+    "eval": "look:evaluate",
+    "generate": "look:generate",
+    "data": "data:data",
+    "bench": "bench:bench",
+    "reproduce": "reproduce:reproduce",
+    "report": "reproduce:report",
+}
+"""Where each command is: module of this package, and function."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(OVERVIEW, end="")
+        return 0
+    if arguments[0] in ("--version", "-V"):
+        print(VERSION)
+        return 0
+    name, *rest = arguments
+    try:
+        if name not in COMMANDS:
+            raise MemtrainError(f"command {name!r}: {nearest(name, COMMANDS)}")
+        module, _, function = COMMANDS[name].partition(":")
+        command = getattr(import_module(f"memtrain.cli.{module}"), function)
+        return command(rest)
+    except MemtrainError as error:
+        print(f"memtrain: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except MemoryError:
+        print("memtrain: not enough memory; take less at once", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("memtrain: stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,95 @@
+"""memtrain data."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memtrain.cli.parse import parse
+from memtrain.errors import MemtrainError, nearest
+
+
+def data(arguments: list[str]) -> int:
+    """List the tasks and data sets, show samples of a task, or prepare real data."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Data:
+        """List tasks and data sets; show samples of a task; or prepare real data for training:
+        mnist, tinystories, sketchy, or files of yours (text, a folder or zip of images, a .npy)."""
+
+        name: tyro.conf.Positional[str] = ""
+        """A task, a data set, or a path; nothing lists them all."""
+        count: int = 2
+        """How many samples of a task."""
+        seed: int = 0
+        """The same seed gives the same samples."""
+        data_dir: Path | None = None
+        """Where the files of a data set are, if they are not to be downloaded."""
+        out: Path | None = None
+        """Where the prepared data goes; data/NAME unless given."""
+        overwrite: bool = False
+        """Replace data prepared before."""
+        option: dict[str, int | float | bool | str] = field(default_factory=dict)
+        """Options of the preparation, for example: --option threshold 128 held_out 0.05."""
+
+    options = parse(Data, arguments, "memtrain data")
+
+    from memtrain.recipes import RECIPES
+
+    tasks = {make().data.kind: make().data for make in RECIPES.values()}
+    tasks = {name: task for name, task in tasks.items() if name not in ("stream", "custom")}
+    if not options.name:
+        print("Tasks, made as they are learned (`memtrain data NAME` shows samples):")
+        for name, config in tasks.items():
+            print(f"  {name:<14}{(type(config).__doc__ or '').splitlines()[0]}")
+        print("\nData sets (`memtrain data NAME --data-dir FOLDER` prepares them once):")
+        for name in ("mnist", "tinystories", "sketchy"):
+            print(f"  {name:<14}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
+        print("\nFiles of yours: memtrain data PATH, for text, images or a .npy of tokens.")
+        return 0
+    if options.name in tasks:
+        return _show_samples(options.name, tasks[options.name], options.count, options.seed)
+    return _prepare(options, tasks)
+
+
+def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
+    if count < 1:
+        raise MemtrainError(f"count={count}: must be at least 1")
+
+    import torch
+
+    from memtrain.data.build import build_task
+
+    task = build_task(config)
+    batch = task.sample(count, torch.Generator().manual_seed(seed))
+    print(f"{name}: {task.sequence_length} tokens of {task.vocab_size}\n")
+    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        print(task.describe(inputs, targets), end="\n\n")
+    return 0
+
+
+def _prepare(options: Any, tasks: dict[str, Any]) -> int:
+    from memtrain.data.sources import DATA_SETS, prepare, prepare_path
+
+    name, path = options.name, Path(options.name)
+    if name in DATA_SETS:
+        out = options.out or Path("data") / name
+        store = prepare(
+            name,
+            data_dir=options.data_dir,
+            out=out,
+            overwrite=options.overwrite,
+            **options.option,
+        )
+    elif path.exists():
+        out = options.out or Path("data") / path.name.split(".")[0]
+        store = prepare_path(path, out, overwrite=options.overwrite, **options.option)
+        name = "text" if store.meta.text else "images" if store.meta.picture else "tokens"
+    else:
+        raise MemtrainError(f"data {name!r}: no such file; {nearest(name, [*tasks, *DATA_SETS])}")
+    for split, info in store.splits.items():
+        print(f"{split:<6}{info.tokens:>14,} tokens in {info.documents:,} documents")
+    for note in store.meta.notes:
+        print(f"note  {note}")
+    print(f"prepared {out}; learn it with: memtrain train {name} --data {out}")
+    return 0

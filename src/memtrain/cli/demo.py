@@ -1,0 +1,36 @@
+"""memtrain demo."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from memtrain.cli.parse import parse
+
+
+def demo(arguments: list[str]) -> int:
+    """SMT -> DMT against BPTT on the same cell."""
+
+    @dataclass(frozen=True)
+    class Demo:
+        """Remember one token over many steps. The same cell is trained by SMT -> DMT and by BPTT
+        (for the longer of equal steps and equal seconds); a table and a page tell."""
+
+        folder: Path = Path("runs/demo")
+        """Where the two runs and the page go; what a demo left there is replaced."""
+        seed: int = 0
+        """Everything random follows from this."""
+        length: int = 32
+        """Tokens in a sequence; the longer, the harder for BPTT."""
+
+    options = parse(Demo, arguments, "memtrain demo")
+
+    from memtrain.demo import run_demo
+    from memtrain.run import Interrupted
+    from memtrain.train.metrics import make_reporter
+
+    try:
+        run_demo(options.folder, options.seed, options.length, make_reporter)
+    except Interrupted:
+        print("memtrain: stopped; the demo starts anew next time", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,105 @@
+"""memtrain eval and memtrain generate: what became of a run."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from memtrain.cli.parse import open_run, parse
+from memtrain.errors import MemtrainError
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Losses, accuracy, drift and cost of a run."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Evaluate:
+        """Score a run on held-out sequences: teacher, RNN from the empty memory and from the
+        teacher's, over the whole sequence and against the position in it; how far their memories
+        drift apart; count models on the same targets; and what training cost. A figure and its
+        numbers go to RUN/figures."""
+
+        run: tyro.conf.Positional[Path]
+        """The run's folder."""
+        sequences: int | None = None
+        """Held-out sequences to score (fewer if the data has fewer); a few seconds' worth if not
+        given."""
+        length: int | None = None
+        """Tokens in a held-out sequence of a stream, data.evaluate_length unless given. Longer
+        than what was trained shows whether the RNN holds: 1568 (two MNIST images), 4096 (text)."""
+        json: bool = False
+        """Print one JSON object as the last line of stdout, nothing else there."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = parse(Evaluate, arguments, "memtrain eval")
+    if options.sequences is not None and options.sequences < 1:
+        raise MemtrainError(f"sequences={options.sequences}: must be at least 1")
+
+    from memtrain.eval.figure import save_figure
+    from memtrain.tables import print_evaluation
+
+    run = open_run(options.run, options.allow_code, options.best)
+    result = run.evaluate(options.sequences, length=options.length, baselines=True)
+    record = {"run": str(options.run), "unit": run.task.unit, **asdict(result)}
+    text = json.dumps(record | {"stages": run.progress["stages"], **run.totals()})
+    figure = options.run / "figures" / f"evaluation-{result.length}.png"
+    save_figure(result, figure, run.config.name, run.task.unit)
+    figure.with_suffix(".json").write_text(text + "\n")
+    if options.json:
+        print(text)
+    else:
+        print_evaluation(run, result)
+        print(f"figure  {figure}")
+    return 0
+
+
+def generate(arguments: list[str]) -> int:
+    """Let the recurrent network write, from the empty memory and without its teacher."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Generate:
+        """Let the recurrent network write: text to the terminal, pictures as a PNG grid. It starts
+        from the empty memory; the teacher is not used."""
+
+        run: tyro.conf.Positional[str]
+        """The run's folder, or the name of a pretrained model."""
+        count: int | None = None
+        """How many: 1 text or 64 pictures unless given."""
+        length: int | None = None
+        """Characters to write (text)."""
+        prompt: str | None = None
+        """Read first (text)."""
+        given: float | None = None
+        """Complete held-out images of which this share is given, from the top."""
+        image: Path | None = None
+        """Complete this PNG or JPEG, resized as the data was; the first half is given unless
+        --given says more."""
+        temperature: float = 1.0
+        """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
+        top_k: int = 0
+        """Choose among the k likeliest tokens only (0: all)."""
+        top_p: float = 1.0
+        """Choose among the likeliest tokens that together have this probability."""
+        seed: int = 0
+        """The same seed gives the same sequences."""
+        out: Path | None = None
+        """The picture's file, RUN/samples/... unless given; also keeps text."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = parse(Generate, arguments, "memtrain generate")
+
+    from memtrain.authoring import Wish, find_writer, write_wish
+    from memtrain.train.metrics import make_reporter
+
+    values = {one.name: getattr(options, one.name) for one in fields(Wish)}
+    wish = Wish(**values)
+    model = find_writer(options.run, options.allow_code, make_reporter(), best=options.best)
+    write_wish(model, options.run, wish)
+    return 0

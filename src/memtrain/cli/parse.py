@@ -1,0 +1,75 @@
+"""From arguments to options, with errors in one line."""
+
+import contextlib
+import io
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memtrain.errors import MemtrainError
+
+Parsed = TypeVar("Parsed")
+
+
+def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
+    """Parse with tyro; its boxed errors become one line, unknown options get the nearest name."""
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                kind,
+                args=arguments,
+                prog=program,
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()]
+        told = [line for line in lines if line and not line.startswith(("---", "For full"))]
+        ending = next((i for i, line in enumerate(told) if line.startswith("Argument help")), None)
+        message = " ".join(told[1:ending]).removeprefix("Error parsing ").rstrip(".")
+        raise MemtrainError(f"{message}; see {program} --help") from None
+    if unknown:
+        known = _option_names(kind, parsed)
+        guess = get_close_matches(unknown[0].replace("_", "-"), known, n=1, cutoff=0.5)
+        hint = f"did you mean {guess[0]}?" if guess else f"see {program} --help"
+        raise MemtrainError(f"{unknown[0]}: no such option; {hint}")
+    return parsed
+
+
+def _option_names(kind: type, value: Any, prefix: str = "--") -> list[str]:
+    names = []
+    for one in fields(kind):
+        inner = getattr(value, one.name)
+        name = "" if one.name == "run" and is_dataclass(inner) else one.name.replace("_", "-")
+        if is_dataclass(inner):
+            names += _option_names(type(inner), inner, f"{prefix}{name}." if name else prefix)
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def peek(arguments: list[str], option: str) -> str | None:
+    """The value of an option that has to be known before the others are parsed."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+        if argument == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+    return None
+
+
+def open_run(folder: Path, allow_code: bool, best: bool = False) -> Any:
+    """A run from its folder, if it was ever trained."""
+    from memtrain.run import Run
+    from memtrain.train.metrics import make_reporter
+
+    run = Run.open(folder, allow_code=allow_code, best=best, reporter=make_reporter())
+    if not run.progress["stages"]:
+        raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
+    return run

@@ -1,0 +1,85 @@
+"""memtrain reproduce and memtrain report."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from memtrain.cli.parse import parse
+from memtrain.errors import MemtrainError
+
+
+def reproduce(arguments: list[str]) -> int:
+    """Run a figure's grid, draw it, and say in numbers whether the paper's claim holds."""
+    from memtrain.experiments import FIGURES
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: memtrain reproduce FIGURE|all [OPTIONS]\n\nFigures:")
+        for name, title in FIGURES.items():
+            print(f"  {name:<20}{title}")
+        print(
+            "\nFIGURE may also be a class of yours, my_file:MyFigure."
+            "\nStart with `memtrain reproduce gradients` (seconds), then"
+            "\n  memtrain reproduce all --scale smoke       all fifteen, minutes on a laptop"
+            "\n  memtrain reproduce joint --scale cpu       minutes, small but real"
+            "\n  memtrain reproduce synthetic --scale gpu   on a GPU, several runs at once"
+            "\nWhat is done stays done: the same command goes on where it was stopped."
+            "\n`memtrain reproduce FIGURE --help` lists the options."
+        )
+        return 0 if arguments else 2
+
+    import tyro
+
+    @dataclass(frozen=True)
+    class Reproduce:
+        """Run the grid of a figure, draw it, and say whether the paper's claim holds here.
+        Finished runs are skipped, a stopped sweep goes on, a failed run does not stop the rest."""
+
+        figure: tyro.conf.Positional[str]
+        """A name from `memtrain reproduce`, all, or my_file:MyFigure."""
+        scale: Literal["smoke", "cpu", "gpu", "paper"] = "smoke"
+        """smoke: seconds, shows that it works; cpu: minutes to an hour; gpu: minutes of a large
+        GPU; paper: the paper's sizes, days."""
+        folder: Path | None = None
+        """Where results, runs and pictures go; runs/reproduce-SCALE unless given."""
+        launcher: Literal["local", "ray"] = "local"
+        """Processes of this machine, or a Ray cluster whose machines all see the folder."""
+        address: str = ""
+        """Of the Ray cluster; without it one is started here."""
+        processes: int | None = None
+        """Runs at a time: as many as there are cores, or one on a GPU, unless given. Small runs
+        share a GPU well; try 8."""
+        data_dir: Path = Path("data")
+        """Where `memtrain data` put mnist, tinystories and sketchy (scales gpu and paper)."""
+        device: str = "auto"
+        """auto takes a GPU if there is one; else cpu, cuda, cuda:1, ..."""
+        json: bool = False
+        """Print one JSON object of all verdicts as the last line of stdout, nothing else there."""
+
+    options = parse(Reproduce, arguments, "memtrain reproduce")
+    if options.processes is not None and options.processes < 1:
+        raise MemtrainError(f"processes={options.processes}: must be at least 1")
+
+    from memtrain.experiments.command import run_reproduce
+
+    return run_reproduce(options)
+
+
+def report(arguments: list[str]) -> int:
+    """One page of all that was reproduced."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Report:
+        """Write one HTML page, which needs nothing else: every figure that was reproduced, its
+        verdict, seeds and spread, the cost, and each run with its curves and config."""
+
+        folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+        """Folders that `memtrain reproduce` filled; all of runs/reproduce-* unless given."""
+        out: Path | None = None
+        """The page; report.html in the first folder unless given."""
+
+    options = parse(Report, arguments, "memtrain report")
+
+    from memtrain.experiments.command import run_report
+
+    return run_report(options.folders, options.out)

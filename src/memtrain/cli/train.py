@@ -1,0 +1,150 @@
+"""memtrain train and memtrain resume."""
+
+import signal
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from memtrain.cli.parse import parse, peek
+from memtrain.errors import MemtrainError
+
+
+@dataclass(frozen=True)
+class _TrainOptions:
+    folder: Path | None = None
+    """Where the run lives; runs/NAME unless given."""
+    resume: bool = False
+    """Go on with the run that is there; its own config is used."""
+    overwrite: bool = False
+    """Delete the run that is there."""
+    allow_code: bool = False
+    """With --resume: import the cell or task of yours that the run's own config names."""
+
+
+@dataclass(frozen=True)
+class _StreamOptions(_TrainOptions):
+    size: str = ""
+    data: Path | None = None
+    """What to learn: a file or folder of yours, the folder of a data set's files, or data that
+    was prepared. It is prepared once, into data/NAME."""
+    option: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Options of the preparation, for example of images: --option size 28 levels 16."""
+
+
+def train(arguments: list[str]) -> int:
+    """Train a recipe or a config.json, then evaluate it."""
+    from memtrain.config_json import read_config
+    from memtrain.recipes import RECIPES, recipe
+
+    if not arguments or arguments[0].startswith("-"):
+        print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
+        for name, function in RECIPES.items():
+            print(f"  {name:<16}{(function.__doc__ or '').splitlines()[0]}")
+        print(
+            "\nRECIPE may also be a config.json, for example that of another run."
+            "\n`memtrain train RECIPE --help` lists every knob; for example"
+            "\n  memtrain train digits --smt.steps 2000 --cell.kind gru --folder runs/gru"
+        )
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    name, *rest = arguments
+    path = Path(name)
+    default = read_config(path) if path.suffix == ".json" else recipe(name, peek(rest, "--size"))
+    options, config = _parse_train(rest, name, default)
+    if options.resume and options.overwrite:
+        raise MemtrainError("--resume and --overwrite: choose one")
+    if isinstance(options, _StreamOptions) and options.data is not None:
+        from memtrain.config import Stream
+        from memtrain.data.ready import ready_stream
+
+        assert isinstance(default.data, Stream)
+        made = ready_stream(name, options.data, default.data, options.option)
+        options, config = _parse_train(rest, name, replace(default, data=made))
+
+    from memtrain.run import Run
+    from memtrain.train.distributed import join, restarted
+    from memtrain.train.metrics import make_reporter
+
+    group = join()
+    reporter = make_reporter()
+    folder = options.folder or Path("runs") / config.name
+    there = (folder / "config.json").exists()
+    group.wait()  # all look before one of them makes the folder
+    if there and (options.resume or restarted()):
+        run = Run.open(folder, allow_code=options.allow_code, reporter=reporter, group=group)
+    else:
+        run = Run.create(config, folder, overwrite=options.overwrite, group=group)
+    return _train(run, reporter)
+
+
+def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainOptions, Any]:
+    import tyro
+
+    from memtrain.config import RunConfig
+    from memtrain.recipes import STREAMS
+    from memtrain.recipes.sizes import describe_sizes
+
+    help_size = tyro.conf.arg(help=describe_sizes())
+
+    @dataclass(frozen=True)
+    class TrainStream(_StreamOptions):
+        size: Annotated[str, help_size] = STREAMS.get(name, "")
+        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
+
+    @dataclass(frozen=True)
+    class TrainTask(_TrainOptions):
+        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
+
+    Train = TrainStream if name in STREAMS else TrainTask
+    Train.__doc__ = f"Train {name}. Each option changes one field of the run's config."
+    parsed = parse(Train, arguments, f"memtrain train {name}")
+    return parsed, parsed.run
+
+
+def resume(arguments: list[str]) -> int:
+    """Go on where a run stopped, with its own config."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Resume:
+        """Go on where a run stopped: the result is that of a run never stopped, to the bit."""
+
+        run: tyro.conf.Positional[Path]
+        """The run's folder."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = parse(Resume, arguments, "memtrain resume")
+
+    from memtrain.run import Run
+    from memtrain.train.distributed import join
+    from memtrain.train.metrics import make_reporter
+
+    reporter = make_reporter()
+    run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
+    if run.finished:
+        print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
+        return 0
+    return _train(run, reporter)
+
+
+def _train(run: Any, reporter: Any) -> int:
+    from memtrain.run import Interrupted
+    from memtrain.tables import print_evaluation
+
+    try:
+        run.train(reporter)
+    except Interrupted as interrupted:
+        if run.group.main:
+            how = f"go on with: memtrain resume {run.folder}"
+            print(f"memtrain: {interrupted}; {how}", file=sys.stderr)
+        return 0 if interrupted.signal_number == signal.SIGTERM else 130
+    result = run.evaluate()
+    run.group.leave()
+    if not run.group.main:
+        return 0
+    print_evaluation(run, result)
+    print(f"\nrun folder  {run.folder}")
+    if run.spelling is not None:
+        print(f"let it write  memtrain generate {run.folder}")
+    return 0
