@@ -68,15 +68,16 @@ class Gradients(Experiment):
         bptt = [value for name, value in decades.items() if name.startswith("bptt")]
         smt = [value for name, value in decades.items() if name.startswith("smt")]
         unstable = sum(abs(value) > 1 for value in bptt)
-        ends = [_decades(result["smt"], near_the_end=0) for result in results]
+        inner = [_decades(result["smt"], before_the_end=1) for result in results]
         return Verdict(
             holds=max(map(abs, smt)) < 1 and unstable >= len(bptt) / 2,
-            sentence=f"From near the last step to the first ones, BPTT's gradients change by "
+            sentence=f"From the last steps to the first ones, BPTT's gradients change by "
             f"{min(bptt):+.1f} to {max(bptt):+.1f} decades over {len(bptt)} initialisations "
             f"({unstable} of them by more than one decade), SMT's by "
-            f"{min(smt):+.1f} to {max(smt):+.1f}. From the very last steps SMT's change by up to "
-            f"{max(ends, key=abs):+.1f}: there the memory alone is decoded.",
-            numbers=decades | {"smt_from_the_very_last": [min(ends), max(ends)]},
+            f"{min(smt):+.1f} to {max(smt):+.1f}. Where the last eighth of the sequence is left "
+            f"out, in which memories are decoded almost alone, SMT's change by "
+            f"{min(inner):+.1f} to {max(inner):+.1f}.",
+            numbers=decades | {"smt_without_the_last_eighth": [min(inner), max(inner)]},
         )
 
     def plot(self, setup: Setup, results: Sequence[Result]):
@@ -150,16 +151,15 @@ def smt_norms(run: Run, rows: int = 16) -> list[float]:
     return memory.grad.square().sum(dim=(0, 2, 3)).sqrt().tolist()
 
 
-def _decades(norms: Sequence[float], near_the_end: int = 1) -> float:
-    """Change from near the loss to the first steps, in powers of ten, over an eighth at each end.
+def _decades(norms: Sequence[float], before_the_end: int = 0) -> float:
+    """Change from the last steps to the first ones, in powers of ten, over an eighth at each end.
 
-    Near is an eighth before the last step: in the last steps the memory is decoded almost alone,
-    at earlier ones it shares the decoder's attention with the inputs that follow.
+    With `before_the_end`, that many eighths at the end are left out.
     """
     eighth = max(1, len(norms) // 8)
-    end = len(norms) - near_the_end * eighth
-    first, near = average(norms[:eighth]), average(norms[end - eighth : end])
-    return math.log10(max(first, 1e-30) / max(near, 1e-30))
+    end = len(norms) - before_the_end * eighth
+    first, last = average(norms[:eighth]), average(norms[end - eighth : end])
+    return math.log10(max(first, 1e-30) / max(last, 1e-30))
 
 
 FIGURE = Gradients()
