@@ -463,7 +463,7 @@ class EngineConfig:
     fast: bool = True
     """On a GPU, use captured graphs and kernels of our own; off: plain PyTorch, as a reference."""
     threads: int = 0
-    """CPU threads (0: as many as torch takes)."""
+    """CPU threads, at most one a core (0: as many as torch takes)."""
     deterministic: bool = False
     """The same run twice gives the same bits on a GPU too; somewhat slower. A CPU always does."""
     shard_teacher: bool = False

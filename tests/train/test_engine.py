@@ -1,5 +1,7 @@
 """Devices and precision."""
 
+import os
+
 import pytest
 import torch
 
@@ -26,3 +28,11 @@ def test_bf16_computes_in_bf16_and_fp32_does_not():
         assert layer(x).dtype == torch.bfloat16
     with Engine(EngineConfig(device="cpu")).autocast():
         assert layer(x).dtype == torch.float32
+
+
+def test_no_more_threads_than_cores(monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    Engine(EngineConfig(device="cpu", threads=4096))
+    Engine(EngineConfig(device="cpu", threads=1))
+    assert asked == [os.cpu_count(), 1]

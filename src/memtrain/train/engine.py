@@ -27,7 +27,8 @@ class Engine:
         self.fast = config.fast and self.device.type == "cuda"
         self.kernels = self.fast and self.bf16 and find_spec("triton") is not None
         if config.threads:
-            torch.set_num_threads(config.threads)
+            # More than there are cores is no faster, and a machine may refuse to make them.
+            torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
         if config.deterministic:
             # cuBLAS reads this when it is first used; torch refuses to go on without it.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
