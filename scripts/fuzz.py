@@ -30,6 +30,7 @@ import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,13 +110,13 @@ def mutate_json(content: bytes, chance: random.Random) -> bytes:
             if chance.random() < 0.15:
                 del place[key]
             elif chance.random() < 0.1 and isinstance(place, dict):
-                place["unknown"] = chance.choice(VALUES)
+                place["unknown"] = deepcopy(chance.choice(VALUES))
             elif isinstance(place[key], int) and chance.random() < 0.4:
                 place[key] = place[key] * chance.choice([-1, 2, 1000, 10**6]) + chance.choice(
                     [0, 1]
                 )
             else:
-                place[key] = chance.choice(VALUES)
+                place[key] = deepcopy(chance.choice(VALUES))
             break
     return json.dumps(plain).encode()
 
