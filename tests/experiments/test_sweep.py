@@ -108,6 +108,9 @@ def test_what_a_killed_sweep_trained_is_what_an_unbroken_one_trains(tmp_path: Pa
     assert again.results[0].cost["steps"] == whole.results[0].cost["steps"]
 
 
+pytestmark = pytest.mark.xdist_group("sweep")  # they share a swept folder
+
+
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """A swept folder of three runs, of which one failed, and what the sweep said of it."""
