@@ -62,7 +62,7 @@ def train(arguments: list[str]) -> int:
         options, config = _parse_train(rest, name, replace(default, data=made))
 
     from memtrain.run import Run
-    from memtrain.train.distributed import join, restarted
+    from memtrain.train.distributed import join, restarts
     from memtrain.train.metrics import make_reporter
 
     group = join()
@@ -70,7 +70,7 @@ def train(arguments: list[str]) -> int:
     folder = options.folder or Path("runs") / config.name
     there = (folder / "config.json").exists()
     group.wait()  # all look before one of them makes the folder
-    if there and (options.resume or restarted()):
+    if there and (options.resume or restarts()):
         run = Run.open(folder, allow_code=options.allow_code, reporter=reporter, group=group)
     else:
         run = Run.create(config, folder, overwrite=options.overwrite, group=group)

@@ -145,8 +145,14 @@ def join() -> Group:
                 f"{torch.cuda.device_count()}"
             )
         torch.cuda.set_device(local_rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    return Group(dist.get_rank(), size, local_rank)
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(iter(rendezvous("env://")))
+    # torchrun's store outlives a failed start, with addresses at which nobody listens any more.
+    attempt = dist.PrefixStore(f"attempt-{restarts()}", store)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
+    return Group(rank, size, local_rank)
 
 
 def lost_worker(error: Exception, saved: int) -> MemtrainError:
@@ -156,6 +162,6 @@ def lost_worker(error: Exception, saved: int) -> MemtrainError:
     return MemtrainError(f"a process of the run failed or was lost ({reason}); {last}")
 
 
-def restarted() -> bool:
-    """Whether torchrun started this process again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """How often torchrun has started these processes again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
