@@ -90,7 +90,7 @@ def die(group: Group, folder: Path) -> None:
         try:
             run.train()
         except MemtrainError as error:
-            print(error)
+            print(error, flush=True)  # os._exit does not
             os._exit(2)
     original = run._step
 
