@@ -117,22 +117,19 @@ class Attention(nn.Module):
         positions = torch.arange(x.shape[1], device=x.device)
         asking = positions
         if keep is None:
-            inner = self.heads * self.head_dim
-            both, value = self.project_in(x).split([2 * inner, inner], dim=-1)
-            both = both.unflatten(-1, (2 * self.heads, self.head_dim)).transpose(-2, -3)
-            query, key = rotary(both, positions).chunk(2, dim=-3)  # turned in one go
-            (value,) = self._split(value)
+            query, key, value = self.heads_of(x)
         else:
             query_weight, rest = self._weights()
             (query,) = self._split(F.linear(take(x, keep), query_weight))
             key, value = self._split(F.linear(x, rest))
             asking = positions[keep]  # (K), or (N, K) of each row's own
-            query, key = rotary(query, asking), rotary(key, positions)
         seen = mask[:, None, None, :] if mask is not None else None  # (N, 1, 1, L)
         if causal:
             past = (positions <= asking[..., None]).unsqueeze(-3)  # (..., 1, K, L)
             seen = past if seen is None else seen & past
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        mixed = F.scaled_dot_product_attention(
+            rotary(query, asking), rotary(key, positions), value, attn_mask=seen
+        )
         return self.merge(mixed)
 
     def _fast(
