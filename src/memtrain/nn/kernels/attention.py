@@ -17,7 +17,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load_turned(x, rows, row_stride, there, cosine, sine, positions, E: tl.constexpr):
+def load_turned(x, rows, row_stride, there, cosine, sine, positions, E: tl.constexpr):
     """Rows of one head, (R, E) in fp32, turned by the angles of their positions."""
     column = tl.arange(0, E)
     partner = column ^ (E // 2)
@@ -86,7 +86,7 @@ def _forward(
     q_row = block * BQ + tl.arange(0, BQ)
     q_there = q_row < Q
     kind = query.dtype.element_ty
-    q = _load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
+    q = load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
     q = (q * (scale * LOG2_E)).to(kind)
 
     best = tl.full((BQ,), -1e30, tl.float32)
@@ -95,7 +95,7 @@ def _forward(
     for start in range(0, K, BK):
         k_row = start + tl.arange(0, BK)
         k_there = k_row < K
-        k = _load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
+        k = load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
         score = tl.dot(q, tl.trans(k))
         seen = k_there[None, :]
         if CAUSAL:
@@ -150,14 +150,14 @@ def _backward_keys(
     k_row = block * BK + tl.arange(0, BK)
     k_there = k_row < K
     kind = query.dtype.element_ty
-    k = _load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
+    k = load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
     v = _load(value, k_row, key_stride, k_there, E)
     dk = tl.zeros((BK, E), tl.float32)
     dv = tl.zeros((BK, E), tl.float32)
     for start in range(0, Q, BQ):
         q_row = start + tl.arange(0, BQ)
         q_there = q_row < Q
-        q = _load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
+        q = load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
         q = (q * (scale * LOG2_E)).to(kind)
         do = _load(out_gradient, q_row, H * E, q_there, E)
         top = tl.load(log_sum + row_head * Q + q_row, mask=q_there, other=0.0)
@@ -214,7 +214,7 @@ def _backward_queries(
     q_row = block * BQ + tl.arange(0, BQ)
     q_there = q_row < Q
     kind = query.dtype.element_ty
-    q = _load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
+    q = load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
     q = (q * (scale * LOG2_E)).to(kind)
     do = _load(out_gradient, q_row, H * E, q_there, E)
     top = tl.load(log_sum + row_head * Q + q_row, mask=q_there, other=0.0)
@@ -223,7 +223,7 @@ def _backward_queries(
     for start in range(0, K, BK):
         k_row = start + tl.arange(0, BK)
         k_there = k_row < K
-        k = _load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
+        k = load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
         v = _load(value, k_row, key_stride, k_there, E)
         seen = k_there[None, :]
         if CAUSAL:

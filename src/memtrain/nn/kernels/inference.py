@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from memtrain.nn.blocks import RMS_EPSILON, Block, Stack
+from memtrain.nn.kernels.attention import LOG2_E, load_turned
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 PRODUCTS = torch.bfloat16
 """The precision in which products are taken and what lies between them is written."""
 LONGEST = 128
@@ -111,19 +111,6 @@ def _linear_residual(
 
 
 @triton.jit
-def _load_turned(x, row, stride, there, cosine, sine, position, E: tl.constexpr):
-    column = tl.arange(0, E)
-    mask = there[:, None]
-    at = x + row[:, None].to(tl.int64) * stride
-    own = tl.load(at + column, mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(at + (column ^ (E // 2)), mask=mask, other=0.0).to(tl.float32)
-    angle = position[:, None] * (E // 2) + column % (E // 2)
-    c = tl.load(cosine + angle, mask=mask, other=0.0)
-    s = tl.load(sine + angle, mask=mask, other=0.0)
-    return own * c + other * s * tl.where(column < E // 2, -1.0, 1.0)
-
-
-@triton.jit
 def _group_attention(
     qkv,
     out,
@@ -140,22 +127,22 @@ def _group_attention(
 ):
     """One head of GROUP whole sequences in one tile; positions see their own sequence only."""
     local = tl.arange(0, BR)
-    row = tl.program_id(0) * (GROUP * L) + local
+    row = tl.program_id(0).to(tl.int64) * (GROUP * L) + local
     there = (local < GROUP * L) & (row < rows)
     position = local % L
     head, stride = tl.program_id(1), 3 * H * E
     kind = qkv.dtype.element_ty
     at = qkv + head * E
-    q = _load_turned(at, row, stride, there, cosine, sine, position, E)
+    q = load_turned(at, row, stride, there, cosine, sine, position, E)
     q = (q * (scale * LOG2_E)).to(kind)
-    k = _load_turned(at + H * E, row, stride, there, cosine, sine, position, E).to(kind)
+    k = load_turned(at + H * E, row, stride, there, cosine, sine, position, E).to(kind)
     seen = (local // L)[:, None] == (local // L)[None, :]
     if CAUSAL:
         seen = seen & (position[None, :] <= position[:, None])
     score = tl.where(seen, tl.dot(q, tl.trans(k)), -1e30)
     weight = tl.exp2(score - tl.max(score, 1)[:, None])
     column = tl.arange(0, E)
-    where = row[:, None].to(tl.int64)
+    where = row[:, None]
     v = tl.load(at + 2 * H * E + where * stride + column, mask=there[:, None], other=0.0)
     mixed = tl.dot(weight.to(kind), v) / tl.sum(weight, 1)[:, None]
     tl.store(out + where * (H * E) + head * E + column, mixed.to(kind), mask=there[:, None])
