@@ -3,7 +3,7 @@
 The heads stay where the projection put them, side by side in the last dimension, and are turned
 as they are read: no transposed or turned copy is ever written. Sequences here are short (272, 79
 and 17 rows at the paper's size), where that traffic costs as much as the attention itself. The
-reference is `Block.attend`, which every kernel is tested against.
+reference is `nn.blocks.Attention.forward`, which every kernel is tested against.
 """
 
 import math
