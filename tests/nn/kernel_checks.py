@@ -58,8 +58,6 @@ def attention_case(device, kind, rows, length, heads, head_dim, keep, causal) ->
     got = torch.autograd.grad((out * weights.to(kind)).sum(), [x, *fast.parameters()])
 
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
-    if kind == torch.float32 and device == "cuda":
-        limit = 5e-3  # tf32
     name = f"attention {kind} N{rows} L{length} H{heads} E{head_dim} {keep} causal={causal}"
     check(f"{name}: output", relative_error(out, expected), limit)
     for part, one, other in zip(("input", "in", "out"), got, wanted, strict=True):
@@ -111,8 +109,8 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         kinds, shapes = (torch.float32,), [(2, 17), (1, 70), (2, 5)]
         heads = ((2, 16),)
     else:
-        kinds = (torch.bfloat16, torch.float32)
-        shapes = [(3, 17), (2, 79), (4, 272), (5, 16), (1000, 17)]
+        kinds = (torch.bfloat16,)  # on a GPU only bf16 takes this path
+        shapes = [(3, 17), (2, 79), (4, 272), (5, 16), (1000, 17), (9000, 17)]
         heads = ((8, 64), (2, 32))
     cases: list[Callable[[], None]] = [
         partial(attention_case, device, kind, rows, length, count, size, keep, causal)

@@ -59,6 +59,8 @@ class RMSNorm(nn.RMSNorm):
 class FastAttention(Protocol):
     """What an engine may put in the place of the reference, `Attention.forward`."""
 
+    def serves(self, keys: int) -> bool: ...
+
     def whole(
         self, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool
     ) -> Tensor: ...
@@ -112,7 +114,12 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "N L"] | None = None,
     ) -> Float[Tensor, "N K W"]:
         """What the kept positions read at all of them, or at those that `mask` allows."""
-        if self.fast is not None and mask is None and not isinstance(keep, Tensor):
+        if (
+            self.fast is not None
+            and mask is None
+            and not isinstance(keep, Tensor)
+            and self.fast.serves(x.shape[1])
+        ):
             return self.project_out(self._fast(self.fast, x, rotary, keep, causal))
         positions = torch.arange(x.shape[1], device=x.device)
         asking = positions

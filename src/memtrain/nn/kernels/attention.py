@@ -1,9 +1,13 @@
-"""Attention with rotary positions inside: one kernel forward, two backward.
+"""Attention with rotary positions for sequences whose keys fit on one chip's tile.
 
-The heads stay where the projection put them, side by side in the last dimension, and are turned
-as they are read: no transposed or turned copy is ever written. Sequences here are short (272, 79
-and 17 rows at the paper's size), where that traffic costs as much as the attention itself. The
-reference is `nn.blocks.Attention.forward`, which every kernel is tested against.
+Sequences here are short (272, 79 and 17 rows at the paper's size), so one program holds all keys
+and values of a head and goes over the queries once: no running maximum forward, and one pass for
+all three gradients backward. The heads stay where the projection put them, side by side in the
+last dimension; queries and keys are turned into buffers of their own first, gradients are turned
+back as they are written. The reference is `nn.blocks.Attention.forward`.
+
+A length is taken as a power of two and a tail, 272 as 256 + 16: tiles are powers of two, and a
+padded one would waste half of the work.
 """
 
 import math
@@ -14,29 +18,79 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LONGEST = 320
+"""Keys that a program can hold; longer sequences take the reference."""
+
+
+# --------------------------------------------------------------------------------------- turning
 
 
 @triton.jit
-def load_turned(x, rows, row_stride, there, cosine, sine, positions, E: tl.constexpr):
-    """Rows of one head, (R, E) in fp32, turned by the angles of their positions."""
-    column = tl.arange(0, E)
-    partner = column ^ (E // 2)
-    mask = there[:, None]
-    own = tl.load(x + rows[:, None] * row_stride + column, mask=mask, other=0.0)
-    other = tl.load(x + rows[:, None] * row_stride + partner, mask=mask, other=0.0)
-    half = column % (E // 2)
-    angle = positions[:, None] * (E // 2) + half
-    c = tl.load(cosine + angle, mask=mask, other=0.0)
-    s = tl.load(sine + angle, mask=mask, other=0.0)
-    sign = tl.where(column < E // 2, -1.0, 1.0)
-    return own.to(tl.float32) * c + other.to(tl.float32) * s * sign
+def _turn(
+    query,
+    key,
+    turned_query,
+    turned_key,
+    cosine,
+    sine,
+    query_stride,
+    key_stride,
+    queries,
+    keys,
+    first,
+    scale,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    E: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Programs: blocks of R rows x (queries, keys). Queries also take the scale of the scores."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    if tl.program_id(1) == 0:
+        _turn_rows(
+            query, turned_query, cosine, sine, query_stride, row, queries, first, scale, Q, H, E
+        )
+    else:
+        _turn_rows(key, turned_key, cosine, sine, key_stride, row, keys, 0, 1.0, K, H, E)
+
+
+@triton.jit
+def _turn_rows(
+    x,
+    out,
+    cosine,
+    sine,
+    stride,
+    row,
+    rows,
+    first,
+    scale,
+    L: tl.constexpr,
+    H: tl.constexpr,
+    E: tl.constexpr,
+):
+    half = tl.arange(0, E // 2)
+    column = (tl.arange(0, H) * E)[None, :, None] + half[None, None, :]
+    angle = (first + row % L)[:, None] * (E // 2) + half[None, :]
+    there = (row < rows)[:, None]
+    c = tl.load(cosine + angle, mask=there, other=0.0)[:, None, :]
+    s = tl.load(sine + angle, mask=there, other=0.0)[:, None, :]
+    there = there[:, :, None]
+    at = x + row[:, None, None] * stride + column
+    left = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    right = tl.load(at + E // 2, mask=there, other=0.0).to(tl.float32)
+    to = out + row[:, None, None] * (H * E) + column
+    kind = out.dtype.element_ty
+    tl.store(to, ((left * c - right * s) * scale).to(kind), mask=there)
+    tl.store(to + E // 2, ((right * c + left * s) * scale).to(kind), mask=there)
 
 
 @triton.jit
 def _store_turned_back(
     x, gradient, rows, row_stride, there, cosine, sine, positions, R: tl.constexpr, E: tl.constexpr
 ):
-    """Write the gradient of rows that were turned when they were read."""
+    """Write the gradient, (R, E), of rows that were turned when they were read."""
     half = tl.arange(0, E // 2)
     mask = there[:, None]
     left, right = tl.split(tl.permute(tl.reshape(gradient, (R, 2, E // 2)), (0, 2, 1)))
@@ -50,9 +104,14 @@ def _store_turned_back(
 
 
 @triton.jit
-def _load(x, rows, row_stride, there, E: tl.constexpr):
-    column = tl.arange(0, E)
-    return tl.load(x + rows[:, None] * row_stride + column, mask=there[:, None], other=0.0)
+def _load(x, rows, row_stride, limit, MASKED: tl.constexpr, E: tl.constexpr):
+    at = x + rows[:, None] * row_stride + tl.arange(0, E)
+    if MASKED:
+        return tl.load(at, mask=(rows < limit)[:, None], other=0.0)
+    return tl.load(at)
+
+
+# --------------------------------------------------------------------------------------- forward
 
 
 @triton.jit
@@ -62,290 +121,320 @@ def _forward(
     value,
     out,
     log_sum,
-    cosine,
-    sine,
-    query_stride,
-    key_stride,
+    value_stride,
     first,
-    scale,
     H: tl.constexpr,
     Q: tl.constexpr,
     K: tl.constexpr,
     E: tl.constexpr,
     CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
     BQ: tl.constexpr,
-    BK: tl.constexpr,
 ):
-    """Programs: blocks of queries x (rows of the batch x heads)."""
-    block, row_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """A program has one head of one row of the batch."""
+    row_head = tl.program_id(0).to(tl.int64)
     row, head = row_head // H, row_head % H
-    query += row * Q * query_stride + head * E
-    key += row * K * key_stride + head * E
-    value += row * K * key_stride + head * E
+    inner: tl.constexpr = H * E
+    query += row * Q * inner + head * E
+    key += row * K * inner + head * E
+    value += row * K * value_stride + head * E
+    out += row * Q * inner + head * E
+    log_sum += row_head * Q
 
-    q_row = block * BQ + tl.arange(0, BQ)
-    q_there = q_row < Q
-    kind = query.dtype.element_ty
-    q = load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
-    q = (q * (scale * LOG2_E)).to(kind)
-
-    best = tl.full((BQ,), -1e30, tl.float32)
-    total = tl.zeros((BQ,), tl.float32)
-    mixed = tl.zeros((BQ, E), tl.float32)
-    for start in range(0, K, BK):
-        k_row = start + tl.arange(0, BK)
-        k_there = k_row < K
-        k = load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
-        score = tl.dot(q, tl.trans(k))
-        seen = k_there[None, :]
-        if CAUSAL:
-            seen = seen & (k_row[None, :] <= first + q_row[:, None])
-        score = tl.where(seen, score, -1e30)
-        higher = tl.maximum(best, tl.max(score, 1))
-        weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0)
-        shrink = tl.exp2(best - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        v = _load(value, k_row, key_stride, k_there, E)
-        mixed = tl.dot(weight.to(kind), v, mixed * shrink[:, None])
-        best = higher
-
-    column = tl.arange(0, E)
-    at = out + (row * Q + q_row[:, None]) * (H * E) + head * E + column
-    tl.store(at, (mixed / total[:, None]).to(kind), mask=q_there[:, None])
-    tl.store(log_sum + row_head * Q + q_row, best + tl.log2(total), mask=q_there)
-
-
-@triton.jit
-def _backward_keys(
-    query,
-    key,
-    value,
-    out_gradient,
-    log_sum,
-    delta,
-    key_gradient,
-    value_gradient,
-    cosine,
-    sine,
-    query_stride,
-    key_stride,
-    first,
-    scale,
-    H: tl.constexpr,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BQ: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Gradients of a block of keys and values, over all queries."""
-    block, row_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, head = row_head // H, row_head % H
-    query += row * Q * query_stride + head * E
-    key += row * K * key_stride + head * E
-    value += row * K * key_stride + head * E
-    out_gradient += row * Q * (H * E) + head * E
-
-    k_row = block * BK + tl.arange(0, BK)
-    k_there = k_row < K
-    kind = query.dtype.element_ty
-    k = load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
-    v = _load(value, k_row, key_stride, k_there, E)
-    dk = tl.zeros((BK, E), tl.float32)
-    dv = tl.zeros((BK, E), tl.float32)
+    main = tl.arange(0, MAIN)
+    k = _load(key, main, inner, K, MAIN > K, E)
+    v = _load(value, main, value_stride, K, MAIN > K, E)
+    tail = MAIN + tl.arange(0, TAIL if TAIL else 16)
+    k_tail, v_tail = k, v
+    if TAIL:
+        k_tail = _load(key, tail, inner, K, True, E)
+        v_tail = _load(value, tail, value_stride, K, True, E)
     for start in range(0, Q, BQ):
-        q_row = start + tl.arange(0, BQ)
-        q_there = q_row < Q
-        q = load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
-        q = (q * (scale * LOG2_E)).to(kind)
-        do = _load(out_gradient, q_row, H * E, q_there, E)
-        top = tl.load(log_sum + row_head * Q + q_row, mask=q_there, other=0.0)
-        offset = tl.load(delta + row_head * Q + q_row, mask=q_there, other=0.0)
-        seen = q_there[None, :]
+        rows = start + tl.arange(0, BQ)
+        q = _load(query, rows, inner, Q, Q % BQ != 0, E)
+        score = tl.dot(q, tl.trans(k))
+        if MAIN > K:
+            score = tl.where((main < K)[None, :], score, -1e30)
         if CAUSAL:
-            seen = seen & (k_row[:, None] <= first + q_row[None, :])
-        weight = tl.where(seen, tl.exp2(tl.dot(k, tl.trans(q)) - top[None, :]), 0.0)  # (BK, BQ)
-        dv = tl.dot(weight.to(kind), do, dv)
-        ds = weight * (tl.dot(v, tl.trans(do)) - offset[None, :])
-        dk = tl.dot(ds.to(kind), q, dk)
+            score = tl.where(main[None, :] <= first + rows[:, None], score, -1e30)
+        best = tl.max(score, 1)
+        kind = query.dtype.element_ty
+        if TAIL:
+            score_tail = tl.dot(q, tl.trans(k_tail))
+            seen = (tail < K)[None, :]
+            if CAUSAL:
+                seen = seen & (tail[None, :] <= first + rows[:, None])
+            score_tail = tl.where(seen, score_tail, -1e30)
+            best = tl.maximum(best, tl.max(score_tail, 1))
+            weight = tl.exp2(score - best[:, None])
+            weight_tail = tl.exp2(score_tail - best[:, None])
+            total = tl.sum(weight, 1) + tl.sum(weight_tail, 1)
+            mixed = tl.dot(weight_tail.to(kind), v_tail)
+            mixed = tl.dot(weight.to(kind), v, mixed)
+        else:
+            weight = tl.exp2(score - best[:, None])
+            total = tl.sum(weight, 1)
+            mixed = tl.dot(weight.to(kind), v)
+        at = out + rows[:, None] * inner + tl.arange(0, E)
+        tl.store(at, (mixed / total[:, None]).to(kind), mask=(rows < Q)[:, None])
+        tl.store(log_sum + rows, best + tl.log2(total), mask=rows < Q)
 
-    # q carried scale · log2(e); the gradient wants scale alone.
-    gradient = key_gradient + row * K * key_stride + head * E
-    _store_turned_back(
-        gradient, dk / LOG2_E, k_row, key_stride, k_there, cosine, sine, k_row, BK, E
-    )
-    column = tl.arange(0, E)
-    at = value_gradient + (row * K + k_row[:, None]) * key_stride + head * E + column
-    tl.store(at, dv.to(kind), mask=k_there[:, None])
+
+# -------------------------------------------------------------------------------------- backward
 
 
 @triton.jit
-def _backward_queries(
+def _backward_tail(
+    query, key, value, out, out_gradient, log_sum, key_gradient, value_gradient, delta, tail_ds,
+    cosine, sine, value_stride, key_gradient_stride, first,
+    inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, PQ: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the tail's keys and values; what their scores owe the queries is left in
+    `tail_ds`, and sums over out · its gradient in `delta`."""
+    kind = query.dtype.element_ty
+    tail = MAIN + tl.arange(0, TAIL)
+    k_tail = _load(key, tail, inner, K, True, E)
+    v_tail = _load(value, tail, value_stride, K, True, E)
+    # Transposed: a matrix unit wants 64 rows, and a head has them.
+    dk_tail = tl.zeros((E, TAIL), tl.float32)
+    dv_tail = tl.zeros((E, TAIL), tl.float32)
+    for start in range(0, Q, PQ):
+        rows = start + tl.arange(0, PQ)
+        q = _load(query, rows, inner, Q, Q % PQ != 0, E)
+        do = _load(out_gradient, rows, inner, Q, Q % PQ != 0, E)
+        o = _load(out, rows, inner, Q, Q % PQ != 0, E)
+        score = tl.dot(q, tl.trans(k_tail))
+        dweight = tl.dot(do, tl.trans(v_tail))
+        offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        top = tl.load(log_sum + rows, mask=rows < Q, other=1e30)
+        seen = (tail < K)[None, :]
+        if CAUSAL:
+            seen = seen & (tail[None, :] <= first + rows[:, None])
+        weight = tl.where(seen, tl.exp2(score - top[:, None]), 0.0)
+        ds = (weight * (dweight - offset[:, None])).to(kind)
+        dv_tail = tl.dot(tl.trans(do), weight.to(kind), dv_tail)
+        dk_tail = tl.dot(tl.trans(q), ds, dk_tail)
+        tl.store(delta + rows, offset, mask=rows < Q)
+        at = tail_ds + rows[:, None] * TAIL + tl.arange(0, TAIL)
+        tl.store(at, ds, mask=(rows < Q)[:, None])
+    # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
+    _store_turned_back(
+        key_gradient, tl.trans(dk_tail) / LOG2_E, tail, key_gradient_stride, tail < K,
+        cosine, sine, tail, TAIL, E,
+    )  # fmt: skip
+    at = value_gradient + tail[:, None] * key_gradient_stride + tl.arange(0, E)
+    tl.store(at, tl.trans(dv_tail).to(kind), mask=(tail < K)[:, None])
+
+
+@triton.jit
+def _backward(
     query,
     key,
     value,
-    out_gradient,
-    log_sum,
-    delta,
-    query_gradient,
-    cosine,
-    sine,
-    query_stride,
-    key_stride,
-    first,
-    scale,
-    H: tl.constexpr,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BQ: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Gradients of a block of queries, over all keys."""
-    block, row_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, head = row_head // H, row_head % H
-    query += row * Q * query_stride + head * E
-    key += row * K * key_stride + head * E
-    value += row * K * key_stride + head * E
-    out_gradient += row * Q * (H * E) + head * E
-
-    q_row = block * BQ + tl.arange(0, BQ)
-    q_there = q_row < Q
-    kind = query.dtype.element_ty
-    q = load_turned(query, q_row, query_stride, q_there, cosine, sine, first + q_row, E)
-    q = (q * (scale * LOG2_E)).to(kind)
-    do = _load(out_gradient, q_row, H * E, q_there, E)
-    top = tl.load(log_sum + row_head * Q + q_row, mask=q_there, other=0.0)
-    offset = tl.load(delta + row_head * Q + q_row, mask=q_there, other=0.0)
-    dq = tl.zeros((BQ, E), tl.float32)
-    for start in range(0, K, BK):
-        k_row = start + tl.arange(0, BK)
-        k_there = k_row < K
-        k = load_turned(key, k_row, key_stride, k_there, cosine, sine, k_row, E).to(kind)
-        v = _load(value, k_row, key_stride, k_there, E)
-        seen = k_there[None, :]
-        if CAUSAL:
-            seen = seen & (k_row[None, :] <= first + q_row[:, None])
-        weight = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) - top[:, None]), 0.0)
-        ds = weight * (tl.dot(do, tl.trans(v)) - offset[:, None])
-        dq = tl.dot(ds.to(kind), k, dq)
-
-    gradient = query_gradient + row * Q * query_stride + head * E
-    _store_turned_back(
-        gradient,
-        dq * scale,
-        q_row,
-        query_stride,
-        q_there,
-        cosine,
-        sine,
-        first + q_row,
-        BQ,
-        E,
-    )
-
-
-@triton.jit
-def _delta(
     out,
     out_gradient,
+    log_sum,
+    query_gradient,
+    key_gradient,
+    value_gradient,
     delta,
+    tail_ds,
+    cosine,
+    sine,
+    value_stride,
+    query_gradient_stride,
+    key_gradient_stride,
+    first,
+    scale,
     H: tl.constexpr,
     Q: tl.constexpr,
+    K: tl.constexpr,
     E: tl.constexpr,
-    B: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    BQ: tl.constexpr,
+    PQ: tl.constexpr,
 ):
-    """Sum over a head of out · its gradient, for every query."""
-    block, row_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """All gradients of one head of one row of the batch.
+
+    The tail comes first: PQ queries at a time, its part of the queries' gradients left for later.
+    Then the rest, BQ queries at a time, while the gradients of all keys stay in registers; scores
+    lie transposed there, keys x queries, so they multiply from registers.
+    """
+    row_head = tl.program_id(0).to(tl.int64)
     row, head = row_head // H, row_head % H
-    q_row = block * B + tl.arange(0, B)
-    there = q_row < Q
-    base = row * Q * (H * E) + head * E
-    o = _load(out + base, q_row, H * E, there, E).to(tl.float32)
-    do = _load(out_gradient + base, q_row, H * E, there, E).to(tl.float32)
-    tl.store(delta + row_head * Q + q_row, tl.sum(o * do, 1), mask=there)
+    inner: tl.constexpr = H * E
+    query += row * Q * inner + head * E
+    key += row * K * inner + head * E
+    value += row * K * value_stride + head * E
+    out += row * Q * inner + head * E
+    out_gradient += row * Q * inner + head * E
+    log_sum += row_head * Q
+    query_gradient += row * Q * query_gradient_stride + head * E
+    key_gradient += row * K * key_gradient_stride + head * E
+    value_gradient += row * K * key_gradient_stride + head * E
+
+    if TAIL:
+        delta += row_head * Q
+        tail_ds += row_head * Q * TAIL
+        _backward_tail(
+            query, key, value, out, out_gradient, log_sum, key_gradient, value_gradient, delta,
+            tail_ds, cosine, sine, value_stride, key_gradient_stride, first,
+            inner, Q, K, E, CAUSAL, MAIN, TAIL, PQ,
+        )  # fmt: skip
+        tl.debug_barrier()  # other threads of this program wrote what it reads below
+
+    kind = query.dtype.element_ty
+    main = tl.arange(0, MAIN)
+    k = _load(key, main, inner, K, MAIN > K, E)
+    v = _load(value, main, value_stride, K, MAIN > K, E)
+    k_tail = k
+    if TAIL:
+        k_tail = _load(key, MAIN + tl.arange(0, TAIL), inner, K, True, E)
+    dk = tl.zeros((MAIN, E), tl.float32)
+    dv = tl.zeros((MAIN, E), tl.float32)
+    for start in range(0, Q, BQ):
+        rows = start + tl.arange(0, BQ)
+        there = rows < Q
+        q = _load(query, rows, inner, Q, Q % BQ != 0, E)
+        do = _load(out_gradient, rows, inner, Q, Q % BQ != 0, E)
+        # Products that wait for nothing come first: so they run one behind the other.
+        score = tl.dot(k, tl.trans(q))
+        dweight = tl.dot(v, tl.trans(do))
+        if TAIL:
+            offset = tl.load(delta + rows, mask=there, other=0.0)
+        else:
+            o = _load(out, rows, inner, Q, Q % BQ != 0, E)
+            offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        # Rows that are not there weigh nothing.
+        top = tl.load(log_sum + rows, mask=there, other=1e30)
+        weight = tl.exp2(score - top[None, :])
+        if MAIN > K:
+            weight = tl.where((main < K)[:, None], weight, 0.0)
+        if CAUSAL:
+            weight = tl.where(main[:, None] <= first + rows[None, :], weight, 0.0)
+        ds = (weight * (dweight - offset[None, :])).to(kind)
+        dv = tl.dot(weight.to(kind), do, dv)
+        dk = tl.dot(ds, q, dk)
+        dq = tl.dot(tl.trans(k), ds)  # (E, BQ)
+        if TAIL:
+            owed = tail_ds + rows[:, None] * TAIL + tl.arange(0, TAIL)
+            ds_tail = tl.load(owed, mask=there[:, None], other=0.0)
+            dq = tl.dot(tl.trans(k_tail), tl.trans(ds_tail), dq)
+        _store_turned_back(
+            query_gradient, tl.trans(dq) * scale, rows, query_gradient_stride, there,
+            cosine, sine, first + rows, BQ, E,
+        )  # fmt: skip
+
+    _store_turned_back(
+        key_gradient, dk / LOG2_E, main, key_gradient_stride, main < K, cosine, sine, main, MAIN, E
+    )
+    at = value_gradient + main[:, None] * key_gradient_stride + tl.arange(0, E)
+    tl.store(at, dv.to(kind), mask=(main < K)[:, None])
 
 
 # ---------------------------------------------------------------------------------------- launch
 
 
-def tiles(own: int, others: int) -> tuple[int, int, dict[str, int]]:
-    """Sizes of a program's own block and of those it goes over, and how it is run.
+def key_tiles(keys: int) -> dict[str, int]:
+    """A power of two of keys, and the rest of them."""
+    if keys <= 32:
+        return {"MAIN": max(16, triton.next_power_of_2(keys)), "TAIL": 0}
+    main = 1 << (keys.bit_length() - 1)
+    rest = keys - main
+    return {"MAIN": main, "TAIL": max(16, triton.next_power_of_2(rest)) if rest else 0}
 
-    Short sequences are one block; of long ones a program owns 64 rows, as many as a warp group's
-    product has, and goes over the rest in pieces that waste little of the last.
-    """
-    sizes = [min(64, max(16, triton.next_power_of_2(count))) for count in (own, others)]
-    short = max(own, others) <= 32
-    how = {"num_warps": 2, "num_stages": 1} if short else {"num_warps": 4, "num_stages": 2}
-    return sizes[0], sizes[1], how
+
+def forward_tiles(queries: int, keys: int) -> dict[str, int]:
+    """How many queries are answered at once, and by how many warps."""
+    size = min(64, max(16, triton.next_power_of_2(queries)))
+    if max(queries, keys) <= 32:
+        return {"BQ": size, "num_warps": 1, "num_stages": 1}
+    return {"BQ": size, "num_warps": 4, "num_stages": 2}
+
+
+def backward_tiles(queries: int, keys: int) -> dict[str, int]:
+    """How many queries are taken at once; gradients of all keys stay in registers meanwhile."""
+    if max(queries, keys) <= 32:
+        size = max(16, triton.next_power_of_2(queries))
+        return {"BQ": size, "PQ": size, "num_warps": 1, "num_stages": 1}
+    tile = {"BQ": 32, "PQ": 64 if queries <= 128 else 128}
+    return tile | {"num_warps": 4 if keys < 256 else 8, "num_stages": 2}
+
+
+def fits(keys: int) -> bool:
+    """Whether a program can hold that many keys."""
+    return keys <= 32 or sum(key_tiles(keys).values()) <= LONGEST
 
 
 class Heads:
-    """Queries, keys and values of all heads as views, and what every launch says of them."""
+    """Where queries, keys and values of all heads lie, and what every launch says of them."""
 
-    def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, heads: int, first: int, causal: bool
-    ) -> None:
-        self.query, self.key, self.value = query, key, value
-        self.first = first
-        self.rows, self.queries, inner = query.shape
-        self.keys = key.shape[1]
-        self.heads, self.head_dim = heads, inner // heads
-        self.causal = causal
+    def __init__(self, query: Tensor | None, rest: Tensor, heads: int) -> None:
+        if query is None:  # one projection has all three
+            self.query, self.key, self.value = rest.chunk(3, dim=-1)
+        else:
+            self.query = query
+            self.key, self.value = rest.chunk(2, dim=-1)
+        self.rows, self.queries, self.inner = self.query.shape
+        self.keys = self.key.shape[1]
+        self.heads, self.head_dim = heads, self.inner // heads
 
-    @classmethod
-    def packed(cls, qkv: Tensor, heads: int, causal: bool) -> "Heads":
-        query, key, value = qkv.chunk(3, dim=-1)
-        return cls(query, key, value, heads, 0, causal)
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.head_dim)
 
-    @classmethod
-    def split(
-        cls, query: Tensor, key_value: Tensor, heads: int, first: int, causal: bool
-    ) -> "Heads":
-        key, value = key_value.chunk(2, dim=-1)
-        return cls(query, key, value, heads, first, causal)
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"H": self.heads, "Q": self.queries, "K": self.keys, "E": self.head_dim}
 
-    def arguments(self, cosine: Tensor, sine: Tensor) -> tuple:
-        """From the tables on, in the order of the kernels' signatures."""
-        return (
+    def turned(self, cosine: Tensor, sine: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Queries (N, Q, H·E), scaled, and keys (N, K, H·E)."""
+        query, key = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in
+                      (self.query, self.key))  # fmt: skip
+        queries, keys = self.rows * self.queries, self.rows * self.keys
+        block = 8
+        _turn[triton.cdiv(max(queries, keys), block), 2](
+            self.query,
+            self.key,
+            query,
+            key,
             cosine,
             sine,
             self.query.stride(1),
             self.key.stride(1),
-            self.first,
-            1 / math.sqrt(self.head_dim),
+            queries,
+            keys,
+            first,
+            self.scale * LOG2_E.value,
+            R=block,
+            num_warps=4,
+            **self.constants,
         )
-
-    def constants(self) -> dict[str, int]:
-        return {
-            "H": self.heads,
-            "Q": self.queries,
-            "K": self.keys,
-            "E": self.head_dim,
-            "CAUSAL": self.causal,
-        }
+        return query, key
 
 
-def run_forward(heads: Heads, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+def run_forward(
+    heads: Heads, query: Tensor, key: Tensor, first: int, causal: bool
+) -> tuple[Tensor, Tensor]:
     """The heads' weighted sums side by side (N, Q, H·E), and log2 of the weights' sums."""
-    query = heads.query
-    out = query.new_empty(heads.rows, heads.queries, heads.heads * heads.head_dim)
+    out = torch.empty_like(query)
     log_sum = query.new_empty(heads.rows, heads.heads, heads.queries, dtype=torch.float32)
-    own, others, how = tiles(heads.queries, heads.keys)
-    _forward[triton.cdiv(heads.queries, own), heads.rows * heads.heads](
+    _forward[heads.rows * heads.heads,](
         query,
-        heads.key,
+        key,
         heads.value,
         out,
         log_sum,
-        *heads.arguments(cosine, sine),
-        **heads.constants(),
-        BQ=own,
-        BK=others,
-        **how,
+        heads.value.stride(1),
+        first,
+        CAUSAL=causal,
+        **heads.constants,
+        **key_tiles(heads.keys),
+        **forward_tiles(heads.queries, heads.keys),
     )
     return out, log_sum
 
@@ -353,191 +442,151 @@ def run_forward(heads: Heads, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Ten
 def run_backward(
     heads: Heads,
     gradients: Heads,
+    query: Tensor,
+    key: Tensor,
     out: Tensor,
     log_sum: Tensor,
     out_gradient: Tensor,
     cosine: Tensor,
     sine: Tensor,
+    first: int,
+    causal: bool,
 ) -> None:
     """Fill the gradients, laid out as the heads are."""
-    out_gradient = out_gradient.contiguous()
-    delta = torch.empty_like(log_sum)
-    constants, rows = heads.constants(), heads.rows * heads.heads
-    size = {"H": heads.heads, "Q": heads.queries, "E": heads.head_dim}
-    _delta[triton.cdiv(heads.queries, 32), rows](out, out_gradient, delta, B=32, **size)
-    given = (heads.query, heads.key, heads.value, out_gradient, log_sum, delta)
-    arguments = heads.arguments(cosine, sine)
-    own, others, how = tiles(heads.keys, heads.queries)
-    _backward_keys[triton.cdiv(heads.keys, own), rows](
-        *given, gradients.key, gradients.value, *arguments, **constants, BK=own, BQ=others, **how
-    )
-    own, others, how = tiles(heads.queries, heads.keys)
-    _backward_queries[triton.cdiv(heads.queries, own), rows](
-        *given, gradients.query, *arguments, **constants, BQ=own, BK=others, **how
+    tile = key_tiles(heads.keys)
+    _backward[heads.rows * heads.heads,](
+        query,
+        key,
+        heads.value,
+        out,
+        out_gradient.contiguous(),
+        log_sum,
+        gradients.query,
+        gradients.key,
+        gradients.value,
+        torch.empty_like(log_sum),
+        query.new_empty(heads.rows * heads.heads * heads.queries * tile["TAIL"]),
+        cosine,
+        sine,
+        heads.value.stride(1),
+        gradients.query.stride(1),
+        gradients.key.stride(1),
+        first,
+        heads.scale,
+        CAUSAL=causal,
+        **heads.constants,
+        **tile,
+        **backward_tiles(heads.queries, heads.keys),
     )
 
 
-# ------------------------------------------------------------------------------- torch operators
+# -------------------------------------------------------------------------------- torch operator
 
 
 @torch.library.custom_op("memtrain::attend", mutates_args=())
 def attend(
-    qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """Attention of all positions, from one projection (N, L, 3·H·E)."""
-    return run_forward(Heads.packed(qkv, heads, causal), cosine, sine)
+    query: Tensor | None,
+    rest: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    heads: int,
+    first: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attention of the Q positions from `first` on, (N, Q, H·E), to all, (N, K, 2·H·E); or, without
+    a query, of all positions to all, from one projection (N, L, 3·H·E).
+
+    Returns:
+        What they read, and what the backward pass needs: turned queries and keys, log2 of the
+        weights' sums.
+    """
+    given = Heads(query, rest, heads)
+    turned_query, turned_key = given.turned(cosine, sine, first)
+    out, log_sum = run_forward(given, turned_query, turned_key, first, causal)
+    return out, turned_query, turned_key, log_sum
 
 
 @attend.register_fake
-def _(qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool) -> tuple[Tensor, Tensor]:
-    rows, length, inner = qkv.shape
-    out = qkv.new_empty(rows, length, inner // 3)
-    return out, qkv.new_empty(rows, heads, length, dtype=torch.float32)
+def _(query, rest, cosine, sine, heads, first, causal):
+    given = Heads(query, rest, heads)
+    row_shape = (given.rows, given.queries, given.inner)
+    return (
+        rest.new_empty(row_shape),
+        rest.new_empty(row_shape),
+        rest.new_empty(given.rows, given.keys, given.inner),
+        rest.new_empty(given.rows, heads, given.queries, dtype=torch.float32),
+    )
 
 
 @torch.library.custom_op("memtrain::attend_backward", mutates_args=())
 def attend_backward(
-    qkv: Tensor,
+    query: Tensor | None,
+    rest: Tensor,
     cosine: Tensor,
     sine: Tensor,
     heads: int,
+    first: int,
     causal: bool,
     out: Tensor,
+    turned_query: Tensor,
+    turned_key: Tensor,
     log_sum: Tensor,
     out_gradient: Tensor,
-) -> Tensor:
-    gradient = torch.empty_like(qkv)
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the query (empty without one) and of the rest."""
+    of_query, of_rest = _gradients(query, rest)
     run_backward(
-        Heads.packed(qkv, heads, causal),
-        Heads.packed(gradient, heads, causal),
+        Heads(query, rest, heads),
+        Heads(None if query is None else of_query, of_rest, heads),
+        turned_query,
+        turned_key,
         out,
         log_sum,
         out_gradient,
         cosine,
         sine,
+        first,
+        causal,
     )
-    return gradient
+    return of_query, of_rest
 
 
 @attend_backward.register_fake
-def _(
-    qkv: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    heads: int,
-    causal: bool,
-    out: Tensor,
-    log_sum: Tensor,
-    out_gradient: Tensor,
-) -> Tensor:
-    return torch.empty_like(qkv)
+def _(query, rest, *_):
+    return _gradients(query, rest)
 
 
-def _attend_context(ctx, inputs, output) -> None:
-    qkv, cosine, sine, ctx.heads, ctx.causal = inputs
-    ctx.save_for_backward(qkv, cosine, sine, *output)
+def _gradients(query: Tensor | None, rest: Tensor) -> tuple[Tensor, Tensor]:
+    of_query = rest.new_empty(0) if query is None else rest.new_empty(query.shape)
+    return of_query, rest.new_empty(rest.shape)
 
 
-def _attend_gradient(ctx, out_gradient, _):
-    qkv, cosine, sine, out, log_sum = ctx.saved_tensors
-    gradient = attend_backward(qkv, cosine, sine, ctx.heads, ctx.causal, out, log_sum, out_gradient)
-    return gradient, None, None, None, None
+def _context(ctx, inputs, output) -> None:
+    query, rest, cosine, sine, ctx.heads, ctx.first, ctx.causal = inputs
+    ctx.packed = query is None
+    ctx.save_for_backward(*(() if query is None else (query,)), rest, cosine, sine, *output)
 
 
-attend.register_autograd(_attend_gradient, setup_context=_attend_context)
-
-
-@torch.library.custom_op("memtrain::attend_some", mutates_args=())
-def attend_some(
-    query: Tensor,
-    key_value: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    heads: int,
-    first: int,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
-    """Attention of the Q positions from `first` on, (N, Q, H·E), to all, (N, K, 2·H·E)."""
-    return run_forward(Heads.split(query, key_value, heads, first, causal), cosine, sine)
-
-
-@attend_some.register_fake
-def _(
-    query: Tensor,
-    key_value: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    heads: int,
-    first: int,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:
-    rows, queries, _ = query.shape
-    return torch.empty_like(query), query.new_empty(rows, heads, queries, dtype=torch.float32)
-
-
-@torch.library.custom_op("memtrain::attend_some_backward", mutates_args=())
-def attend_some_backward(
-    query: Tensor,
-    key_value: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    heads: int,
-    first: int,
-    causal: bool,
-    out: Tensor,
-    log_sum: Tensor,
-    out_gradient: Tensor,
-) -> tuple[Tensor, Tensor]:
-    gradients = torch.empty_like(query), torch.empty_like(key_value)
-    run_backward(
-        Heads.split(query, key_value, heads, first, causal),
-        Heads.split(*gradients, heads, first, causal),
-        out,
-        log_sum,
-        out_gradient,
-        cosine,
-        sine,
+def _gradient(ctx, out_gradient, *_):
+    saved = ctx.saved_tensors
+    query, (rest, cosine, sine, *output) = (None, saved) if ctx.packed else (saved[0], saved[1:])
+    of_query, of_rest = attend_backward(
+        query, rest, cosine, sine, ctx.heads, ctx.first, ctx.causal, *output, out_gradient
     )
-    return gradients
+    return None if ctx.packed else of_query, of_rest, None, None, None, None, None
 
 
-@attend_some_backward.register_fake
-def _(
-    query: Tensor,
-    key_value: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    heads: int,
-    first: int,
-    causal: bool,
-    out: Tensor,
-    log_sum: Tensor,
-    out_gradient: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key_value)
-
-
-def _attend_some_context(ctx, inputs, output) -> None:
-    query, key_value, cosine, sine, ctx.heads, ctx.first, ctx.causal = inputs
-    ctx.save_for_backward(query, key_value, cosine, sine, *output)
-
-
-def _attend_some_gradient(ctx, out_gradient, _):
-    query, key_value, cosine, sine, out, log_sum = ctx.saved_tensors
-    gradients = attend_some_backward(
-        query, key_value, cosine, sine, ctx.heads, ctx.first, ctx.causal, out, log_sum, out_gradient
-    )
-    return *gradients, None, None, None, None, None
-
-
-attend_some.register_autograd(_attend_some_gradient, setup_context=_attend_some_context)
+attend.register_autograd(_gradient, setup_context=_context)
 
 
 class KernelAttention:
     """What `nn.blocks.Attention` calls in the place of its reference."""
 
+    def serves(self, keys: int) -> bool:
+        return fits(keys)
+
     def whole(self, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool) -> Tensor:
-        return attend(qkv, cosine, sine, heads, causal)[0]
+        return attend(None, qkv, cosine, sine, heads, 0, causal)[0]
 
     def some(
         self,
@@ -549,4 +598,4 @@ class KernelAttention:
         first: int,
         causal: bool,
     ) -> Tensor:
-        return attend_some(query, key_value, cosine, sine, heads, first, causal)[0]
+        return attend(query, key_value, cosine, sine, heads, first, causal)[0]

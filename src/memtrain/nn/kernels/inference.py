@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memtrain.nn.blocks import RMS_EPSILON, Block, Stack
-from memtrain.nn.kernels.attention import LOG2_E, load_turned
+from memtrain.nn.kernels.attention import LOG2_E
 
 PRODUCTS = torch.bfloat16
 """The precision in which products are taken and what lies between them is written."""
@@ -22,6 +22,22 @@ LONGEST = 128
 """Positions in a sequence that one tile of attention holds."""
 MOST_ROWS = 2**16
 """Above this, plain products fill the device and launches cost nothing."""
+
+
+@triton.jit
+def load_turned(x, rows, row_stride, there, cosine, sine, positions, E: tl.constexpr):
+    """Rows of one head, (R, E) in fp32, turned by the angles of their positions."""
+    column = tl.arange(0, E)
+    partner = column ^ (E // 2)
+    mask = there[:, None]
+    own = tl.load(x + rows[:, None] * row_stride + column, mask=mask, other=0.0)
+    other = tl.load(x + rows[:, None] * row_stride + partner, mask=mask, other=0.0)
+    half = column % (E // 2)
+    angle = positions[:, None] * (E // 2) + half
+    c = tl.load(cosine + angle, mask=mask, other=0.0)
+    s = tl.load(sine + angle, mask=mask, other=0.0)
+    sign = tl.where(column < E // 2, -1.0, 1.0)
+    return own.to(tl.float32) * c + other.to(tl.float32) * s * sign
 
 
 @triton.jit
