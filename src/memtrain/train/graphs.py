@@ -5,7 +5,6 @@ A graph reads the weights where they lie, so it stays right while they train.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -196,17 +195,11 @@ class StepOwner(Protocol):
     """What a captured training step needs of its trainer."""
 
     generator: torch.Generator
-    ordered: list[nn.Parameter]
 
     @property
     def capturable(self) -> bool: ...
 
     def compute(self) -> dict[str, Tensor]: ...
-
-
-@cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 class GraphedStep:
@@ -220,11 +213,7 @@ class GraphedStep:
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.metrics: dict[str, Tensor] = {}
-        self.side = _side_stream(torch.cuda.current_device())
-        with torch.cuda.stream(self.side):
-            # Gradients are summed on the stream where a parameter was first used with autograd.
-            # Compilation uses it on the default stream, which no capture may touch: so come first.
-            self.sums = [parameter.expand_as(parameter).grad_fn for parameter in trainer.ordered]
+        self.side = torch.cuda.Stream()
 
     def __call__(self) -> dict[str, Tensor]:
         if self.taken < WARMUP:

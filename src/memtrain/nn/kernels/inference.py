@@ -272,7 +272,8 @@ class InferenceStack:
         self.stack = stack
         self.blocks = [block for block in stack.blocks if isinstance(block, Block)]
         matrices = [_matrices(block) for block in self.blocks]
-        self.sources = [matrix for block in matrices for matrix in block]
+        # Detached: a copy that autograd remembers would tie a parameter's gradient to this stream.
+        self.sources = [matrix.detach() for block in matrices for matrix in block]
         self.copies = [matrix.to(PRODUCTS) for matrix in self.sources]
 
     @torch.no_grad()
