@@ -14,6 +14,7 @@ from itertools import product
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.nn.blocks import Attention, Block, Rotary, Stack
@@ -126,6 +127,19 @@ def compiled_block_case(device, kind, rows, length, width) -> None:
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
+def traced_block_case() -> None:
+    """Under autocast a block with both kernels traces whole; gradients are as its parameters."""
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
+        block, rotary = Block(64, 2, 16), Rotary(16)
+        block.attention.fast, block.fast_mlp = KernelAttention(), KernelMLP()
+        x = torch.randn(3, 17, 64, dtype=torch.bfloat16, requires_grad=True)
+        out = torch.compile(block, fullgraph=True, backend="aot_eager")(x, rotary)
+        got = torch.autograd.grad(out.sum(), [x, *block.parameters()])
+    kinds = [out.dtype, *(one.dtype for one in got)]
+    wanted = [torch.bfloat16] * 2 + [torch.float32] * (len(got) - 1)
+    check("traced block under autocast", 0.0 if kinds == wanted else torch.nan, 0.0)
+
+
 def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal) -> None:
     """A whole stack without autograd, and again after its weights have changed."""
     stack = Stack(width, layers, heads, head_dim).to(device)
@@ -198,7 +212,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     ]
     for kind in kinds:
         cases += mlp_cases(device, kind)
-    cases.append(partial(compiled_block_case, device, kinds[0], 3, 17, 32))
+    cases += [partial(compiled_block_case, device, kinds[0], 3, 17, 32), traced_block_case]
     stacks = [
         (5, 17, 64, 2, 2, 16, slice(16), False),
         (3, 4, 32, 1, 2, 16, slice(3, None), True),

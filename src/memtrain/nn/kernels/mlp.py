@@ -56,7 +56,7 @@ def _gelu_slope(x):
 # Programs that follow each other take the same rows, which are then read from memory once.
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"])
 def _up(
     x,
     weight,
@@ -92,7 +92,7 @@ def _up(
         after.store([row, first], _gelu(total).to(after.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "step"])
 def _down_backward(
     gradient,
     gradient_at,
@@ -158,15 +158,15 @@ def _down_backward(
 def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str, int]:
     """Sizes of a tile and how it is run; `per_processor` programs stay, 0: one for each tile.
 
-    Large products are bound by memory: two programs share a processor, so that one computes while
-    the other waits. With few rows, small tiles fill the device.
+    Large products are bound by memory: two programs share a processor (up to 128 registers a
+    thread), so that one computes while the other waits. With few rows, small tiles fill the device.
     """
     most = 64 if element_size == 2 else 32
     size = min(most, max(16, triton.next_power_of_2(inner)))
     tile = {"BI": size, "per_processor": 0, "num_warps": 4, "num_stages": 3}
     if rows <= 4096 or element_size > 2:
         return tile | {"BR": 64, "BO": 64 if backward else 128}
-    return tile | {"BR": 128, "BO": 128, "num_warps": 8}
+    return tile | {"BR": 128, "BO": 128, "num_warps": 8, "maxnreg": 128}
 
 
 class Launch:
