@@ -24,17 +24,15 @@ LOG2_DENSITY_AT_ZERO = tl.constexpr(-1.3257480647361595)
 def _tail(distance):
     """The normal distribution's mass beyond a distance d >= 0, that is erfc(d / sqrt(2)) / 2.
 
-    2^p(d) with a polynomial p, fitted for the smallest greatest error of d times the result,
-    1.4e-8: as exact as fp32 is, at half the instructions of erf. p falls without end.
+    2^p(d) with a polynomial p that falls without end, fitted for the smallest greatest error of
+    the result times max(1, d). GELU is then off by at most 8e-7, no more than torch's in fp32 (1e-6
+    for large x), at a quarter of erf's instructions.
     """
-    p = -2.2758708837500308e-06 * distance + 3.296800423413515e-05
-    p = p * distance - 0.00015727874415460974
-    p = p * distance - 0.000202478957362473
-    p = p * distance + 0.007142781745642424
-    p = p * distance - 0.052546434104442596
-    p = p * distance - 0.45919305086135864
-    p = p * distance - 1.1511069536209106
-    p = p * distance - 0.9999999403953552
+    p = -0.000500261027 * distance + 0.00728238747
+    p = p * distance - 0.0523432605
+    p = p * distance - 0.459414065
+    p = p * distance - 1.151052
+    p = p * distance - 1.0000019
     return tl.exp2(p)
 
 
