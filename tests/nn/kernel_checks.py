@@ -13,14 +13,16 @@ from functools import partial
 from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from memtrain.config import CellConfig, TeacherConfig
-from memtrain.nn.blocks import Attention, Rotary, Stack
+from memtrain.nn.blocks import Attention, Block, Rotary, Stack
 from memtrain.nn.cells import TransformerCell
-from memtrain.nn.kernels import inference
+from memtrain.nn.kernels import inference, mlp
 from memtrain.nn.kernels.attention import KernelAttention
 from memtrain.nn.kernels.inference import InferenceStack
+from memtrain.nn.kernels.mlp import KernelMLP
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder
 
@@ -64,6 +66,78 @@ def attention_case(device, kind, rows, length, heads, head_dim, keep, causal) ->
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
+def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
+    """Output and every gradient against fp64, in the usual tiles or with `tile` changed."""
+
+    def layers(kind: torch.dtype) -> nn.Sequential:
+        made = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        return made.to(device, kind)
+
+    reference, fast = layers(torch.float64), layers(kind)
+    fast.load_state_dict(reference.state_dict())
+    # Far enough out for GELU's tails.
+    x = 4 * torch.randn(rows, width, device=device, dtype=torch.float64)
+    x = x.to(kind).double().requires_grad_()
+    expected = reference(x)
+    weights = torch.randn_like(expected).to(kind)
+    wanted = torch.autograd.grad((expected * weights).sum(), [x, *reference.parameters()])
+
+    usual = mlp.tiles
+    mlp.tiles = lambda *shape: usual(*shape) | tile
+    x = x.detach().to(kind).requires_grad_()
+    out = KernelMLP()(fast, x)
+    got = torch.autograd.grad((out * weights).sum(), [x, *fast.parameters()])
+    mlp.tiles = usual
+
+    limit = 1e-5 if kind == torch.float32 else 1.5e-2
+    if kind == torch.float32 and device == "cuda":
+        limit = 5e-3  # tf32
+    name = f"mlp {kind} R{rows} W{width} O{hidden} {tile or ''}"
+    check(f"{name}: output", relative_error(out, expected), limit)
+    for part, one, other in zip(
+        ("input", "up", "up bias", "down", "down bias"), got, wanted, strict=True
+    ):
+        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
+def compiled_block_case(device, kind, rows, length, width) -> None:
+    """A block with both kernels traces whole, under autocast where that is bf16."""
+    reference = Block(width, 2, 16).to(device)
+    fast = Block(width, 2, 16).to(device)
+    fast.load_state_dict(reference.state_dict())
+    fast.attention.fast, fast.fast_mlp = KernelAttention(), KernelMLP()
+    rotary = Rotary(16).to(device)
+    x = torch.randn(rows, length, width, device=device, requires_grad=True)
+    expected = reference(x, rotary, slice(3, None))
+    wanted = torch.autograd.grad(expected.square().sum(), [x, *reference.parameters()])
+    run = torch.compile(
+        fast, fullgraph=True, backend="aot_eager" if device == "cpu" else "inductor"
+    )
+    with torch.autocast(device, kind, enabled=kind != torch.float32):
+        out = run(x.to(kind), rotary, slice(3, None))
+    got = torch.autograd.grad(out.float().square().sum(), [x, *fast.parameters()])
+    limit = 1e-5 if kind == torch.float32 else 2.5e-2
+    name = f"compiled block {kind} N{rows} L{length} W{width}"
+    check(f"{name}: output", relative_error(out, expected), limit)
+    names = ["input", *(name for name, _ in fast.named_parameters())]
+    for part, one, other in zip(names, got, wanted, strict=True):
+        assert one.dtype == other.dtype
+        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
+def traced_block_case() -> None:
+    """Under autocast a block with both kernels traces whole; gradients are as its parameters."""
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
+        block, rotary = Block(64, 2, 16), Rotary(16)
+        block.attention.fast, block.fast_mlp = KernelAttention(), KernelMLP()
+        x = torch.randn(3, 17, 64, dtype=torch.bfloat16, requires_grad=True)
+        out = torch.compile(block, fullgraph=True, backend="aot_eager")(x, rotary)
+        got = torch.autograd.grad(out.sum(), [x, *block.parameters()])
+    kinds = [out.dtype, *(one.dtype for one in got)]
+    wanted = [torch.bfloat16] * 2 + [torch.float32] * (len(got) - 1)
+    check("traced block under autocast", 0.0 if kinds == wanted else torch.nan, 0.0)
+
+
 def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal) -> None:
     """A whole stack without autograd, and again after its weights have changed."""
     stack = Stack(width, layers, heads, head_dim).to(device)
@@ -103,6 +177,21 @@ def rnn_case() -> None:
         check(f"rollout, step {step}", relative_error(out[:, step], expected[:, step]), 5e-2)
 
 
+def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
+    shapes = [(5, 16, 64), (70, 48, 208), (130, 64, 256)]
+    # Weights that stay in shared memory, and programs that take several turns.
+    stays = {"BR": 64, "BO": 64, "BI": 64, "per_processor": 1, "num_stages": 2}
+    cases = [partial(mlp_case, device, kind, *shape) for shape in shapes]
+    cases.append(partial(mlp_case, device, kind, 300, 48, 80, **stays))
+    if device == "cuda":
+        shapes = [(rows, 256, 1024) for rows in (17, 2176, 10112, 20001, 69632)]
+        cases += [partial(mlp_case, device, kind, *shape) for shape in (*shapes, (999, 384, 1536))]
+    if kind == torch.bfloat16:
+        stays |= {"BI": 256}
+        cases.append(partial(mlp_case, device, kind, 40001, 256, 1024, **stays))
+    return cases
+
+
 def all_cases(device: str) -> list[Callable[[], None]]:
     if device == "cpu":
         inference.PRODUCTS = torch.float32
@@ -119,6 +208,9 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         )
         for keep in (None, slice(-3, None), slice(4))
     ]
+    for kind in kinds:
+        cases += mlp_cases(device, kind)
+    cases += [partial(compiled_block_case, device, kinds[0], 3, 17, 32), traced_block_case]
     stacks = [
         (5, 17, 64, 2, 2, 16, slice(16), False),
         (3, 4, 32, 1, 2, 16, slice(3, None), True),

@@ -162,6 +162,13 @@ class Attention(nn.Module):
         return query, rest
 
 
+@runtime_checkable
+class FastMLP(Protocol):
+    """What an engine may put in the place of the reference, `mlp(x)`."""
+
+    def __call__(self, layers: nn.Sequential, x: Tensor) -> Tensor: ...
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -173,6 +180,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
+        self.fast_mlp: FastMLP | None = None
 
     def forward(
         self,
@@ -191,7 +199,8 @@ class Block(nn.Module):
     ) -> Float[Tensor, "*rows L W"]:
         """Everything after the attention."""
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x))
+        normed = self.mlp_norm(x)
+        return x + (self.fast_mlp(self.mlp, normed) if self.fast_mlp else self.mlp(normed))
 
 
 @runtime_checkable

@@ -50,10 +50,13 @@ class Engine:
         """Give the Transformers what makes them fast here; one compilation serves all layers."""
         if self.kernels:
             from memtrain.nn.kernels.attention import KernelAttention
+            from memtrain.nn.kernels.mlp import KernelMLP
 
             for module in models.modules():
                 if isinstance(module, Attention) and _fits_kernels(module):
                     module.fast = KernelAttention()
+                if isinstance(module, Block) and KernelMLP.serves(module.mlp):
+                    module.fast_mlp = KernelMLP()
         if self.config.compile:
             for module in models.modules():
                 if isinstance(module, Block):
