@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
+from memtrain.objectives.beside import INLINE, Beside
 from memtrain.objectives.part import WHOLE, Part
 from memtrain.shapes import Batch, Losses
 
@@ -14,6 +15,8 @@ class Objective(nn.Module, ABC):
 
     part: Part = WHOLE
     """Which part of the batch the next call gets, and what the others say; the trainer sets it."""
+    beside: Beside = INLINE
+    """Where work goes that nothing waits for yet; the trainer sets it."""
 
     @abstractmethod
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:

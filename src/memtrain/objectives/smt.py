@@ -48,8 +48,10 @@ class SMT(Objective):
         config = self.config
         steps, asked = self._timesteps(batch, generator)
         memory = self.teacher.encode(batch.inputs, steps)
+        with self.beside:
+            dynamics = self._dynamics(batch, memory, steps)
         decode = self._decode(batch, memory, steps, asked)
-        dynamics = self._dynamics(batch, memory, steps)
+        self.beside.join()
         everyones = self.part.gather(memory)
         uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         total = (

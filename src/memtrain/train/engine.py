@@ -12,6 +12,7 @@ from memtrain.config import EngineConfig, StageConfig
 from memtrain.errors import MemtrainError
 from memtrain.nn.blocks import Attention, Block, FastStack, Stack
 from memtrain.nn.rnn import RNN
+from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.train.graphs import FastStacks, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
 
 
@@ -86,6 +87,10 @@ class Engine:
         return torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
         )
+
+    def beside(self, trainer: "StepOwner") -> Beside:
+        """A captured graph keeps streams apart; without one, memory would have to be watched."""
+        return SideStream() if self.fast and trainer.capturable else INLINE
 
     def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:
         """How the trainer's step is called: as it is, or as a captured graph of it."""

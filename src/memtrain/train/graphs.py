@@ -213,7 +213,8 @@ class GraphedStep:
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.metrics: dict[str, Tensor] = {}
-        self.side = torch.cuda.Stream()
+        # Before others: what is long and not urgent runs beside it (objectives/beside.py).
+        self.side = torch.cuda.Stream(priority=-1)
 
     def __call__(self) -> dict[str, Tensor]:
         if self.taken < WARMUP:

@@ -62,6 +62,7 @@ class Trainer:
         self.looks = engine.device.type != "cuda" or any(map(spread, self.ordered))
         """Whether the host looks at every step's numbers, which would stall a GPU."""
         self._step = engine.step(self)
+        objective.beside = engine.beside(self)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0

@@ -88,9 +88,10 @@ def _turn_rows(
 
 @triton.jit
 def _store_turned_back(
-    x, gradient, rows, row_stride, there, cosine, sine, positions, R: tl.constexpr, E: tl.constexpr
-):
-    """Write the gradient, (R, E), of rows that were turned when they were read."""
+    x, gradient, rows, row_stride, there, cosine, sine, positions, R: tl.constexpr, E: tl.constexpr,
+    ADD: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient, (R, E), of rows that were turned when they were read; or add it."""
     half = tl.arange(0, E // 2)
     mask = there[:, None]
     left, right = tl.split(tl.permute(tl.reshape(gradient, (R, 2, E // 2)), (0, 2, 1)))
@@ -99,8 +100,12 @@ def _store_turned_back(
     s = tl.load(sine + angle, mask=mask, other=0.0)
     at = x + rows[:, None] * row_stride + half
     kind = x.dtype.element_ty
-    tl.store(at, (left * c + right * s).to(kind), mask=mask)
-    tl.store(at + E // 2, (right * c - left * s).to(kind), mask=mask)
+    back_left, back_right = left * c + right * s, right * c - left * s
+    if ADD:
+        back_left += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        back_right += tl.load(at + E // 2, mask=mask, other=0.0).to(tl.float32)
+    tl.store(at, back_left.to(kind), mask=mask)
+    tl.store(at + E // 2, back_right.to(kind), mask=mask)
 
 
 @triton.jit
@@ -222,10 +227,73 @@ def _backward_tail(
     # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
     _store_turned_back(
         key_gradient, tl.trans(dk_tail) / LOG2_E, tail, key_gradient_stride, tail < K,
-        cosine, sine, tail, TAIL, E,
+        cosine, sine, tail, TAIL, E, False,
     )  # fmt: skip
     at = value_gradient + tail[:, None] * key_gradient_stride + tl.arange(0, E)
     tl.store(at, tl.trans(dv_tail).to(kind), mask=(tail < K)[:, None])
+
+
+@triton.jit
+def _backward_keys(
+    query, key, value, out, out_gradient, log_sum, query_gradient, key_gradient, value_gradient,
+    delta, tail_ds, cosine, sine, value_stride, query_gradient_stride, key_gradient_stride, first,
+    scale,
+    first_key: tl.constexpr, inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    E: tl.constexpr, CAUSAL: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
+    BK: tl.constexpr, BQ: tl.constexpr,
+):  # fmt: skip
+    """Gradients of BK keys and values, kept in registers while all queries go by, and what these
+    keys add to the queries' gradients. Scores lie transposed, keys x queries, so they multiply
+    from registers."""
+    kind = query.dtype.element_ty
+    MASKED: tl.constexpr = first_key + BK > K
+    keys = first_key + tl.arange(0, BK)
+    k = _load(key, keys, inner, K, MASKED, E)
+    v = _load(value, keys, value_stride, K, MASKED, E)
+    k_tail = k
+    if TAIL and first_key == 0:
+        k_tail = _load(key, MAIN + tl.arange(0, TAIL), inner, K, True, E)
+    dk = tl.zeros((BK, E), tl.float32)
+    dv = tl.zeros((BK, E), tl.float32)
+    for start in range(0, Q, BQ):
+        rows = start + tl.arange(0, BQ)
+        there = rows < Q
+        q = _load(query, rows, inner, Q, Q % BQ != 0, E)
+        do = _load(out_gradient, rows, inner, Q, Q % BQ != 0, E)
+        # Products that wait for nothing come first: so they run one behind the other.
+        score = tl.dot(k, tl.trans(q))
+        dweight = tl.dot(v, tl.trans(do))
+        if TAIL:
+            offset = tl.load(delta + rows, mask=there, other=0.0)
+        else:
+            o = _load(out, rows, inner, Q, Q % BQ != 0, E)
+            offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        # Rows that are not there weigh nothing.
+        top = tl.load(log_sum + rows, mask=there, other=1e30)
+        weight = tl.exp2(score - top[None, :])
+        if MASKED:
+            weight = tl.where((keys < K)[:, None], weight, 0.0)
+        if CAUSAL:
+            weight = tl.where(keys[:, None] <= first + rows[None, :], weight, 0.0)
+        ds = (weight * (dweight - offset[None, :])).to(kind)
+        dv = tl.dot(weight.to(kind), do, dv)
+        dk = tl.dot(ds, q, dk)
+        dq = tl.dot(tl.trans(k), ds)  # (E, BQ)
+        if TAIL and first_key == 0:
+            owed = tail_ds + rows[:, None] * TAIL + tl.arange(0, TAIL)
+            ds_tail = tl.load(owed, mask=there[:, None], other=0.0)
+            dq = tl.dot(tl.trans(k_tail), tl.trans(ds_tail), dq)
+        _store_turned_back(
+            query_gradient, tl.trans(dq) * scale, rows, query_gradient_stride, there,
+            cosine, sine, first + rows, BQ, E, first_key > 0,
+        )  # fmt: skip
+    # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
+    _store_turned_back(
+        key_gradient, dk / LOG2_E, keys, key_gradient_stride, keys < K, cosine, sine, keys, BK, E,
+        False,
+    )  # fmt: skip
+    at = value_gradient + keys[:, None] * key_gradient_stride + tl.arange(0, E)
+    tl.store(at, dv.to(kind), mask=(keys < K)[:, None])
 
 
 @triton.jit
@@ -255,14 +323,13 @@ def _backward(
     CAUSAL: tl.constexpr,
     MAIN: tl.constexpr,
     TAIL: tl.constexpr,
+    BK: tl.constexpr,
     BQ: tl.constexpr,
     PQ: tl.constexpr,
 ):
     """All gradients of one head of one row of the batch.
 
-    The tail comes first: PQ queries at a time, its part of the queries' gradients left for later.
-    Then the rest, BQ queries at a time, while the gradients of all keys stay in registers; scores
-    lie transposed there, keys x queries, so they multiply from registers.
+    The tail comes first, PQ queries at a time; then the rest, BK keys by BQ queries at a time.
     """
     row_head = tl.program_id(0).to(tl.int64)
     row, head = row_head // H, row_head % H
@@ -287,53 +354,15 @@ def _backward(
         )  # fmt: skip
         tl.debug_barrier()  # other threads of this program wrote what it reads below
 
-    kind = query.dtype.element_ty
-    main = tl.arange(0, MAIN)
-    k = _load(key, main, inner, K, MAIN > K, E)
-    v = _load(value, main, value_stride, K, MAIN > K, E)
-    k_tail = k
-    if TAIL:
-        k_tail = _load(key, MAIN + tl.arange(0, TAIL), inner, K, True, E)
-    dk = tl.zeros((MAIN, E), tl.float32)
-    dv = tl.zeros((MAIN, E), tl.float32)
-    for start in range(0, Q, BQ):
-        rows = start + tl.arange(0, BQ)
-        there = rows < Q
-        q = _load(query, rows, inner, Q, Q % BQ != 0, E)
-        do = _load(out_gradient, rows, inner, Q, Q % BQ != 0, E)
-        # Products that wait for nothing come first: so they run one behind the other.
-        score = tl.dot(k, tl.trans(q))
-        dweight = tl.dot(v, tl.trans(do))
-        if TAIL:
-            offset = tl.load(delta + rows, mask=there, other=0.0)
-        else:
-            o = _load(out, rows, inner, Q, Q % BQ != 0, E)
-            offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-        # Rows that are not there weigh nothing.
-        top = tl.load(log_sum + rows, mask=there, other=1e30)
-        weight = tl.exp2(score - top[None, :])
-        if MAIN > K:
-            weight = tl.where((main < K)[:, None], weight, 0.0)
-        if CAUSAL:
-            weight = tl.where(main[:, None] <= first + rows[None, :], weight, 0.0)
-        ds = (weight * (dweight - offset[None, :])).to(kind)
-        dv = tl.dot(weight.to(kind), do, dv)
-        dk = tl.dot(ds, q, dk)
-        dq = tl.dot(tl.trans(k), ds)  # (E, BQ)
-        if TAIL:
-            owed = tail_ds + rows[:, None] * TAIL + tl.arange(0, TAIL)
-            ds_tail = tl.load(owed, mask=there[:, None], other=0.0)
-            dq = tl.dot(tl.trans(k_tail), tl.trans(ds_tail), dq)
-        _store_turned_back(
-            query_gradient, tl.trans(dq) * scale, rows, query_gradient_stride, there,
-            cosine, sine, first + rows, BQ, E,
+    for first_key in tl.static_range(0, MAIN, BK):
+        if first_key:
+            tl.debug_barrier()
+        _backward_keys(
+            query, key, value, out, out_gradient, log_sum, query_gradient, key_gradient,
+            value_gradient, delta, tail_ds, cosine, sine, value_stride, query_gradient_stride,
+            key_gradient_stride, first, scale,
+            first_key, inner, Q, K, E, CAUSAL, MAIN, TAIL, BK, BQ,
         )  # fmt: skip
-
-    _store_turned_back(
-        key_gradient, dk / LOG2_E, main, key_gradient_stride, main < K, cosine, sine, main, MAIN, E
-    )
-    at = value_gradient + main[:, None] * key_gradient_stride + tl.arange(0, E)
-    tl.store(at, dv.to(kind), mask=(main < K)[:, None])
 
 
 # ---------------------------------------------------------------------------------------- launch
@@ -357,12 +386,13 @@ def forward_tiles(queries: int, keys: int) -> dict[str, int]:
 
 
 def backward_tiles(queries: int, keys: int) -> dict[str, int]:
-    """How many queries are taken at once; gradients of all keys stay in registers meanwhile."""
+    """How many keys and queries are taken at once, and by how many warps."""
     if max(queries, keys) <= 32:
         size = max(16, triton.next_power_of_2(queries))
-        return {"BQ": size, "PQ": size, "num_warps": 1, "num_stages": 1}
-    tile = {"BQ": 32, "PQ": 64 if queries <= 128 else 128}
-    return tile | {"num_warps": 4 if keys < 256 else 8, "num_stages": 3}
+        main = key_tiles(keys)["MAIN"]
+        return {"BK": main, "BQ": size, "PQ": size, "num_warps": 1, "num_stages": 1}
+    main = key_tiles(keys)["MAIN"]
+    return {"BK": min(128, main), "BQ": 32, "PQ": 64, "num_warps": 4, "num_stages": 3}
 
 
 def fits(keys: int) -> bool:

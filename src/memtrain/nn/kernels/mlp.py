@@ -164,6 +164,8 @@ def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str,
     tile = {"BI": size, "per_processor": 0, "num_warps": 4, "num_stages": 3}
     if rows <= 4096 or element_size > 2:
         return tile | {"BR": 64, "BO": 64 if backward else 128}
+    if backward:
+        return tile | {"BR": 64, "BO": 128, "num_stages": 2, "maxnreg": 128}
     return tile | {"BR": 128, "BO": 128, "num_warps": 8, "maxnreg": 128}
 
 
