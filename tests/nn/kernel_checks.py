@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.nn.blocks import Attention, Rotary, Stack
@@ -70,7 +70,8 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
     """A whole stack without autograd, and again after its weights have changed."""
     stack = Stack(width, layers, heads, head_dim).to(device)
     x = torch.randn(rows, length, width, device=device)
-    fast = InferenceStack(stack)
+    head = nn.Linear(width, 40, bias=False).to(device)
+    fast = InferenceStack(stack, head)
     limit = 1.5e-2
     if device == "cpu":
         fast.copies = [copy.float() for copy in fast.copies]
@@ -78,12 +79,13 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
     name = f"stack N{rows} L{length} W{width} {keep} causal={causal}"
     for change in ("fresh", "refreshed"):
         with torch.no_grad():
-            expected = stack(x, keep=keep, causal=causal)
-            stack.fast = fast
-            out = stack(x, keep=keep, causal=causal)
-            stack.fast = None
-            check(f"{name}: {change}", relative_error(out, expected), limit)
-            for parameter in stack.parameters():
+            for part, end in (("stack", None), ("head", head)):
+                expected = stack(x, keep=keep, causal=causal, head=end)
+                stack.fast = fast
+                out = stack(x, keep=keep, causal=causal, head=end)
+                stack.fast = None
+                check(f"{name}: {change} {part}", relative_error(out, expected), limit)
+            for parameter in [*stack.parameters(), *head.parameters()]:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
             fast.refresh()
 

@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         if future is not None:
             x = torch.cat([x, future.to(x.dtype)], dim=1)  # (N, M+K, W)
         keep = slice(first, None) if asked is None else asked + first
-        return self.head(self.stack(x, keep=keep, causal=self.causal))
+        return self.stack(x, keep=keep, causal=self.causal, head=self.head)
 
 
 class Teacher(nn.Module):
