@@ -7,7 +7,8 @@ Products are taken in bf16 and summed in fp32; the residual stream is bf16, as u
 """
 
 import math
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,16 +21,16 @@ PRODUCTS = torch.bfloat16
 """The precision in which products are taken and what lies between them is written."""
 LONGEST = 128
 """Positions in a sequence that one tile of attention holds."""
-MOST_ROWS = 2**16
-"""Above this, plain products fill the device and launches cost nothing."""
 FEW_ROWS = 64
 """Up to here latency is all: tiles span the whole sum, in slices that run side by side."""
-CHAINED_ROWS = 4096
-"""Up to here a kernel is launched before the one in front of it has ended (0: never)."""
-FUSED_ROWS = 2**14
+WIDE_ROWS = 4096
+"""Up to here the first block reads fp32: a cast would be one kernel more."""
+FUSED_ROWS = 2**13
 """Up to here projection and attention are one kernel."""
-CHUNK_ROWS = 17_408
-"""More are run in chunks of sequences, whose intermediates then stay in the L2 cache."""
+CHAINED_ROWS = 2**16
+"""Up to here a kernel is launched before the one in front of it has ended (0: never)."""
+CHUNK_ROWS = 36_864
+"""More rows are run in chunks of whole sequences."""
 
 Tile = dict[str, int]
 
@@ -87,35 +88,49 @@ def _tile_rows(rows: int, length: int, wanted: int) -> int:
 # ---------------------------------------------------------------------------------------- launch
 
 
+class Rows(NamedTuple):
+    """Rows (R, I) and, where the product that made them has left them, parts (P, R) of the sums of
+    their squares."""
+
+    values: Tensor
+    squares: Tensor | None = None
+
+
 def linear(
-    x: Tensor,
+    x: Rows,
     weight: Tensor,
     *,
     norm: bool = False,
     bias: Tensor | None = None,
     gelu: bool = False,
     residual: Tensor | None = None,
+    measure: bool = False,
     length: int = 1,
     keep: range = range(1),
     dtype: torch.dtype | None = None,
-) -> Tensor:
+    first: bool = False,
+) -> Rows:
     """residual + f(x W^T + b), at the kept positions of sequences of the given length.
 
-    x is (R, I), the weight (O, I) with the norm's gain in it, the result (R', O) in `dtype`.
+    The weight is (O, I) with the norm's gain in it, the result (R', O) in `dtype`.
     """
     outer, inner = weight.shape
-    rows = len(x) // length * len(keep)
-    out = torch.empty(rows, outer, dtype=dtype or PRODUCTS, device=x.device)
+    device, rows = weight.device, len(x.values) // length * len(keep)
+    out = torch.empty(rows, outer, dtype=dtype or PRODUCTS, device=device)
     few = rows <= FEW_ROWS and inner <= 1024
     tile = few_tile(rows, inner, outer) if few else linear_tile(rows, inner, outer)
     kernel: Any = products.linear_few if few else products.linear
-    programs = triton.cdiv(rows, tile["BR"]) * triton.cdiv(outer, tile["BO"])
+    across = triton.cdiv(outer, tile["BO"])
+    measured = torch.empty(across, rows, device=device) if measure and not few else None
+    programs = triton.cdiv(rows, tile["BR"]) * across
     kernel[programs,](
-        x,
+        x.values,
         weight,
         weight if bias is None else bias,
         weight if residual is None else residual,
         out,
+        weight if x.squares is None else x.squares,
+        weight if measured is None else measured,
         rows,
         length,
         len(keep),
@@ -127,51 +142,74 @@ def linear(
         BIAS=bias is not None,
         GELU=gelu,
         RESIDUAL=residual is not None,
-        **_chain(x, rows),
+        PARTS=0 if x.squares is None else len(x.squares),
+        MEASURE=measured is not None,
+        **_chain(weight, rows, first),
         **tile,
     )
-    return out
+    return Rows(out, measured)
 
 
 def attend(
-    x: Tensor,
+    x: Rows,
     weight: Tensor,
     cosine: Tensor,
     sine: Tensor,
     heads: int,
     length: int,
     causal: bool,
-) -> Tensor:
+    *,
+    first: bool = False,
+) -> Rows:
     """Attention of norm(x) inside each of R / length sequences, (R, I) -> (R, H·E).
 
     The weight (3·H·E, I) carries the norm's gain, and its heads' pairs stand side by side.
     """
-    rows, inner = x.shape
+    rows, inner = x.values.shape
     head_dim = len(weight) // 3 // heads
     scale = 1 / math.sqrt(head_dim)
-    out = torch.empty(rows, heads * head_dim, dtype=PRODUCTS, device=x.device)
+    out = torch.empty(rows, heads * head_dim, dtype=PRODUCTS, device=weight.device)
     fused = rows <= FUSED_ROWS
     tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
     group = tile["BR"] // length
     programs = triton.cdiv(rows // length, group) * heads
     shape = {"H": heads, "L": length, "E": head_dim, "GROUP": group, "CAUSAL": causal}
-    options = shape | _chain(x, rows) | tile
+    options: dict[str, Any] = shape | _chain(weight, rows, first and fused) | tile
     if fused:
         products.attend[programs,](
-            x, weight, out, cosine, sine, rows, scale, RMS_EPSILON, INNER=inner, **options
+            x.values,
+            weight,
+            out,
+            weight if x.squares is None else x.squares,
+            cosine,
+            sine,
+            rows,
+            scale,
+            RMS_EPSILON,
+            INNER=inner,
+            PARTS=0 if x.squares is None else len(x.squares),
+            **options,
         )
     else:
-        qkv = linear(x, weight, norm=True)
+        qkv = linear(x, weight, norm=True, first=first).values
         products.group_attention[programs,](qkv, out, cosine, sine, rows, scale, **options)
-    return out
+    return Rows(out)
 
 
-def _chain(x: Tensor, rows: int) -> dict[str, bool]:
-    """Programmatic dependent launch, where it is worth it: kernels wait inside, not in front."""
-    if not x.is_cuda:
+def _chain(weight: Tensor, rows: int, first: bool = False) -> dict[str, bool]:
+    """Programmatic dependent launch: a kernel waits inside, after it has asked for its weights.
+
+    A first one is launched after all before it have ended, since they may be what made its
+    weights, and only lets the next one start early.
+    """
+    if rows > CHAINED_ROWS or not weight.is_cuda or not _can_chain(weight.device):
         return {"CHAINED": False}
-    chained = rows <= CHAINED_ROWS and torch.cuda.get_device_capability(x.device) >= (9, 0)
-    return {"CHAINED": chained, "launch_pdl": chained}
+    return {"CHAINED": True, "launch_pdl": not first}
+
+
+@cache
+def _can_chain(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 # ----------------------------------------------------------------------------------------- stack
@@ -213,8 +251,8 @@ class InferenceStack:
         return matrices
 
     def serves(self, x: Tensor) -> bool:
-        """Whether the sequences are short enough for a tile, and few enough to gain by it."""
-        return x.shape[1] <= LONGEST and len(x) * x.shape[1] <= MOST_ROWS
+        """Whether the sequences are short enough for a tile."""
+        return x.shape[1] <= LONGEST
 
     @torch.no_grad()
     def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
@@ -226,28 +264,50 @@ class InferenceStack:
         if head is None or head is not self.head:
             y = self.stack.norm(y)
             return y if head is None else head(y)
-        rows = linear(y.flatten(0, 1), self.copies[-1], norm=True, bias=head.bias, dtype=y.dtype)
-        return rows.unflatten(0, y.shape[:2])
+        rows = Rows(y.flatten(0, 1))
+        logits = linear(rows, self.copies[-1], norm=True, bias=head.bias, dtype=y.dtype).values
+        return logits.unflatten(0, y.shape[:2])
 
     def _blocks(self, x: Tensor, keep: slice, causal: bool) -> Tensor:
         """The residual stream after the last block, in fp32."""
         count, length, width = x.shape
         rotary, positions = self.stack.rotary, range(length)
-        x = x.reshape(count * length, width)
-        if len(x) > CHAINED_ROWS:  # elsewhere a kernel more costs more than wide rows
-            x = x.to(PRODUCTS)
+        flat = x.reshape(count * length, width)
+        # A kernel more costs more than wide rows while they are few.
+        stream = Rows(flat if len(flat) <= WIDE_ROWS else flat.to(PRODUCTS))
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
             kept = positions[keep] if last else positions
             project_in, project_out, rise, fall = self.copies[4 * index : 4 * index + 4]
-            heads = block.attention.heads
-            mixed = attend(x, project_in, rotary.cosine, rotary.sine, heads, length, causal)
-            x = linear(mixed, project_out, residual=x, length=length, keep=kept)
+            mixed = attend(
+                stream,
+                project_in,
+                rotary.cosine,
+                rotary.sine,
+                block.attention.heads,
+                length,
+                causal,
+                first=not index,
+            )
+            stream = linear(
+                mixed,
+                project_out,
+                residual=stream.values,
+                measure=True,
+                length=length,
+                keep=kept,
+            )
             up, _, down = block.mlp
-            hidden = linear(x, rise, norm=True, bias=up.bias, gelu=True)
-            dtype = torch.float32 if last else PRODUCTS
-            x = linear(hidden, fall, bias=down.bias, residual=x, dtype=dtype)
-        return x.unflatten(0, (count, -1))
+            hidden = linear(stream, rise, norm=True, bias=up.bias, gelu=True)
+            stream = linear(
+                hidden,
+                fall,
+                bias=down.bias,
+                residual=stream.values,
+                measure=True,
+                dtype=torch.float32 if last else PRODUCTS,
+            )
+        return stream.values.unflatten(0, (count, -1))
 
 
 def _pairs_together(weight: Tensor, head_dim: int) -> Tensor:

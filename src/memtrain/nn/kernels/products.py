@@ -1,7 +1,9 @@
 """Products with what stands around them folded in, for Transformer blocks without autograd.
 
 A norm's gain lies in the weights (`InferenceStack` puts it there), so that a product reads its
-rows as they are; the norm's scale of each row is found on the way and applied to the result.
+rows as they are and applies the norm's scale of each row to the result. For that it sums the rows'
+squares on the way (PARTS 0), or reads the sums (PARTS, R) that the product which made the rows
+has left (MEASURE), one of each block of its columns: with many rows the registers are worth more.
 Products are taken in the weights' precision and summed in fp32.
 """
 
@@ -30,37 +32,49 @@ def _gelu(x):
 
 
 @triton.jit
+def _load_bias(bias, column, OUTER: tl.constexpr):
+    return tl.load(bias + column, mask=column < OUTER, other=0.0)[None, :]
+
+
+@triton.jit
+def _load_residual(residual, source, column, OUTER: tl.constexpr):
+    at = residual + source[:, None] * OUTER + column[None, :]
+    return tl.load(at, mask=(column < OUTER)[None, :], other=0.0)
+
+
+@triton.jit
 def _finish(
     total,
     square,
-    bias,
-    residual,
+    shift,
+    base,
     out,
+    measured,
     row,
-    source,
     column,
     rows,
     epsilon,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
     NORM: tl.constexpr,
-    BIAS: tl.constexpr,
     GELU: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    MEASURE: tl.constexpr,
+    BO: tl.constexpr,
 ):
     """Everything after the product, and the store."""
-    there = (row < rows)[:, None] & (column < OUTER)[None, :]
     if NORM:
         total *= tl.rsqrt(square / INNER + epsilon)[:, None]
-    if BIAS:
-        total += tl.load(bias + column, mask=column < OUTER, other=0.0)[None, :]
+    total += shift
     if GELU:
         total = _gelu(total)
-    if RESIDUAL:
-        at = residual + source[:, None] * OUTER + column[None, :]
-        total += tl.load(at, mask=there, other=0.0).to(tl.float32)
+    total += base
+    there = (row < rows)[:, None] & (column < OUTER)[None, :]
     at = out + row[:, None].to(tl.int64) * OUTER + column[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=there)
+    if MEASURE:
+        square = tl.sum(tl.where(there, total * total, 0.0), 1)
+        block = tl.program_id(0) % tl.cdiv(OUTER, BO)
+        tl.store(measured + block * rows + row, square, mask=row < rows)
 
 
 @triton.jit
@@ -80,12 +94,30 @@ def _wrapped(column, OUTER: tl.constexpr, BO: tl.constexpr):
 
 
 @triton.jit
+def _squares(part):
+    """Sums of squares along the last dimension."""
+    wide = part.to(tl.float32)
+    return tl.sum(wide * wide, len(part.shape) - 1)
+
+
+@triton.jit
+def _sum_of_parts(squares, row, rows, PARTS: tl.constexpr):
+    """The rows' sums of squares from those that the product before this one has left."""
+    total = tl.load(squares + row)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(squares + part * rows + row)
+    return total
+
+
+@triton.jit
 def linear(
     x,
     weight,
     bias,
     residual,
     out,
+    squares,
+    measured,
     rows,
     length,
     kept,
@@ -97,6 +129,8 @@ def linear(
     BIAS: tl.constexpr,
     GELU: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    MEASURE: tl.constexpr,
     CHAINED: tl.constexpr,
     BR: tl.constexpr,
     BO: tl.constexpr,
@@ -123,27 +157,30 @@ def linear(
             inside = start + inner < INNER
             part = tl.load(x_at + start, mask=inside[None, :], other=0.0)
             w = tl.load(w_at + start, mask=inside[:, None], other=0.0)
-        if NORM:
-            wide = part.to(tl.float32)
-            square += tl.sum(wide * wide, 1)
+        if NORM and PARTS == 0:
+            square += _squares(part)
         total = tl.dot(part.to(w.dtype), w, total)
+    if NORM and PARTS > 0:
+        square += _sum_of_parts(squares, source, rows, PARTS)
+    shift = _load_bias(bias, column, OUTER) if BIAS else 0.0
+    base = _load_residual(residual, source, column, OUTER).to(tl.float32) if RESIDUAL else 0.0
     _finish(
         total,
         square,
-        bias,
-        residual,
+        shift,
+        base,
         out,
+        measured,
         row,
-        source,
         column,
         rows,
         epsilon,
         INNER,
         OUTER,
         NORM,
-        BIAS,
         GELU,
-        RESIDUAL,
+        MEASURE,
+        BO,
     )
 
 
@@ -154,6 +191,8 @@ def linear_few(
     bias,
     residual,
     out,
+    squares,
+    measured,
     rows,
     length,
     kept,
@@ -165,6 +204,8 @@ def linear_few(
     BIAS: tl.constexpr,
     GELU: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    MEASURE: tl.constexpr,
     CHAINED: tl.constexpr,
     BR: tl.constexpr,
     BO: tl.constexpr,
@@ -185,31 +226,34 @@ def linear_few(
     if CHAINED:
         cuda.gdc_launch_dependents()
     w = tl.load(w_at, mask=deep < INNER, other=0.0)
+    shift = _load_bias(bias, column, OUTER) if BIAS else 0.0
     if CHAINED:
         cuda.gdc_wait()
     part = tl.load(x_at, mask=flat < INNER, other=0.0)
+    base = _load_residual(residual, source, column, OUTER).to(tl.float32) if RESIDUAL else 0.0
     square = tl.zeros((BR,), tl.float32)
-    if NORM:
-        wide = part.to(tl.float32)
-        square = tl.sum(tl.sum(wide * wide, 2), 0)
+    if NORM and PARTS == 0:
+        square += tl.sum(_squares(part), 0)
+    if NORM and PARTS > 0:
+        square += _sum_of_parts(squares, source, rows, PARTS)
     total = tl.sum(tl.dot(part.to(w.dtype), w), 0)
     _finish(
         total,
         square,
-        bias,
-        residual,
+        shift,
+        base,
         out,
+        measured,
         row,
-        source,
         column,
         rows,
         epsilon,
         INNER,
         OUTER,
         NORM,
-        BIAS,
         GELU,
-        RESIDUAL,
+        MEASURE,
+        BO,
     )
 
 
@@ -217,10 +261,8 @@ def linear_few(
 
 
 @triton.jit
-def _turn(x, cosine, sine, position, R: tl.constexpr, E: tl.constexpr):
+def _turn(x, c, s, R: tl.constexpr, E: tl.constexpr):
     """Rows of a head whose pairs stand side by side, turned by the angles of their positions."""
-    angle = position[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
-    c, s = tl.load(cosine + angle), tl.load(sine + angle)
     left, right = tl.split(tl.reshape(x, (R, E // 2, 2)))
     return tl.reshape(tl.join(left * c - right * s, right * c + left * s), (R, E))
 
@@ -241,6 +283,7 @@ def attend(
     x,
     weight,
     out,
+    squares,
     cosine,
     sine,
     rows,
@@ -252,6 +295,7 @@ def attend(
     E: tl.constexpr,
     GROUP: tl.constexpr,
     CAUSAL: tl.constexpr,
+    PARTS: tl.constexpr,
     CHAINED: tl.constexpr,
     BR: tl.constexpr,
     BI: tl.constexpr,
@@ -262,7 +306,9 @@ def attend(
     there = (local < GROUP * L) & (row < rows)
     head, column = tl.program_id(0) % H, tl.arange(0, E)
     inner = tl.arange(0, BI)
-    x_at = x + tl.where(there, row, 0)[:, None] * INNER + inner[None, :]
+    angle = (local % L)[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
+    source = tl.where(there, row, 0)  # where no row is, the first: no mask
+    x_at = x + source[:, None] * INNER + inner[None, :]
     own = weight + head * (E * INNER) + column[None, :] * INNER + inner[:, None]
     q, k, v = (
         tl.zeros((BR, E), tl.float32),
@@ -277,11 +323,12 @@ def attend(
         wq = tl.load(own, mask=inside, other=0.0)
         wk = tl.load(own + H * E * INNER, mask=inside, other=0.0)
         wv = tl.load(own + 2 * H * E * INNER, mask=inside, other=0.0)
+        c, s = tl.load(cosine + angle), tl.load(sine + angle)
         if CHAINED:
             cuda.gdc_wait()
         part = tl.load(x_at, mask=(inner < INNER)[None, :], other=0.0)
-        wide = part.to(tl.float32)
-        square += tl.sum(wide * wide, 1)
+        if PARTS == 0:
+            square += _squares(part)
         part = part.to(wq.dtype)
         q, k, v = tl.dot(part, wq, q), tl.dot(part, wk, k), tl.dot(part, wv, v)
     else:
@@ -293,15 +340,17 @@ def attend(
             wq = tl.load(at, mask=inside[:, None], other=0.0)
             wk = tl.load(at + H * E * INNER, mask=inside[:, None], other=0.0)
             wv = tl.load(at + 2 * H * E * INNER, mask=inside[:, None], other=0.0)
-            wide = part.to(tl.float32)
-            square += tl.sum(wide * wide, 1)
+            if PARTS == 0:
+                square += _squares(part)
             part = part.to(wq.dtype)
             q, k, v = tl.dot(part, wq, q), tl.dot(part, wk, k), tl.dot(part, wv, v)
+        c, s = tl.load(cosine + angle), tl.load(sine + angle)
+    if PARTS > 0:
+        square += _sum_of_parts(squares, source, rows, PARTS)
     kind = weight.dtype.element_ty
     level = tl.rsqrt(square / INNER + epsilon)[:, None]
-    position = local % L
-    q = _turn(q * (level * (scale * LOG2_E)), cosine, sine, position, BR, E).to(kind)
-    k = _turn(k * level, cosine, sine, position, BR, E).to(kind)
+    q = _turn(q * (level * (scale * LOG2_E)), c, s, BR, E).to(kind)
+    k = _turn(k * level, c, s, BR, E).to(kind)
     mixed = _mix(q, k, (v * level).to(kind), local, L, CAUSAL)
     at = out + row[:, None] * (H * E) + head * E + column[None, :]
     tl.store(at, mixed.to(out.dtype.element_ty), mask=there[:, None])
@@ -329,15 +378,16 @@ def group_attention(
     there = ((local < GROUP * L) & (row < rows))[:, None]
     head, column = tl.program_id(0) % H, tl.arange(0, E)
     at = qkv + row[:, None] * (3 * H * E) + head * E + column[None, :]
+    angle = (local % L)[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
+    c, s = tl.load(cosine + angle), tl.load(sine + angle)
     if CHAINED:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     q = tl.load(at, mask=there, other=0.0).to(tl.float32) * (scale * LOG2_E)
     k = tl.load(at + H * E, mask=there, other=0.0).to(tl.float32)
     v = tl.load(at + 2 * H * E, mask=there, other=0.0)
-    position = local % L
-    q = _turn(q, cosine, sine, position, BR, E).to(v.dtype)
-    k = _turn(k, cosine, sine, position, BR, E).to(v.dtype)
+    q = _turn(q, c, s, BR, E).to(v.dtype)
+    k = _turn(k, c, s, BR, E).to(v.dtype)
     mixed = _mix(q, k, v, local, L, CAUSAL)
     at = out + row[:, None] * (H * E) + head * E + column[None, :]
     tl.store(at, mixed.to(out.dtype.element_ty), mask=there)
