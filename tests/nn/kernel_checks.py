@@ -66,17 +66,22 @@ def attention_case(device, kind, rows, length, heads, head_dim, keep, causal) ->
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
-def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal) -> None:
-    """A whole stack without autograd, and again after its weights have changed."""
+def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal, **path) -> None:
+    """A whole stack without autograd, and again after its weights have changed.
+
+    `path` moves row counts at which other kernels take over, to reach them with few rows.
+    """
+    usual = {key: getattr(inference, key) for key in path}
+    for key, value in path.items():
+        setattr(inference, key, value)
     stack = Stack(width, layers, heads, head_dim).to(device)
     x = torch.randn(rows, length, width, device=device)
     head = nn.Linear(width, 40, bias=False).to(device)
     fast = InferenceStack(stack, head)
     limit = 1.5e-2
     if device == "cpu":
-        fast.copies = [copy.float() for copy in fast.copies]
         limit = 1e-5
-    name = f"stack N{rows} L{length} W{width} {keep} causal={causal}"
+    name = f"stack N{rows} L{length} W{width} {keep} causal={causal} {path}"
     for change in ("fresh", "refreshed"):
         with torch.no_grad():
             for part, end in (("stack", None), ("head", head)):
@@ -88,6 +93,8 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
             for parameter in [*stack.parameters(), *head.parameters()]:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
             fast.refresh()
+    for key, value in usual.items():
+        setattr(inference, key, value)
 
 
 def rnn_case() -> None:
@@ -131,11 +138,15 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     if device == "cuda":
         stacks += [
             (batch, length, 256, 3, 8, 64, keep, causal)
-            for batch in (1, 2, 33, 128, 2048)
+            for batch in (1, 2, 33, 128, 2048, 5000)
             for length, keep, causal in ((17, slice(16), False), (16, slice(15, None), True))
         ]
         cases.append(rnn_case)
-    return cases + [partial(stack_case, device, *stack) for stack in stacks]
+    cases += [partial(stack_case, device, *stack) for stack in stacks]
+    return cases + [
+        partial(stack_case, device, *stacks[0], **path)
+        for path in ({"FEW_ROWS": 0}, {"FEW_ROWS": 0, "FUSED_ROWS": 0}, {"CHUNK_ROWS": 40})
+    ]
 
 
 def main(device: str, share: str = "0/1") -> None:
