@@ -145,7 +145,11 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     cases += [partial(stack_case, device, *stack) for stack in stacks]
     return cases + [
         partial(stack_case, device, *stacks[0], **path)
-        for path in ({"FEW_ROWS": 0}, {"FEW_ROWS": 0, "FUSED_ROWS": 0}, {"CHUNK_ROWS": 40})
+        for path in (
+            {"FEW_ROWS": 0},
+            {"FEW_ROWS": 0, "FUSED_ROWS": 0},
+            {"FEW_ROWS": 0, "FUSED_ROWS": 0, "PLAIN_ROWS": 0, "CHUNK_ROWS": 40},
+        )
     ]
 
 

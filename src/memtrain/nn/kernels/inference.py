@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor, nn
 
@@ -27,6 +28,8 @@ WIDE_ROWS = 4096
 """Up to here the first block reads fp32: a cast would be one kernel more."""
 FUSED_ROWS = 2**13
 """Up to here projection and attention are one kernel."""
+PLAIN_ROWS = 2**13
+"""Up to here that projection, where it stands alone, is our product; above, torch's."""
 CHAINED_ROWS = 2**16
 """Up to here a kernel is launched before the one in front of it has ended (0: never)."""
 CHUNK_ROWS = 36_864
@@ -54,7 +57,7 @@ def linear_tile(rows: int, inner: int, outer: int) -> Tile:
         tile = {"BR": 32, "BO": 32, "BI": 128, "num_warps": 4, "num_stages": 4}
     elif rows * outer <= 2**20:
         tile = {"BR": 64, "BO": 64, "BI": 64, "num_warps": 4, "num_stages": 4}
-    elif rows <= 8192:
+    elif rows <= 8192 or outer <= 512:  # of few columns, large tiles are an unlucky number
         tile = {"BR": 64, "BO": 128, "BI": 64, "num_warps": 4, "num_stages": 3}
     else:
         tile = {"BR": 128, "BO": 128, "BI": 64, "num_warps": 8, "num_stages": 3}
@@ -172,27 +175,32 @@ def attend(
     fused = rows <= FUSED_ROWS
     tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
     group = tile["BR"] // length
-    programs = triton.cdiv(rows // length, group) * heads
-    shape = {"H": heads, "L": length, "E": head_dim, "GROUP": group, "CAUSAL": causal}
-    options: dict[str, Any] = shape | _chain(weight, rows, first and fused) | tile
-    if fused:
-        products.attend[programs,](
-            x.values,
-            weight,
-            out,
-            weight if x.squares is None else x.squares,
-            cosine,
-            sine,
-            rows,
-            scale,
-            RMS_EPSILON,
-            INNER=inner,
-            PARTS=0 if x.squares is None else len(x.squares),
-            **options,
-        )
-    else:
-        qkv = linear(x, weight, norm=True, first=first).values
-        products.group_attention[programs,](qkv, out, cosine, sine, rows, scale, **options)
+    kernel: Any = products.attend if fused else products.group_attention
+    source, squares = x.values, x.squares
+    if not fused and (squares is None or rows <= PLAIN_ROWS):
+        source, squares = linear(x, weight, norm=True, first=first).values, None
+    elif not fused:  # the norm's scale is left to the kernel
+        source = F.linear(x.values, weight)
+    kernel[triton.cdiv(rows // length, group) * heads,](
+        source,
+        *([weight] if fused else []),
+        out,
+        weight if squares is None else squares,
+        cosine,
+        sine,
+        rows,
+        scale,
+        RMS_EPSILON,
+        INNER=inner,
+        H=heads,
+        L=length,
+        E=head_dim,
+        GROUP=group,
+        CAUSAL=causal,
+        PARTS=0 if squares is None else len(squares),
+        **_chain(weight, rows, first and fused),
+        **tile,
+    )
     return Rows(out)
 
 

@@ -335,23 +335,30 @@ def attend(
         if CHAINED:
             cuda.gdc_wait()
         for start in range(0, INNER, BI):
-            at, inside = own + start, start + inner < INNER
-            part = tl.load(x_at + start, mask=inside[None, :], other=0.0)
-            wq = tl.load(at, mask=inside[:, None], other=0.0)
-            wk = tl.load(at + H * E * INNER, mask=inside[:, None], other=0.0)
-            wv = tl.load(at + 2 * H * E * INNER, mask=inside[:, None], other=0.0)
+            at = own + start
+            if INNER % BI == 0:
+                part, wq = tl.load(x_at + start), tl.load(at)
+                wk, wv = tl.load(at + H * E * INNER), tl.load(at + 2 * H * E * INNER)
+            else:
+                inside = start + inner < INNER
+                part = tl.load(x_at + start, mask=inside[None, :], other=0.0)
+                wq = tl.load(at, mask=inside[:, None], other=0.0)
+                wk = tl.load(at + H * E * INNER, mask=inside[:, None], other=0.0)
+                wv = tl.load(at + 2 * H * E * INNER, mask=inside[:, None], other=0.0)
             if PARTS == 0:
                 square += _squares(part)
             part = part.to(wq.dtype)
             q, k, v = tl.dot(part, wq, q), tl.dot(part, wk, k), tl.dot(part, wv, v)
-        c, s = tl.load(cosine + angle), tl.load(sine + angle)
     if PARTS > 0:
         square += _sum_of_parts(squares, source, rows, PARTS)
     kind = weight.dtype.element_ty
     level = tl.rsqrt(square / INNER + epsilon)[:, None]
+    v = (v * level).to(kind)
+    if BI < INNER:  # not before: they would take registers from the loop
+        c, s = tl.load(cosine + angle), tl.load(sine + angle)
     q = _turn(q * (level * (scale * LOG2_E)), c, s, BR, E).to(kind)
     k = _turn(k * level, c, s, BR, E).to(kind)
-    mixed = _mix(q, k, (v * level).to(kind), local, L, CAUSAL)
+    mixed = _mix(q, k, v, local, L, CAUSAL)
     at = out + row[:, None] * (H * E) + head * E + column[None, :]
     tl.store(at, mixed.to(out.dtype.element_ty), mask=there[:, None])
 
@@ -360,19 +367,24 @@ def attend(
 def group_attention(
     qkv,
     out,
+    squares,
     cosine,
     sine,
     rows,
     scale,
+    epsilon,
+    INNER: tl.constexpr,
     H: tl.constexpr,
     L: tl.constexpr,
     E: tl.constexpr,
     GROUP: tl.constexpr,
     CAUSAL: tl.constexpr,
+    PARTS: tl.constexpr,
     CHAINED: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """One head of GROUP whole sequences whose projections lie in qkv."""
+    """One head of GROUP whole sequences whose projections lie in qkv, still to be normed if there
+    are parts of squares of what was projected."""
     local = tl.arange(0, BR)
     row = (tl.program_id(0) // H).to(tl.int64) * (GROUP * L) + local
     there = ((local < GROUP * L) & (row < rows))[:, None]
@@ -386,6 +398,10 @@ def group_attention(
     q = tl.load(at, mask=there, other=0.0).to(tl.float32) * (scale * LOG2_E)
     k = tl.load(at + H * E, mask=there, other=0.0).to(tl.float32)
     v = tl.load(at + 2 * H * E, mask=there, other=0.0)
+    if PARTS > 0:
+        square = _sum_of_parts(squares, tl.where(row < rows, row, 0), rows, PARTS)
+        level = tl.rsqrt(square / INNER + epsilon)[:, None]
+        q, k, v = q * level, k * level, (v * level).to(v.dtype)
     q = _turn(q, c, s, BR, E).to(v.dtype)
     k = _turn(k, c, s, BR, E).to(v.dtype)
     mixed = _mix(q, k, v, local, L, CAUSAL)
