@@ -106,12 +106,21 @@ def rnn_case() -> None:
     rnn = RNN(cell, Decoder(TeacherConfig(), 256, 256)).cuda()
     engine = Engine(EngineConfig(device="cuda"))
     tokens = torch.randint(256, (8, 40), device="cuda")
+    chances = torch.rand(20, 8, device="cuda")
+
+    def choose(logits: Tensor, chance: Tensor) -> Tensor:
+        return (chance * logits.shape[-1]).long()
+
     with torch.no_grad(), engine.autocast():
         expected = rnn.unroll(tokens)
+        written, memory = rnn.write(expected[:, -1], chances, choose)
         engine.prepare_rnn(rnn)
         out = rnn.unroll(tokens)
+        fast_written, fast_memory = rnn.write(expected[:, -1], chances, choose)
     for step in (0, 15, 16, 39):
         check(f"rollout, step {step}", relative_error(out[:, step], expected[:, step]), 5e-2)
+    check("written tokens", float((written != fast_written).sum()), 0)
+    check("memory after writing", relative_error(fast_memory, memory), 5e-2)
 
 
 def all_cases(device: str) -> list[Callable[[], None]]:

@@ -172,7 +172,7 @@ def attend(
     head_dim = len(weight) // 3 // heads
     scale = 1 / math.sqrt(head_dim)
     out = torch.empty(rows, heads * head_dim, dtype=PRODUCTS, device=weight.device)
-    fused = rows <= FUSED_ROWS
+    fused = rows <= FUSED_ROWS and (not weight.is_cuda or _is_roomy(weight.device))
     tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
     group = tile["BR"] // length
     kernel: Any = products.attend if fused else products.group_attention
@@ -213,6 +213,12 @@ def _chain(weight: Tensor, rows: int, first: bool = False) -> dict[str, bool]:
     if rows > CHAINED_ROWS or not weight.is_cuda or not _can_chain(weight.device):
         return {"CHAINED": False}
     return {"CHAINED": True, "launch_pdl": not first}
+
+
+@cache
+def _is_roomy(device: torch.device) -> bool:
+    """Whether the shared memory of a data centre's device is there, which `attend` needs."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 2**17
 
 
 @cache
@@ -280,7 +286,7 @@ class InferenceStack:
         """The residual stream after the last block, in fp32."""
         count, length, width = x.shape
         rotary, positions = self.stack.rotary, range(length)
-        flat = x.reshape(count * length, width)
+        flat = x.reshape(count * length, width).contiguous()
         # A kernel more costs more than wide rows while they are few.
         stream = Rows(flat if len(flat) <= WIDE_ROWS else flat.to(PRODUCTS))
         for index, block in enumerate(self.blocks):
