@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import triton
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from memtrain.nn.blocks import RMS_EPSILON, Block, Stack
@@ -248,18 +249,19 @@ class InferenceStack:
 
     @torch.no_grad()
     def _matrices(self) -> list[Tensor]:
-        """The weights as the kernels want them: four a block, then the head."""
-        matrices = []
-        for block in self.blocks:
-            up, _, down = block.mlp
-            attention = block.attention
-            project_in = attention.project_in.weight * block.attention_norm.weight
-            matrices += [
-                _pairs_together(project_in, attention.head_dim),
-                attention.project_out.weight,
-                up.weight * block.mlp_norm.weight,
-                down.weight,
-            ]
+        """The weights as the kernels want them: four kinds, all blocks of one together, since few
+        operations are fast; then the head."""
+        attentions = [block.attention for block in self.blocks]
+        project_in = torch.stack([attention.project_in.weight for attention in attentions])
+        rise = torch.stack([block.mlp[0].weight for block in self.blocks])
+        before = torch.stack([block.attention_norm.weight for block in self.blocks])
+        between = torch.stack([block.mlp_norm.weight for block in self.blocks])
+        matrices = [
+            _pairs_together(project_in * before[:, None], attentions[0].head_dim),
+            torch.stack([attention.project_out.weight for attention in attentions]),
+            rise * between[:, None],
+            torch.stack([block.mlp[2].weight for block in self.blocks]),
+        ]
         if self.head is not None:
             matrices.append(self.head.weight * self.stack.norm.weight)
         return matrices
@@ -292,7 +294,7 @@ class InferenceStack:
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
             kept = positions[keep] if last else positions
-            project_in, project_out, rise, fall = self.copies[4 * index : 4 * index + 4]
+            project_in, project_out, rise, fall = (kind[index] for kind in self.copies[:4])
             mixed = attend(
                 stream,
                 project_in,
@@ -324,11 +326,12 @@ class InferenceStack:
         return stream.values.unflatten(0, (count, -1))
 
 
-def _pairs_together(weight: Tensor, head_dim: int) -> Tensor:
+def _pairs_together(weight: Float[Tensor, "N O W"], head_dim: int) -> Float[Tensor, "N O W"]:
     """Queries' and keys' columns i and i + E/2, which rotary turns, side by side in every head.
 
     Their scores stay what they are; values keep their order.
     """
-    turned, values = weight.split([2 * len(weight) // 3, len(weight) // 3])
-    halves = turned.unflatten(0, (-1, 2, head_dim // 2))  # (2·H, 2, E/2, I)
-    return torch.cat([halves.transpose(1, 2).flatten(0, 2), values])
+    inner = weight.shape[1] // 3
+    turned, values = weight.split([2 * inner, inner], dim=1)
+    halves = turned.unflatten(1, (-1, 2, head_dim // 2))  # (N, 2·H, 2, E/2, W)
+    return torch.cat([halves.transpose(2, 3).flatten(1, 3), values], dim=1)
