@@ -138,26 +138,35 @@ def traced_block_case() -> None:
     check("traced block under autocast", 0.0 if kinds == wanted else torch.nan, 0.0)
 
 
-def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal) -> None:
-    """A whole stack without autograd, and again after its weights have changed."""
+def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal, **path) -> None:
+    """A whole stack without autograd, and again after its weights have changed.
+
+    `path` moves row counts at which other kernels take over, to reach them with few rows.
+    """
+    usual = {key: getattr(inference, key) for key in path}
+    for key, value in path.items():
+        setattr(inference, key, value)
     stack = Stack(width, layers, heads, head_dim).to(device)
     x = torch.randn(rows, length, width, device=device)
-    fast = InferenceStack(stack)
+    head = nn.Linear(width, 40, bias=False).to(device)
+    fast = InferenceStack(stack, head)
     limit = 1.5e-2
     if device == "cpu":
-        fast.copies = [copy.float() for copy in fast.copies]
         limit = 1e-5
-    name = f"stack N{rows} L{length} W{width} {keep} causal={causal}"
+    name = f"stack N{rows} L{length} W{width} {keep} causal={causal} {path}"
     for change in ("fresh", "refreshed"):
         with torch.no_grad():
-            expected = stack(x, keep=keep, causal=causal)
-            stack.fast = fast
-            out = stack(x, keep=keep, causal=causal)
-            stack.fast = None
-            check(f"{name}: {change}", relative_error(out, expected), limit)
-            for parameter in stack.parameters():
+            for part, end in (("stack", None), ("head", head)):
+                expected = stack(x, keep=keep, causal=causal, head=end)
+                stack.fast = fast
+                out = stack(x, keep=keep, causal=causal, head=end)
+                stack.fast = None
+                check(f"{name}: {change} {part}", relative_error(out, expected), limit)
+            for parameter in [*stack.parameters(), *head.parameters()]:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
             fast.refresh()
+    for key, value in usual.items():
+        setattr(inference, key, value)
 
 
 def rnn_case() -> None:
@@ -169,12 +178,21 @@ def rnn_case() -> None:
     rnn = RNN(cell, Decoder(TeacherConfig(), 256, 256)).cuda()
     engine = Engine(EngineConfig(device="cuda"))
     tokens = torch.randint(256, (8, 40), device="cuda")
+    chances = torch.rand(20, 8, device="cuda")
+
+    def choose(logits: Tensor, chance: Tensor) -> Tensor:
+        return (chance * logits.shape[-1]).long()
+
     with torch.no_grad(), engine.autocast():
         expected = rnn.unroll(tokens)
+        written, memory = rnn.write(expected[:, -1], chances, choose)
         engine.prepare_rnn(rnn)
         out = rnn.unroll(tokens)
+        fast_written, fast_memory = rnn.write(expected[:, -1], chances, choose)
     for step in (0, 15, 16, 39):
         check(f"rollout, step {step}", relative_error(out[:, step], expected[:, step]), 5e-2)
+    check("written tokens", float((written != fast_written).sum()), 0)
+    check("memory after writing", relative_error(fast_memory, memory), 5e-2)
 
 
 def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
@@ -219,11 +237,19 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     if device == "cuda":
         stacks += [
             (batch, length, 256, 3, 8, 64, keep, causal)
-            for batch in (1, 2, 33, 128, 2048)
+            for batch in (1, 2, 33, 128, 2048, 5000)
             for length, keep, causal in ((17, slice(16), False), (16, slice(15, None), True))
         ]
         cases.append(rnn_case)
-    return cases + [partial(stack_case, device, *stack) for stack in stacks]
+    cases += [partial(stack_case, device, *stack) for stack in stacks]
+    return cases + [
+        partial(stack_case, device, *stacks[0], **path)
+        for path in (
+            {"FEW_ROWS": 0},
+            {"FEW_ROWS": 0, "FUSED_ROWS": 0},
+            {"FEW_ROWS": 0, "FUSED_ROWS": 0, "PLAIN_ROWS": 0, "CHUNK_ROWS": 40},
+        )
+    ]
 
 
 def main(device: str, share: str = "0/1") -> None:

@@ -45,7 +45,9 @@ class Sampler:
             logits = logits[:, : self.allowed]
         if self.temperature == 0:
             return logits.argmax(dim=-1)
-        logits = logits.float() / self.temperature
+        logits = logits.float()
+        if self.temperature != 1:  # while rows are few, every operation costs the same
+            logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             best = logits.topk(self.top_k)
             logits = torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)

@@ -205,13 +205,13 @@ class Block(nn.Module):
 
 @runtime_checkable
 class FastStack(Protocol):
-    """What an engine may put in the place of the blocks where no gradient is needed."""
+    """What an engine may put in the place of `Stack.forward` where no gradient is needed."""
 
     def refresh(self) -> None: ...
 
     def serves(self, x: Tensor) -> bool: ...
 
-    def __call__(self, x: Tensor, keep: slice, causal: bool) -> Tensor: ...
+    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor: ...
 
 
 class Stack(nn.Module):
@@ -231,7 +231,8 @@ class Stack(nn.Module):
         keep: "Keep" = None,
         causal: bool = False,
         mask: Bool[Tensor, "N L"] | None = None,
-    ) -> Float[Tensor, "N K W"]:
+        head: nn.Linear | None = None,
+    ) -> Float[Tensor, "N K _"]:
         """Run all blocks and return the positions to keep.
 
         Args:
@@ -240,6 +241,7 @@ class Stack(nn.Module):
                 (N, K). The last block computes only these: an exact saving.
             causal: let a position see itself and what stands before it only.
             mask: positions that may be seen (True) by anyone.
+            head: a product to take of the result.
         """
         self.rotary.reserve(x.shape[1])
         if (
@@ -249,15 +251,16 @@ class Stack(nn.Module):
             and not torch.is_grad_enabled()
             and self.fast.serves(x)
         ):
-            return self.norm(self.fast(x, keep or slice(None), causal))
-        x = _residual(x)
+            return self.fast(x, keep or slice(None), causal, head)
+        x = residual(x)
         *inner, last = self.blocks
         for block in inner:
             x = block(x, self.rotary, None, causal, mask)
-        return self.norm(last(x, self.rotary, keep, causal, mask).float())
+        x = self.norm(last(x, self.rotary, keep, causal, mask).float())
+        return x if head is None else head(x)
 
 
-def _residual(x: Tensor) -> Tensor:
+def residual(x: Tensor) -> Tensor:
     """The residual stream in autocast's precision: in fp32, moving it costs most of a step."""
     if not torch.is_autocast_enabled(x.device.type):
         return x

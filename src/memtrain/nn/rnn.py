@@ -49,7 +49,8 @@ class RNN(nn.Module):
         rows = memory.shape[:-2]
         # Attention kernels of GPUs refuse batches of more than 65,535 rows.
         parts = [self.readout(part)[:, 0] for part in memory.flatten(0, -3).split(2**15)]
-        return torch.cat(parts).unflatten(0, rows)
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return logits.unflatten(0, rows)
 
     def write(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from memtrain.config import TeacherConfig
 from memtrain.nn.blocks import Block, Stack, normalize_memory, projection
+from memtrain.nn.embedding import embed
 
 
 class BidirectionalEncoder(nn.Module):
@@ -39,13 +40,13 @@ class BidirectionalEncoder(nn.Module):
         positions = steps[:, :, None] + torch.arange(1 - window, 1, device=inputs.device)
         present = (positions >= 0).flatten(0, 1)  # (N, C): what lies before is padding
         rows = torch.arange(len(inputs), device=inputs.device)[:, None, None]
-        context = embedding(inputs[rows, positions.clamp(min=0)]).flatten(0, 1)  # (N, C, W)
+        context = embed(embedding, inputs[rows, positions.clamp(min=0)]).flatten(0, 1)  # (N, C, W)
         count = len(self.registers)
         if self.void is None:
             # RoPE is relative, so left padding needs a mask and nothing more.
             mask = torch.cat([present, present.new_ones(len(context), count)], dim=1)
         else:
-            context, mask = context.where(present[..., None], self.void), None
+            context, mask = context.where(present[..., None], self.void.to(context.dtype)), None
         registers = self.registers.expand(len(context), -1, -1)
         x = torch.cat([context, registers.to(context.dtype)], dim=1)  # (N, C+M, W)
         memory = self.to_memory(self.stack(x, keep=slice(-count, None), mask=mask))
@@ -83,7 +84,7 @@ class CausalEncoder(nn.Module):
         register_mask = token_mask[steps][:, None, :, None]  # (B, 1, S, 1, T)
         register_positions = steps[..., None] + 1 + torch.arange(count, device=device)  # (B, S, M)
 
-        tokens = embedding(inputs)
+        tokens = embed(embedding, inputs)
         registers = self.registers.to(tokens.dtype).expand(*steps.shape, -1, -1)  # (B, S, M, W)
         *inner, last = self.stack.blocks
         for block in inner:
@@ -163,7 +164,7 @@ class Decoder(nn.Module):
         if future is not None:
             x = torch.cat([x, future.to(x.dtype)], dim=1)  # (N, M+K, W)
         keep = slice(first, None) if asked is None else asked + first
-        return self.head(self.stack(x, keep=keep, causal=self.causal))
+        return self.stack(x, keep=keep, causal=self.causal, head=self.head)
 
 
 class Teacher(nn.Module):
@@ -211,7 +212,7 @@ class Teacher(nn.Module):
 
         With `asked`, only of those targets: what the last block need not compute, it does not.
         """
-        return self.decoder(memory, self.embedding(future_inputs), asked)
+        return self.decoder(memory, embed(self.embedding, future_inputs), asked)
 
     def predict(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N V"]:
         """Logits of the next target alone."""

@@ -12,6 +12,7 @@ from memtrain.config import EngineConfig, StageConfig
 from memtrain.errors import MemtrainError
 from memtrain.nn.blocks import Attention, Block, FastStack, Stack
 from memtrain.nn.rnn import RNN
+from memtrain.nn.teacher import Decoder
 from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.train.graphs import FastStacks, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
 
@@ -75,8 +76,9 @@ class Engine:
             return {}
         from memtrain.nn.kernels.inference import InferenceStack
 
+        heads = {part.stack: part.head for part in rnn.modules() if isinstance(part, Decoder)}
         return {
-            module: InferenceStack(module)
+            module: InferenceStack(module, heads.get(module))
             for module in rnn.modules()
             if isinstance(module, Stack)
             and all(_fits_kernels(m) for m in module.modules() if isinstance(m, Attention))

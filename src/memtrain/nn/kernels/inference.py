@@ -1,316 +1,337 @@
-"""A Transformer stack without autograd in five kernels a block, for rollouts of few rows.
+"""A Transformer stack without autograd in four or five kernels a block, for rollouts.
 
 One recurrent step is a chain of small products: what counts is how many kernels stand in the
 chain. Norms are folded into the product that reads them, bias and GELU into the one that makes
 them, residuals into the one that ends them; many short sequences share a tile of attention.
-Products are taken in bf16 and summed in fp32, the residual stream is fp32, as under autocast.
+Products are taken in bf16 and summed in fp32; the residual stream is bf16, as under autocast.
 """
 
 import math
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
-import triton.language as tl
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from memtrain.nn.blocks import RMS_EPSILON, Block, Stack
-from memtrain.nn.kernels.attention import LOG2_E
+from memtrain.nn.kernels import products
 
 PRODUCTS = torch.bfloat16
 """The precision in which products are taken and what lies between them is written."""
 LONGEST = 128
 """Positions in a sequence that one tile of attention holds."""
-MOST_ROWS = 2**16
-"""Above this, plain products fill the device and launches cost nothing."""
+FEW_ROWS = 64
+"""Up to here latency is all: tiles span the whole sum, in slices that run side by side."""
+WIDE_ROWS = 4096
+"""Up to here the first block reads fp32: a cast would be one kernel more."""
+FUSED_ROWS = 2**13
+"""Up to here projection and attention are one kernel."""
+PLAIN_ROWS = 2**13
+"""Up to here that projection, where it stands alone, is our product; above, torch's."""
+CHAINED_ROWS = 2**16
+"""Up to here a kernel is launched before the one in front of it has ended (0: never)."""
+CHUNK_ROWS = 36_864
+"""More rows are run in chunks of whole sequences."""
+
+Tile = dict[str, int]
 
 
-@triton.jit
-def load_turned(x, rows, row_stride, there, cosine, sine, positions, E: tl.constexpr):
-    """Rows of one head, (R, E) in fp32, turned by the angles of their positions."""
-    column = tl.arange(0, E)
-    partner = column ^ (E // 2)
-    mask = there[:, None]
-    own = tl.load(x + rows[:, None] * row_stride + column, mask=mask, other=0.0)
-    other = tl.load(x + rows[:, None] * row_stride + partner, mask=mask, other=0.0)
-    half = column % (E // 2)
-    angle = positions[:, None] * (E // 2) + half
-    c = tl.load(cosine + angle, mask=mask, other=0.0)
-    s = tl.load(sine + angle, mask=mask, other=0.0)
-    sign = tl.where(column < E // 2, -1.0, 1.0)
-    return own.to(tl.float32) * c + other.to(tl.float32) * s * sign
+# ----------------------------------------------------------------------------------------- tiles
 
 
-@triton.jit
-def _norm_linear(
-    x,
-    gain,
-    weight,
-    bias,
-    out,
-    rows,
-    epsilon,
-    INNER: tl.constexpr,
-    OUTER: tl.constexpr,
-    BIAS_GELU: tl.constexpr,
-    BR: tl.constexpr,
-    BI: tl.constexpr,
-    BO: tl.constexpr,
-):
-    """out = norm(x) W^T, or GELU(norm(x) W^T + b): the norm's scale is applied at the end."""
-    row = tl.program_id(0) * BR + tl.arange(0, BR)
-    column = tl.program_id(1) * BO + tl.arange(0, BO)
-    row_there = row[:, None] < rows
-    total = tl.zeros((BR, BO), tl.float32)
-    square = tl.zeros((BR,), tl.float32)
-    for start in range(0, INNER, BI):
-        inner = start + tl.arange(0, BI)
-        inside = inner < INNER
-        part = tl.load(
-            x + row[:, None].to(tl.int64) * INNER + inner, mask=row_there & inside, other=0.0
-        ).to(tl.float32)
-        g = tl.load(gain + inner, mask=inside, other=0.0)
-        w = tl.load(
-            weight + column[None, :] * INNER + inner[:, None],
-            mask=(column[None, :] < OUTER) & inside[:, None],
-            other=0.0,
-        )
-        square += tl.sum(part * part, 1)
-        total = tl.dot((part * g).to(w.dtype), w, total)
-    total *= tl.rsqrt(square / INNER + epsilon)[:, None]
-    there = row_there & (column[None, :] < OUTER)
-    if BIAS_GELU:
-        total += tl.load(bias + column, mask=column < OUTER, other=0.0)[None, :]
-        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
-    at = out + row[:, None].to(tl.int64) * OUTER + column
-    tl.store(at, total.to(out.dtype.element_ty), mask=there)
+def few_tile(rows: int, inner: int, outer: int) -> Tile:
+    """Of a product with few rows: BR x BO, summed in SPLIT slices of BI."""
+    split = 8 if inner >= 256 else 4 if inner >= 64 else 2
+    slice_size = max(16, triton.next_power_of_2(triton.cdiv(inner, split)))
+    return {"BR": 16 if rows <= 16 else 32, "BO": 16, "BI": slice_size, "SPLIT": split} | {
+        "num_warps": split,
+        "num_stages": 1,
+    }
 
 
-@triton.jit
-def _linear_residual(
-    x,
-    weight,
-    bias,
-    residual,
-    out,
-    rows,
-    length,
-    kept,
-    first,
-    INNER: tl.constexpr,
-    OUTER: tl.constexpr,
-    BIAS: tl.constexpr,
-    BR: tl.constexpr,
-    BI: tl.constexpr,
-    BO: tl.constexpr,
-):
-    """out = residual + x W^T (+ b), at the kept positions of every sequence."""
-    row = tl.program_id(0) * BR + tl.arange(0, BR)
-    column = tl.program_id(1) * BO + tl.arange(0, BO)
-    row_there = row[:, None] < rows
-    source = ((row // kept) * length + first + row % kept).to(tl.int64)
-    total = tl.zeros((BR, BO), tl.float32)
-    for start in range(0, INNER, BI):
-        inner = start + tl.arange(0, BI)
-        inside = inner < INNER
-        part = tl.load(x + source[:, None] * INNER + inner, mask=row_there & inside, other=0.0)
-        w = tl.load(
-            weight + column[None, :] * INNER + inner[:, None],
-            mask=(column[None, :] < OUTER) & inside[:, None],
-            other=0.0,
-        )
-        total = tl.dot(part, w, total)
-    if BIAS:
-        total += tl.load(bias + column, mask=column < OUTER, other=0.0)[None, :]
-    there = row_there & (column[None, :] < OUTER)
-    total += tl.load(residual + source[:, None] * OUTER + column, mask=there, other=0.0)
-    tl.store(out + row[:, None].to(tl.int64) * OUTER + column, total, mask=there)
+def linear_tile(rows: int, inner: int, outer: int) -> Tile:
+    """Of a product with many rows: BR x BO in steps of BI."""
+    if rows * outer <= 2**18:
+        tile = {"BR": 32, "BO": 32, "BI": 128, "num_warps": 4, "num_stages": 4}
+    elif rows * outer <= 2**20:
+        tile = {"BR": 64, "BO": 64, "BI": 64, "num_warps": 4, "num_stages": 4}
+    elif rows <= 8192 or outer <= 512:  # of few columns, large tiles are an unlucky number
+        tile = {"BR": 64, "BO": 128, "BI": 64, "num_warps": 4, "num_stages": 3}
+    else:
+        tile = {"BR": 128, "BO": 128, "BI": 64, "num_warps": 8, "num_stages": 3}
+    return tile | {"BI": min(tile["BI"], max(16, triton.next_power_of_2(inner)))}
 
 
-@triton.jit
-def _group_attention(
-    qkv,
-    out,
-    cosine,
-    sine,
-    rows,
-    scale,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    E: tl.constexpr,
-    GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BR: tl.constexpr,
-):
-    """One head of GROUP whole sequences in one tile; positions see their own sequence only."""
-    local = tl.arange(0, BR)
-    row = tl.program_id(0).to(tl.int64) * (GROUP * L) + local
-    there = (local < GROUP * L) & (row < rows)
-    position = local % L
-    head, stride = tl.program_id(1), 3 * H * E
-    kind = qkv.dtype.element_ty
-    at = qkv + head * E
-    q = load_turned(at, row, stride, there, cosine, sine, position, E)
-    q = (q * (scale * LOG2_E)).to(kind)
-    k = load_turned(at + H * E, row, stride, there, cosine, sine, position, E).to(kind)
-    seen = (local // L)[:, None] == (local // L)[None, :]
-    if CAUSAL:
-        seen = seen & (position[None, :] <= position[:, None])
-    score = tl.where(seen, tl.dot(q, tl.trans(k)), -1e30)
-    weight = tl.exp2(score - tl.max(score, 1)[:, None])
-    column = tl.arange(0, E)
-    where = row[:, None]
-    v = tl.load(at + 2 * H * E + where * stride + column, mask=there[:, None], other=0.0)
-    mixed = tl.dot(weight.to(kind), v) / tl.sum(weight, 1)[:, None]
-    tl.store(out + where * (H * E) + head * E + column, mixed.to(kind), mask=there[:, None])
+def attend_tile(rows: int, length: int, inner: int) -> Tile:
+    """Of projection and attention in one: BR rows of whole sequences, in steps of BI."""
+    whole = max(16, triton.next_power_of_2(inner))
+    if rows <= FEW_ROWS and whole <= 256:
+        return {"BR": _tile_rows(rows, length, 32), "BI": whole, "num_warps": 8, "num_stages": 1}
+    return {
+        "BR": _tile_rows(rows, length, 64),
+        "BI": min(64, whole),
+        "num_warps": 4 if length <= 64 else 8,
+        "num_stages": 2,
+    }
+
+
+def attention_tile(rows: int, length: int) -> Tile:
+    """Of attention alone: BR rows of whole sequences."""
+    size = _tile_rows(rows, length, 64)
+    return {"BR": size, "num_warps": 2 if size < 64 else 4 if size == 64 else 8}
+
+
+def _tile_rows(rows: int, length: int, wanted: int) -> int:
+    """The power of two that holds one sequence, or as many as there are up to `wanted` rows."""
+    return max(16, triton.next_power_of_2(length), min(wanted, triton.next_power_of_2(rows)))
 
 
 # ---------------------------------------------------------------------------------------- launch
 
 
-def tiles(rows: int, outer: int) -> dict[str, int]:
-    """Tiles of a product: small ones while the device is not full."""
-    if rows <= 32:
-        return {"BR": 32 if rows > 16 else 16, "BO": 32, "BI": 128, "num_warps": 4}
-    if rows * outer <= 2**20:
-        return {"BR": 32, "BO": 64, "BI": 128, "num_warps": 4}
-    if rows <= 8192:
-        return {"BR": 64, "BO": 128, "BI": 64, "num_warps": 4}
-    return {"BR": 128, "BO": 128, "BI": 64, "num_warps": 8}
+class Rows(NamedTuple):
+    """Rows (R, I) and, where the product that made them has left them, parts (P, R) of the sums of
+    their squares."""
+
+    values: Tensor
+    squares: Tensor | None = None
 
 
-def norm_linear(
-    x: Tensor,
-    gain: Tensor,
+def linear(
+    x: Rows,
     weight: Tensor,
+    *,
+    norm: bool = False,
     bias: Tensor | None = None,
+    gelu: bool = False,
+    residual: Tensor | None = None,
+    measure: bool = False,
+    length: int = 1,
+    keep: range = range(1),
     dtype: torch.dtype | None = None,
-) -> Tensor:
-    """norm(x) W^T; with a bias, GELU of it. x is (R, I) fp32, weight (O, I) bf16."""
-    rows, inner = x.shape
-    outer = len(weight)
-    out = x.new_empty(rows, outer, dtype=dtype or PRODUCTS)
-    tile = tiles(rows, outer)
-    _norm_linear[triton.cdiv(rows, tile["BR"]), triton.cdiv(outer, tile["BO"])](
-        x,
-        gain,
-        weight,
-        gain if bias is None else bias,
-        out,
-        rows,
-        RMS_EPSILON,
-        INNER=inner,
-        OUTER=outer,
-        BIAS_GELU=bias is not None,
-        **tile,
-    )
-    return out
+    first: bool = False,
+) -> Rows:
+    """residual + f(x W^T + b), at the kept positions of sequences of the given length.
 
-
-def linear_residual(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, length: int, keep: range
-) -> Tensor:
-    """residual + x W^T at the kept positions of sequences of the given length, (R', O) fp32."""
+    The weight is (O, I) with the norm's gain in it, the result (R', O) in `dtype`.
+    """
     outer, inner = weight.shape
-    rows = len(x) // length * len(keep)
-    out = residual.new_empty(rows, outer)
-    tile = tiles(rows, outer)
-    _linear_residual[triton.cdiv(rows, tile["BR"]), triton.cdiv(outer, tile["BO"])](
-        x,
+    device, rows = weight.device, len(x.values) // length * len(keep)
+    out = torch.empty(rows, outer, dtype=dtype or PRODUCTS, device=device)
+    few = rows <= FEW_ROWS and inner <= 1024
+    tile = few_tile(rows, inner, outer) if few else linear_tile(rows, inner, outer)
+    kernel: Any = products.linear_few if few else products.linear
+    across = triton.cdiv(outer, tile["BO"])
+    measured = torch.empty(across, rows, device=device) if measure and not few else None
+    programs = triton.cdiv(rows, tile["BR"]) * across
+    kernel[programs,](
+        x.values,
         weight,
-        residual if bias is None else bias,
-        residual,
+        weight if bias is None else bias,
+        weight if residual is None else residual,
         out,
+        weight if x.squares is None else x.squares,
+        weight if measured is None else measured,
         rows,
         length,
         len(keep),
         keep.start,
+        RMS_EPSILON,
         INNER=inner,
         OUTER=outer,
+        NORM=norm,
         BIAS=bias is not None,
+        GELU=gelu,
+        RESIDUAL=residual is not None,
+        PARTS=0 if x.squares is None else len(x.squares),
+        MEASURE=measured is not None,
+        **_chain(weight, rows, first),
         **tile,
     )
-    return out
+    return Rows(out, measured)
 
 
-def group_attention(
-    qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, length: int, causal: bool
-) -> Tensor:
-    """Attention inside each of R / length sequences, (R, 3·H·E) -> (R, H·E)."""
-    rows, inner = qkv.shape
-    head_dim = inner // 3 // heads
-    out = qkv.new_empty(rows, inner // 3)
-    count = rows // length
-    tile = max(16, triton.next_power_of_2(length))
-    while tile < 64 and tile // length < count:
-        tile *= 2
-    group = tile // length
-    _group_attention[triton.cdiv(count, group), heads](
-        qkv,
+def attend(
+    x: Rows,
+    weight: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    heads: int,
+    length: int,
+    causal: bool,
+    *,
+    first: bool = False,
+) -> Rows:
+    """Attention of norm(x) inside each of R / length sequences, (R, I) -> (R, H·E).
+
+    The weight (3·H·E, I) carries the norm's gain, and its heads' pairs stand side by side.
+    """
+    rows, inner = x.values.shape
+    head_dim = len(weight) // 3 // heads
+    scale = 1 / math.sqrt(head_dim)
+    out = torch.empty(rows, heads * head_dim, dtype=PRODUCTS, device=weight.device)
+    fused = rows <= FUSED_ROWS and (not weight.is_cuda or _is_roomy(weight.device))
+    tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
+    group = tile["BR"] // length
+    kernel: Any = products.attend if fused else products.group_attention
+    source, squares = x.values, x.squares
+    if not fused and (squares is None or rows <= PLAIN_ROWS):
+        source, squares = linear(x, weight, norm=True, first=first).values, None
+    elif not fused:  # the norm's scale is left to the kernel
+        source = F.linear(x.values, weight)
+    kernel[triton.cdiv(rows // length, group) * heads,](
+        source,
+        *([weight] if fused else []),
         out,
+        weight if squares is None else squares,
         cosine,
         sine,
         rows,
-        1 / math.sqrt(head_dim),
+        scale,
+        RMS_EPSILON,
+        INNER=inner,
         H=heads,
         L=length,
         E=head_dim,
         GROUP=group,
         CAUSAL=causal,
-        BR=tile,
-        num_warps=4 if tile >= 64 else 2,
+        PARTS=0 if squares is None else len(squares),
+        **_chain(weight, rows, first and fused),
+        **tile,
     )
-    return out
+    return Rows(out)
+
+
+def _chain(weight: Tensor, rows: int, first: bool = False) -> dict[str, bool]:
+    """Programmatic dependent launch: a kernel waits inside, after it has asked for its weights.
+
+    A first one is launched after all before it have ended, since they may be what made its
+    weights, and only lets the next one start early.
+    """
+    if rows > CHAINED_ROWS or not weight.is_cuda or not _can_chain(weight.device):
+        return {"CHAINED": False}
+    return {"CHAINED": True, "launch_pdl": not first}
+
+
+@cache
+def _is_roomy(device: torch.device) -> bool:
+    """Whether the shared memory of a data centre's device is there, which `attend` needs."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 2**17
+
+
+@cache
+def _can_chain(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+# ----------------------------------------------------------------------------------------- stack
 
 
 class InferenceStack:
     """`Stack.forward` for short sequences, without autograd; its weights are copies in bf16.
 
-    `refresh` copies them anew after the stack has trained.
+    `refresh` copies them anew after the stack has trained. A `head` is a product that some caller
+    takes of the result; it is taken together with the last norm.
     """
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, head: nn.Linear | None = None) -> None:
         self.stack = stack
+        self.head = head
         self.blocks = [block for block in stack.blocks if isinstance(block, Block)]
-        matrices = [_matrices(block) for block in self.blocks]
-        # Detached: a copy that autograd remembers would tie a parameter's gradient to this stream.
-        self.sources = [matrix.detach() for block in matrices for matrix in block]
-        self.copies = [matrix.to(PRODUCTS) for matrix in self.sources]
+        self.copies = [matrix.to(PRODUCTS) for matrix in self._matrices()]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        torch._foreach_copy_(self.copies, self.sources)
-
-    def serves(self, x: Tensor) -> bool:
-        """Whether the sequences are short enough for a tile, and few enough to gain by it."""
-        return x.shape[1] <= LONGEST and len(x) * x.shape[1] <= MOST_ROWS
+        torch._foreach_copy_(self.copies, self._matrices())
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, keep: slice, causal: bool) -> Tensor:
-        """The residual stream after the last block at the kept positions, before the last norm."""
+    def _matrices(self) -> list[Tensor]:
+        """The weights as the kernels want them: four kinds, all blocks of one together, since few
+        operations are fast; then the head."""
+        attentions = [block.attention for block in self.blocks]
+        project_in = torch.stack([attention.project_in.weight for attention in attentions])
+        rise = torch.stack([block.mlp[0].weight for block in self.blocks])
+        before = torch.stack([block.attention_norm.weight for block in self.blocks])
+        between = torch.stack([block.mlp_norm.weight for block in self.blocks])
+        matrices = [
+            _pairs_together(project_in * before[:, None], attentions[0].head_dim),
+            torch.stack([attention.project_out.weight for attention in attentions]),
+            rise * between[:, None],
+            torch.stack([block.mlp[2].weight for block in self.blocks]),
+        ]
+        if self.head is not None:
+            matrices.append(self.head.weight * self.stack.norm.weight)
+        return matrices
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether the sequences are short enough for a tile."""
+        return x.shape[1] <= LONGEST
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
+        """`Stack.forward` at the kept positions."""
+        length = x.shape[1]
+        chunks = triton.cdiv(len(x) * length, CHUNK_ROWS)
+        parts = [self._blocks(part, keep, causal) for part in x.chunk(chunks)]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if head is None or head is not self.head:
+            y = self.stack.norm(y)
+            return y if head is None else head(y)
+        rows = Rows(y.flatten(0, 1))
+        logits = linear(rows, self.copies[-1], norm=True, bias=head.bias, dtype=y.dtype).values
+        return logits.unflatten(0, y.shape[:2])
+
+    def _blocks(self, x: Tensor, keep: slice, causal: bool) -> Tensor:
+        """The residual stream after the last block, in fp32."""
         count, length, width = x.shape
-        positions = range(length)
-        x = x.reshape(count * length, width).float()
+        rotary, positions = self.stack.rotary, range(length)
+        flat = x.reshape(count * length, width).contiguous()
+        # A kernel more costs more than wide rows while they are few.
+        stream = Rows(flat if len(flat) <= WIDE_ROWS else flat.to(PRODUCTS))
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
             kept = positions[keep] if last else positions
-            project_in, project_out, rise, fall = self.copies[4 * index : 4 * index + 4]
-            qkv = norm_linear(x, block.attention_norm.weight, project_in)
-            mixed = group_attention(
-                qkv,
-                self.stack.rotary.cosine,
-                self.stack.rotary.sine,
+            project_in, project_out, rise, fall = (kind[index] for kind in self.copies[:4])
+            mixed = attend(
+                stream,
+                project_in,
+                rotary.cosine,
+                rotary.sine,
                 block.attention.heads,
                 length,
                 causal,
+                first=not index,
             )
-            x = linear_residual(mixed, project_out, None, x, length, kept)
+            stream = linear(
+                mixed,
+                project_out,
+                residual=stream.values,
+                measure=True,
+                length=length,
+                keep=kept,
+            )
             up, _, down = block.mlp
-            hidden = norm_linear(x, block.mlp_norm.weight, rise, up.bias)
-            x = linear_residual(hidden, fall, down.bias, x, 1, range(1))
-        return x.unflatten(0, (count, -1))
+            hidden = linear(stream, rise, norm=True, bias=up.bias, gelu=True)
+            stream = linear(
+                hidden,
+                fall,
+                bias=down.bias,
+                residual=stream.values,
+                measure=True,
+                dtype=torch.float32 if last else PRODUCTS,
+            )
+        return stream.values.unflatten(0, (count, -1))
 
 
-def _matrices(block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    up, _, down = block.mlp
-    attention = block.attention
-    return attention.project_in.weight, attention.project_out.weight, up.weight, down.weight
+def _pairs_together(weight: Float[Tensor, "N O W"], head_dim: int) -> Float[Tensor, "N O W"]:
+    """Queries' and keys' columns i and i + E/2, which rotary turns, side by side in every head.
+
+    Their scores stay what they are; values keep their order.
+    """
+    inner = weight.shape[1] // 3
+    turned, values = weight.split([2 * inner, inner], dim=1)
+    halves = turned.unflatten(1, (-1, 2, head_dim // 2))  # (N, 2·H, 2, E/2, W)
+    return torch.cat([halves.transpose(2, 3).flatten(1, 3), values], dim=1)
