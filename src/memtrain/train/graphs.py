@@ -64,7 +64,7 @@ class GraphedUnroll:
         self.stacks.refresh()
         if torch.cuda.is_current_stream_capturing():  # a graph holds no graphs
             with self.stacks.active(), self.precision():
-                return torch.stack(self._steps(inputs.unbind(1), memory), dim=1)
+                return torch.stack(self._steps(inputs.T.contiguous().unbind(), memory), dim=1)
         chunk = self.chunks.get(memory.shape)
         if chunk is None:
             with self.stacks.active(), torch.no_grad():

@@ -3,8 +3,8 @@
 Sequences here are short (272, 79 and 17 rows at the paper's size), so one program holds all keys
 and values of a head and goes over the queries once: no running maximum forward, and one pass for
 all three gradients backward. The heads stay where the projection put them, side by side in the
-last dimension; queries and keys are turned into buffers of their own first, gradients are turned
-back as they are written. The reference is `nn.blocks.Attention.forward`.
+last dimension; queries and keys are turned as they are read, gradients turned back as they are
+written. The reference is `nn.blocks.Attention.forward`.
 
 A length is taken as a power of two and a tail, 272 as 256 + 16: tiles are powers of two, and a
 padded one would waste half of the work.
@@ -18,6 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+HIDE = tl.constexpr(not triton.knobs.runtime.interpret)
+"""Whether a loop's number of turns is kept from the compiler: a loop of one it takes apart, and
+Triton 3.6 then reads beyond shared memory. The interpreter wants to know it."""
 LONGEST = 320
 """Keys that a program can hold; longer sequences take the reference."""
 
@@ -26,64 +29,32 @@ LONGEST = 320
 
 
 @triton.jit
-def _turn(
-    query,
-    key,
-    turned_query,
-    turned_key,
-    cosine,
-    sine,
-    query_stride,
-    key_stride,
-    queries,
-    keys,
-    first,
-    scale,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    H: tl.constexpr,
-    E: tl.constexpr,
-    R: tl.constexpr,
-):
-    """Programs: blocks of R rows x (queries, keys). Queries also take the scale of the scores."""
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    if tl.program_id(1) == 0:
-        _turn_rows(
-            query, turned_query, cosine, sine, query_stride, row, queries, first, scale, Q, H, E
-        )
-    else:
-        _turn_rows(key, turned_key, cosine, sine, key_stride, row, keys, 0, 1.0, K, H, E)
-
-
-@triton.jit
-def _turn_rows(
-    x,
-    out,
-    cosine,
-    sine,
-    stride,
-    row,
-    rows,
-    first,
-    scale,
-    L: tl.constexpr,
-    H: tl.constexpr,
-    E: tl.constexpr,
-):
+def _load_turned(
+    x, rows, stride, limit, cosine, sine, positions, scale, kept, kept_stride,
+    MASKED: tl.constexpr, KEEP: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """The left and right half of rows of one head, turned by the angles of their positions and
+    scaled; kept for the backward pass if it will come."""
     half = tl.arange(0, E // 2)
-    column = (tl.arange(0, H) * E)[None, :, None] + half[None, None, :]
-    angle = (first + row % L)[:, None] * (E // 2) + half[None, :]
-    there = (row < rows)[:, None]
-    c = tl.load(cosine + angle, mask=there, other=0.0)[:, None, :]
-    s = tl.load(sine + angle, mask=there, other=0.0)[:, None, :]
-    there = there[:, :, None]
-    at = x + row[:, None, None] * stride + column
-    left = tl.load(at, mask=there, other=0.0).to(tl.float32)
-    right = tl.load(at + E // 2, mask=there, other=0.0).to(tl.float32)
-    to = out + row[:, None, None] * (H * E) + column
-    kind = out.dtype.element_ty
-    tl.store(to, ((left * c - right * s) * scale).to(kind), mask=there)
-    tl.store(to + E // 2, ((right * c + left * s) * scale).to(kind), mask=there)
+    there = (rows < limit)[:, None]
+    angle = positions[:, None] * (E // 2) + half
+    at = x + rows[:, None] * stride + half
+    if MASKED:
+        c = tl.load(cosine + angle, mask=there, other=0.0)
+        s = tl.load(sine + angle, mask=there, other=0.0)
+        left = tl.load(at, mask=there, other=0.0).to(tl.float32)
+        right = tl.load(at + E // 2, mask=there, other=0.0).to(tl.float32)
+    else:
+        c, s = tl.load(cosine + angle), tl.load(sine + angle)
+        left, right = tl.load(at).to(tl.float32), tl.load(at + E // 2).to(tl.float32)
+    kind = x.dtype.element_ty
+    turned_left = ((left * c - right * s) * scale).to(kind)
+    turned_right = ((right * c + left * s) * scale).to(kind)
+    if KEEP:
+        to = kept + rows[:, None] * kept_stride + half
+        tl.store(to, turned_left, mask=there)
+        tl.store(to + E // 2, turned_right, mask=there)
+    return turned_left, turned_right
 
 
 @triton.jit
@@ -119,20 +90,28 @@ def _load(x, rows, row_stride, limit, MASKED: tl.constexpr, E: tl.constexpr):
 # --------------------------------------------------------------------------------------- forward
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries"])
 def _forward(
     query,
     key,
     value,
+    turned_query,
+    turned_key,
     out,
     log_sum,
-    value_stride,
+    cosine,
+    sine,
+    query_stride,
+    key_stride,
     first,
+    queries,
+    scale,
     H: tl.constexpr,
     Q: tl.constexpr,
     K: tl.constexpr,
     E: tl.constexpr,
     CAUSAL: tl.constexpr,
+    KEEP: tl.constexpr,
     MAIN: tl.constexpr,
     TAIL: tl.constexpr,
     BQ: tl.constexpr,
@@ -141,32 +120,40 @@ def _forward(
     row_head = tl.program_id(0).to(tl.int64)
     row, head = row_head // H, row_head % H
     inner: tl.constexpr = H * E
-    query += row * Q * inner + head * E
-    key += row * K * inner + head * E
-    value += row * K * value_stride + head * E
+    query += row * Q * query_stride + head * E
+    key += row * K * key_stride + head * E
+    value += row * K * key_stride + head * E
+    turned_query += row * Q * inner + head * E
+    turned_key += row * K * inner + head * E
     out += row * Q * inner + head * E
     log_sum += row_head * Q
 
     main = tl.arange(0, MAIN)
-    k = _load(key, main, inner, K, MAIN > K, E)
-    v = _load(value, main, value_stride, K, MAIN > K, E)
+    k_left, k_right = _load_turned(
+        key, main, key_stride, K, cosine, sine, main, 1.0, turned_key, inner, MAIN > K, KEEP, E
+    )
+    v = _load(value, main, key_stride, K, MAIN > K, E)
     tail = MAIN + tl.arange(0, TAIL if TAIL else 16)
-    k_tail, v_tail = k, v
     if TAIL:
-        k_tail = _load(key, tail, inner, K, True, E)
-        v_tail = _load(value, tail, value_stride, K, True, E)
-    for start in range(0, Q, BQ):
+        tail_left, tail_right = _load_turned(
+            key, tail, key_stride, K, cosine, sine, tail, 1.0, turned_key, inner, True, KEEP, E
+        )
+        v_tail = _load(value, tail, key_stride, K, True, E)
+    kind = query.dtype.element_ty
+    for start in range(0, queries if HIDE else Q, BQ):
         rows = start + tl.arange(0, BQ)
-        q = _load(query, rows, inner, Q, Q % BQ != 0, E)
-        score = tl.dot(q, tl.trans(k))
+        q_left, q_right = _load_turned(
+            query, rows, query_stride, Q, cosine, sine, first + rows, scale, turned_query, inner,
+            Q % BQ != 0, KEEP, E,
+        )  # fmt: skip
+        score = tl.dot(q_right, tl.trans(k_right), tl.dot(q_left, tl.trans(k_left)))
         if MAIN > K:
             score = tl.where((main < K)[None, :], score, -1e30)
         if CAUSAL:
             score = tl.where(main[None, :] <= first + rows[:, None], score, -1e30)
         best = tl.max(score, 1)
-        kind = query.dtype.element_ty
         if TAIL:
-            score_tail = tl.dot(q, tl.trans(k_tail))
+            score_tail = tl.dot(q_right, tl.trans(tail_right), tl.dot(q_left, tl.trans(tail_left)))
             seen = (tail < K)[None, :]
             if CAUSAL:
                 seen = seen & (tail[None, :] <= first + rows[:, None])
@@ -183,7 +170,8 @@ def _forward(
             mixed = tl.dot(weight.to(kind), v)
         at = out + rows[:, None] * inner + tl.arange(0, E)
         tl.store(at, (mixed / total[:, None]).to(kind), mask=(rows < Q)[:, None])
-        tl.store(log_sum + rows, best + tl.log2(total), mask=rows < Q)
+        if KEEP:
+            tl.store(log_sum + rows, best + tl.log2(total), mask=rows < Q)
 
 
 # -------------------------------------------------------------------------------------- backward
@@ -192,7 +180,7 @@ def _forward(
 @triton.jit
 def _backward_tail(
     query, key, value, out, out_gradient, log_sum, key_gradient, value_gradient, delta, tail_ds,
-    cosine, sine, value_stride, key_gradient_stride, first,
+    cosine, sine, value_stride, key_gradient_stride, first, queries,
     inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, PQ: tl.constexpr,
 ):  # fmt: skip
@@ -205,7 +193,7 @@ def _backward_tail(
     # Transposed: a matrix unit wants 64 rows, and a head has them.
     dk_tail = tl.zeros((E, TAIL), tl.float32)
     dv_tail = tl.zeros((E, TAIL), tl.float32)
-    for start in range(0, Q, PQ):
+    for start in range(0, queries if HIDE else Q, PQ):
         rows = start + tl.arange(0, PQ)
         q = _load(query, rows, inner, Q, Q % PQ != 0, E)
         do = _load(out_gradient, rows, inner, Q, Q % PQ != 0, E)
@@ -237,7 +225,7 @@ def _backward_tail(
 def _backward_keys(
     query, key, value, out, out_gradient, log_sum, query_gradient, key_gradient, value_gradient,
     delta, tail_ds, cosine, sine, value_stride, query_gradient_stride, key_gradient_stride, first,
-    scale,
+    queries, scale,
     first_key: tl.constexpr, inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
     E: tl.constexpr, CAUSAL: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
     BK: tl.constexpr, BQ: tl.constexpr,
@@ -255,7 +243,7 @@ def _backward_keys(
         k_tail = _load(key, MAIN + tl.arange(0, TAIL), inner, K, True, E)
     dk = tl.zeros((BK, E), tl.float32)
     dv = tl.zeros((BK, E), tl.float32)
-    for start in range(0, Q, BQ):
+    for start in range(0, queries if HIDE else Q, BQ):
         rows = start + tl.arange(0, BQ)
         there = rows < Q
         q = _load(query, rows, inner, Q, Q % BQ != 0, E)
@@ -296,7 +284,7 @@ def _backward_keys(
     tl.store(at, dv.to(kind), mask=(keys < K)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries"])
 def _backward(
     query,
     key,
@@ -315,6 +303,7 @@ def _backward(
     query_gradient_stride,
     key_gradient_stride,
     first,
+    queries,
     scale,
     H: tl.constexpr,
     Q: tl.constexpr,
@@ -349,7 +338,7 @@ def _backward(
         tail_ds += row_head * Q * TAIL
         _backward_tail(
             query, key, value, out, out_gradient, log_sum, key_gradient, value_gradient, delta,
-            tail_ds, cosine, sine, value_stride, key_gradient_stride, first,
+            tail_ds, cosine, sine, value_stride, key_gradient_stride, first, queries,
             inner, Q, K, E, CAUSAL, MAIN, TAIL, PQ,
         )  # fmt: skip
         tl.debug_barrier()  # other threads of this program wrote what it reads below
@@ -360,7 +349,7 @@ def _backward(
         _backward_keys(
             query, key, value, out, out_gradient, log_sum, query_gradient, key_gradient,
             value_gradient, delta, tail_ds, cosine, sine, value_stride, query_gradient_stride,
-            key_gradient_stride, first, scale,
+            key_gradient_stride, first, queries, scale,
             first_key, inner, Q, K, E, CAUSAL, MAIN, TAIL, BK, BQ,
         )  # fmt: skip
 
@@ -382,7 +371,7 @@ def forward_tiles(queries: int, keys: int) -> dict[str, int]:
     size = min(64, max(16, triton.next_power_of_2(queries)))
     if max(queries, keys) <= 32:
         return {"BQ": size, "num_warps": 1, "num_stages": 1}
-    return {"BQ": size, "num_warps": 4, "num_stages": 3}
+    return {"BQ": size, "num_warps": 4, "num_stages": 2}
 
 
 def backward_tiles(queries: int, keys: int) -> dict[str, int]:
@@ -421,52 +410,47 @@ class Heads:
     def constants(self) -> dict[str, int]:
         return {"H": self.heads, "Q": self.queries, "K": self.keys, "E": self.head_dim}
 
-    def turned(self, cosine: Tensor, sine: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Queries (N, Q, H·E), scaled, and keys (N, K, H·E)."""
-        query, key = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in
-                      (self.query, self.key))  # fmt: skip
-        queries, keys = self.rows * self.queries, self.rows * self.keys
-        block = 8
-        _turn[triton.cdiv(max(queries, keys), block), 2](
-            self.query,
-            self.key,
-            query,
-            key,
-            cosine,
-            sine,
-            self.query.stride(1),
-            self.key.stride(1),
-            queries,
-            keys,
-            first,
-            self.scale * LOG2_E.value,
-            R=block,
-            num_warps=4,
-            **self.constants,
-        )
-        return query, key
-
 
 def run_forward(
-    heads: Heads, query: Tensor, key: Tensor, first: int, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """The heads' weighted sums side by side (N, Q, H·E), and log2 of the weights' sums."""
-    out = torch.empty_like(query)
-    log_sum = query.new_empty(heads.rows, heads.heads, heads.queries, dtype=torch.float32)
+    heads: Heads, cosine: Tensor, sine: Tensor, first: int, causal: bool, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The heads' weighted sums side by side (N, Q, H·E); and if they are to be kept, turned queries
+    (N, Q, H·E), scaled, turned keys (N, K, H·E), and log2 of the weights' sums (N, H, Q)."""
+    rest = heads.value
+    out = rest.new_empty(heads.rows, heads.queries, heads.inner)
+    query, key, log_sum = kept(heads) if keep else (out, out, out)
     _forward[heads.rows * heads.heads,](
+        heads.query,
+        heads.key,
+        heads.value,
         query,
         key,
-        heads.value,
         out,
         log_sum,
-        heads.value.stride(1),
+        cosine,
+        sine,
+        heads.query.stride(1),
+        heads.key.stride(1),
         first,
+        heads.queries,
+        heads.scale * LOG2_E.value,
         CAUSAL=causal,
+        KEEP=keep,
         **heads.constants,
         **key_tiles(heads.keys),
         **forward_tiles(heads.queries, heads.keys),
     )
-    return out, log_sum
+    return out, query, key, log_sum
+
+
+def kept(heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for what the backward pass needs."""
+    like = heads.value
+    return (
+        like.new_empty(heads.rows, heads.queries, heads.inner),
+        like.new_empty(heads.rows, heads.keys, heads.inner),
+        like.new_empty(heads.rows, heads.heads, heads.queries, dtype=torch.float32),
+    )
 
 
 def run_backward(
@@ -503,6 +487,7 @@ def run_backward(
         gradients.query.stride(1),
         gradients.key.stride(1),
         first,
+        heads.queries,
         heads.scale,
         CAUSAL=causal,
         **heads.constants,
@@ -531,22 +516,33 @@ def attend(
         What they read, and what the backward pass needs: turned queries and keys, log2 of the
         weights' sums.
     """
-    given = Heads(query, rest, heads)
-    turned_query, turned_key = given.turned(cosine, sine, first)
-    out, log_sum = run_forward(given, turned_query, turned_key, first, causal)
-    return out, turned_query, turned_key, log_sum
+    return run_forward(Heads(query, rest, heads), cosine, sine, first, causal, keep=True)
 
 
 @attend.register_fake
 def _(query, rest, cosine, sine, heads, first, causal):
     given = Heads(query, rest, heads)
-    row_shape = (given.rows, given.queries, given.inner)
-    return (
-        rest.new_empty(row_shape),
-        rest.new_empty(row_shape),
-        rest.new_empty(given.rows, given.keys, given.inner),
-        rest.new_empty(given.rows, heads, given.queries, dtype=torch.float32),
-    )
+    return rest.new_empty(given.rows, given.queries, given.inner), *kept(given)
+
+
+@torch.library.custom_op("memtrain::attend_only", mutates_args=())
+def attend_only(
+    query: Tensor | None,
+    rest: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    heads: int,
+    first: int,
+    causal: bool,
+) -> Tensor:
+    """`attend` where no gradient will be asked for."""
+    return run_forward(Heads(query, rest, heads), cosine, sine, first, causal, keep=False)[0]
+
+
+@attend_only.register_fake
+def _(query, rest, cosine, sine, heads, first, causal):
+    given = Heads(query, rest, heads)
+    return rest.new_empty(given.rows, given.queries, given.inner)
 
 
 @torch.library.custom_op("memtrain::attend_backward", mutates_args=())
@@ -617,7 +613,7 @@ class KernelAttention:
         return fits(keys)
 
     def whole(self, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool) -> Tensor:
-        return attend(None, qkv, cosine, sine, heads, 0, causal)[0]
+        return self._attend(None, qkv, cosine, sine, heads, 0, causal)
 
     def some(
         self,
@@ -629,4 +625,7 @@ class KernelAttention:
         first: int,
         causal: bool,
     ) -> Tensor:
-        return attend(query, key_value, cosine, sine, heads, first, causal)[0]
+        return self._attend(query, key_value, cosine, sine, heads, first, causal)
+
+    def _attend(self, *given) -> Tensor:
+        return attend(*given)[0] if torch.is_grad_enabled() else attend_only(*given)

@@ -27,12 +27,13 @@ FEW_ROWS = 64
 """Up to here latency is all: tiles span the whole sum, in slices that run side by side."""
 WIDE_ROWS = 4096
 """Up to here the first block reads fp32: a cast would be one kernel more."""
-FUSED_ROWS = 2**13
-"""Up to here projection and attention are one kernel."""
+FUSED_ROWS = 1024
+"""Up to here projection and attention are one kernel, as they are where sequences fill its tile."""
 PLAIN_ROWS = 2**13
 """Up to here that projection, where it stands alone, is our product; above, torch's."""
-CHAINED_ROWS = 2**16
-"""Up to here a kernel is launched before the one in front of it has ended (0: never)."""
+CHAINED_ROWS = 64
+"""Up to here a kernel is launched before the one in front of it has ended (0: never). With more
+rows, those that wait take the place of those that work."""
 CHUNK_ROWS = 36_864
 """More rows are run in chunks of whole sequences."""
 
@@ -44,7 +45,7 @@ Tile = dict[str, int]
 
 def few_tile(rows: int, inner: int, outer: int) -> Tile:
     """Of a product with few rows: BR x BO, summed in SPLIT slices of BI."""
-    split = 8 if inner >= 256 else 4 if inner >= 64 else 2
+    split = 4 if inner >= 64 else 2
     slice_size = max(16, triton.next_power_of_2(triton.cdiv(inner, split)))
     return {"BR": 16 if rows <= 16 else 32, "BO": 16, "BI": slice_size, "SPLIT": split} | {
         "num_warps": split,
@@ -54,11 +55,11 @@ def few_tile(rows: int, inner: int, outer: int) -> Tile:
 
 def linear_tile(rows: int, inner: int, outer: int) -> Tile:
     """Of a product with many rows: BR x BO in steps of BI."""
-    if rows * outer <= 2**18:
-        tile = {"BR": 32, "BO": 32, "BI": 128, "num_warps": 4, "num_stages": 4}
-    elif rows * outer <= 2**20:
+    if rows <= 1024:
         tile = {"BR": 64, "BO": 64, "BI": 64, "num_warps": 4, "num_stages": 4}
-    elif rows <= 8192 or outer <= 512:  # of few columns, large tiles are an unlucky number
+        if outer > 512:
+            tile |= {"BI": 128, "num_stages": 3}
+    elif outer <= 512 or (rows <= 8192 and outer <= 1024):
         tile = {"BR": 64, "BO": 128, "BI": 64, "num_warps": 4, "num_stages": 3}
     else:
         tile = {"BR": 128, "BO": 128, "BI": 64, "num_warps": 8, "num_stages": 3}
@@ -69,12 +70,17 @@ def attend_tile(rows: int, length: int, inner: int) -> Tile:
     """Of projection and attention in one: BR rows of whole sequences, in steps of BI."""
     whole = max(16, triton.next_power_of_2(inner))
     if rows <= FEW_ROWS and whole <= 256:
-        return {"BR": _tile_rows(rows, length, 32), "BI": whole, "num_warps": 8, "num_stages": 1}
+        size = _tile_rows(rows, length, 32)
+        warps = 8 if size == 16 else 4
+        return {"BR": size, "BI": whole, "num_warps": warps, "num_stages": 1}
+    if rows <= 1024 and whole <= 256 and length <= 64:
+        size = _tile_rows(rows, length, 64)
+        return {"BR": size, "BI": whole, "num_warps": 4, "num_stages": 1}
     return {
         "BR": _tile_rows(rows, length, 64),
         "BI": min(64, whole),
         "num_warps": 4 if length <= 64 else 8,
-        "num_stages": 2,
+        "num_stages": 3 if length <= 16 else 2,
     }
 
 
@@ -173,7 +179,8 @@ def attend(
     head_dim = len(weight) // 3 // heads
     scale = 1 / math.sqrt(head_dim)
     out = torch.empty(rows, heads * head_dim, dtype=PRODUCTS, device=weight.device)
-    fused = rows <= FUSED_ROWS and (not weight.is_cuda or _is_roomy(weight.device))
+    fused = rows <= FUSED_ROWS or attend_tile(rows, length, inner)["BR"] % length == 0
+    fused = fused and (not weight.is_cuda or _is_roomy(weight.device))
     tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
     group = tile["BR"] // length
     kernel: Any = products.attend if fused else products.group_attention

@@ -68,8 +68,9 @@ def _up(
     BI: tl.constexpr,
     BO: tl.constexpr,
     TURNS: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
-    """before = x W^T + b and after = GELU(before), with W (OUTER, INNER)."""
+    """before = x W^T + b, if it is to be kept, and after = GELU(before), with W (OUTER, INNER)."""
     column_tiles: tl.constexpr = (OUTER + BO - 1) // BO
     first = tl.program_id(0) % column_tiles * BO
     column = first + tl.arange(0, BO)
@@ -86,7 +87,8 @@ def _up(
                 part = weight.load([first, start])
                 total = tl.dot(x.load([row, start]), part.T, total)
         total += b[None, :]
-        before.store([row, first], total.to(before.dtype))
+        if KEEP:
+            before.store([row, first], total.to(before.dtype))
         after.store([row, first], _gelu(total).to(after.dtype))
 
 
@@ -196,11 +198,11 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def run_up(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """x W^T + b and GELU of it, both (R, O)."""
+def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """x W^T + b, if it is to be kept, and GELU of it, (R, O)."""
     launch = Launch(x, len(weight), backward=False)
-    before = x.new_empty(launch.rows, launch.outer)
-    after = torch.empty_like(before)
+    after = x.new_empty(launch.rows, launch.outer)
+    before = torch.empty_like(after) if keep else after
     _up[launch.grid](
         TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
         TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),
@@ -208,6 +210,7 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         TensorDescriptor.from_tensor(before, [launch.BR, launch.BO]),
         TensorDescriptor.from_tensor(after, [launch.BR, launch.BO]),
         launch.step,
+        KEEP=keep,
         **launch.constants,
     )
     return before, after
@@ -241,7 +244,7 @@ def mlp(
     x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The MLP's output (R, W), and what its gradient needs: GELU's input and output, (R, O)."""
-    before, after = run_up(x, up, up_bias)
+    before, after = run_up(x, up, up_bias, keep=True)
     return F.linear(after, down, down_bias), before, after
 
 
@@ -251,6 +254,17 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     hidden = len(x), len(up)
     return x.new_empty(len(x), len(down)), x.new_empty(hidden), x.new_empty(hidden)
+
+
+@torch.library.custom_op("memtrain::mlp_only", mutates_args=())
+def mlp_only(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    """`mlp` where no gradient will be asked for."""
+    return F.linear(run_up(x, up, up_bias, keep=False)[1], down, down_bias)
+
+
+@mlp_only.register_fake
+def _(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    return x.new_empty(len(x), len(down))
 
 
 @torch.library.custom_op("memtrain::mlp_backward", mutates_args=())
@@ -304,5 +318,6 @@ class KernelMLP:
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         rows = x.to(kind).flatten(0, -2).contiguous()
         # The first bias is added in fp32, the second as autocast does.
-        out, _, _ = mlp(rows, up.weight.to(kind), up.bias, down.weight.to(kind), down.bias.to(kind))
+        given = rows, up.weight.to(kind), up.bias, down.weight.to(kind), down.bias.to(kind)
+        out = mlp(*given)[0] if torch.is_grad_enabled() else mlp_only(*given)
         return out.unflatten(0, x.shape[:-1])
