@@ -102,11 +102,11 @@ def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
 
 def compiled_block_case(device, kind, rows, length, width) -> None:
     """A block with both kernels traces whole, under autocast where that is bf16."""
-    reference = Block(width, 2, 16).to(device)
-    fast = Block(width, 2, 16).to(device)
+    reference = Block(width, 2, 32).to(device)
+    fast = Block(width, 2, 32).to(device)
     fast.load_state_dict(reference.state_dict())
     fast.attention.fast, fast.fast_mlp = KernelAttention(), KernelMLP()
-    rotary = Rotary(16).to(device)
+    rotary = Rotary(32).to(device)
     x = torch.randn(rows, length, width, device=device, requires_grad=True)
     expected = reference(x, rotary, slice(3, None))
     wanted = torch.autograd.grad(expected.square().sum(), [x, *reference.parameters()])
@@ -230,8 +230,8 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         cases += mlp_cases(device, kind)
     cases += [partial(compiled_block_case, device, kinds[0], 3, 17, 32), traced_block_case]
     stacks = [
-        (5, 17, 64, 2, 2, 16, slice(16), False),
-        (3, 4, 32, 1, 2, 16, slice(3, None), True),
+        (5, 17, 64, 2, 2, 32, slice(16), False),
+        (3, 4, 32, 1, 2, 32, slice(3, None), True),
         (1, 7, 48, 1, 2, 32, None, True),
     ]
     if device == "cuda":
