@@ -102,7 +102,7 @@ class Engine:
 
 
 def _fits_kernels(attention: Attention) -> bool:
-    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and larger heads than
+    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and heads larger than
     64 do not fit on the chip."""
     return attention.head_dim in (32, 64)
 
