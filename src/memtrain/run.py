@@ -382,7 +382,7 @@ class Run:
                 )
         if sequences is None:
             sequences = max(4, self._affordable_tokens() // task.sequence_length)
-        with self.engine.autocast():
+        with self.engine.looking():
             return evaluate(
                 task,
                 self.rnn,

@@ -96,7 +96,7 @@ def check_task(task: object) -> Task:
         value = getattr(task, attribute, None)
         if not isinstance(value, int) or value < 1:
             raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
-    batch = task.sample(3, torch.Generator().manual_seed(0))
+    batch = task.sample(3, torch.Generator(task.device).manual_seed(0))
     if not isinstance(batch, Batch):
         raise MemtrainError(f"{name}.sample: must return a memtrain.Batch, not {type(batch)}")
     shape = (3, task.sequence_length)

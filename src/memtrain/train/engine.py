@@ -1,8 +1,8 @@
 """How a step runs: device, precision, compilation, threads."""
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 
 import torch
@@ -47,6 +47,13 @@ class Engine:
         if not self.bf16:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """For evaluation: the shapes it meets are not worth compiling for."""
+        eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
+        with self.autocast(), eager:
+            yield
 
     def prepare(self, models: nn.Module) -> None:
         """Give the Transformers what makes them fast here; one compilation serves all layers."""
@@ -102,8 +109,8 @@ class Engine:
 
 
 def _fits_kernels(attention: Attention) -> bool:
-    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and heads larger than
-    64 do not fit on the chip."""
+    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and larger heads do
+    not fit on the chip."""
     return attention.head_dim in (32, 64)
 
 
