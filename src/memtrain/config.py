@@ -419,11 +419,16 @@ class DMTConfig(StageConfig):
     """Weight of the distance to the teacher's memories."""
     readout_weight: float = 1.0
     """Weight of the readout's loss on the rolled-out memories."""
+    decode_weight: float = 0.0
+    """Weight of the teacher's decoder, telling the future from the cell's steps (the paper: 0)."""
+    future_length: int = 64
+    """How many targets it tells (with decode_weight)."""
 
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
         _at_least(self, 0, "rollout_length", "start_weight")
-        _at_least(self, 0, "dynamics_weight", "readout_weight")
+        _at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight")
+        _at_least(self, 1, "future_length")
         _at_least(self, 1, "label_stride")
         _fraction(self, "empty_start")
 

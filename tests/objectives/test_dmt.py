@@ -134,6 +134,68 @@ class TestEquations:
         assert not dynamics.requires_grad and not readout.requires_grad
 
 
+class TestDecoding:
+    @BOTH
+    @THROUGH_TIME
+    def test_the_loss_equals_a_loop_over_steps_and_targets(self, encoder, through_time):
+        options = dict(dynamics_weight=0.0, readout_weight=0.0, decode_weight=0.5, future_length=3)
+        objective = tiny_dmt(encoder, through_time=through_time, **options)
+        batch = random_batch(2, 6)
+        losses = objective(batch, seeded())
+        memory, told, count = objective.rnn.empty_memory(2), 0.0, 0
+        for step in range(6):
+            token = batch.inputs[:, step]
+            memory = objective.rnn.cell(memory if through_time else memory.detach(), token)
+            future = batch.inputs[:, step + 1 : step + 3]
+            logits = objective.teacher.decode(memory, future)
+            for ahead in range(min(3, 6 - step)):
+                due = batch.targets[:, step + ahead]
+                told = told + F.cross_entropy(
+                    logits[:, ahead], due, ignore_index=IGNORE_INDEX, reduction="sum"
+                )
+                count += int((due != IGNORE_INDEX).sum())
+        assert_close(losses.parts["decode"], (told / count).detach())
+        parameters = list(objective.rnn.cell.parameters())
+        expected = gradients(0.5 * told / count, parameters)
+        assert_close(gradients(losses.total, parameters), expected)
+
+    def test_the_total_weighs_it(self):
+        losses = tiny_dmt(decode_weight=0.5)(random_batch(3, 6), seeded())
+        plain = tiny_dmt()(random_batch(3, 6), seeded())
+        assert_close(losses.total, plain.total + 0.5 * losses.parts["decode"])
+
+    def test_it_reaches_the_cell_and_no_one_else(self):
+        objective = tiny_dmt(dynamics_weight=0.0, readout_weight=0.0, decode_weight=1.0)
+        for parameter in objective.teacher.parameters():
+            parameter.requires_grad_(False)  # as the trainer does
+        total = objective(random_batch(3, 6), seeded()).total
+        assert receives_gradient(total, objective.rnn.cell)
+        assert not receives_gradient(total, objective.rnn.readout)
+
+    def test_a_step_beyond_the_sequence_has_no_future(self):
+        """Rollouts from the teacher's memory are idle once the sequence has ended."""
+        objective = tiny_dmt(empty_start=0.0, decode_weight=1.0, future_length=1)
+        batch = random_batch(4, 5, asked=1.0)
+        calls = record_teacher(objective)
+        losses = objective(batch, seeded())
+        (_, after, start), _ = calls
+        told = []
+        for row in range(4):
+            memory = start[row : row + 1, 0]
+            for step in range(int(after[row, 0]) + 1, 5):
+                memory = objective.rnn.cell(memory, batch.inputs[row : row + 1, step])
+                logits = objective.teacher.predict(memory)
+                told.append(F.cross_entropy(logits, batch.targets[row : row + 1, step]))
+        assert_close(losses.parts["decode"], torch.stack(told).mean().detach())
+
+    def test_a_stream_is_asked_for_the_future_too(self):
+        context = tiny_teacher().config.context_length
+        without = tiny_dmt(empty_start=0.5, rollout_length=7)
+        assert without.tokens_needed() == context + 7
+        with_it = tiny_dmt(empty_start=0.5, rollout_length=7, decode_weight=1.0, future_length=3)
+        assert with_it.tokens_needed() == context + 10
+
+
 class TestGradients:
     @BOTH
     @THROUGH_TIME

@@ -2,7 +2,9 @@
 
 The rollout runs without autograd. What trains is one step from each rolled-out memory towards
 the teacher's next memory, all steps at once; the teacher is frozen. The readout learns the
-targets from the same rolled-out memories, and its loss does not reach the cell.
+targets from the same rolled-out memories, and its loss does not reach the cell. What can reach it,
+past the paper, is the teacher's decoder: `decode_weight` asks that the future be told from the
+cell's own steps.
 """
 
 import torch
@@ -12,13 +14,14 @@ from torch import Tensor, nn
 from memtrain.config import DMTConfig
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import dynamics_loss, readout_loss
+from memtrain.objectives.losses import dynamics_loss, future_loss, readout_loss
 from memtrain.objectives.objective import Objective
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
 class DMT(Objective):
-    """dynamics_weight · MSE(rollout, teacher) + readout_weight · next-target loss."""
+    """dynamics_weight · MSE(rollout, teacher) + readout_weight · next-target loss, and
+    decode_weight · L^dec of the cell's steps."""
 
     def __init__(self, config: DMTConfig, teacher: Teacher, rnn: RNN) -> None:
         super().__init__()
@@ -30,9 +33,11 @@ class DMT(Objective):
         return {"cell": self.rnn.cell, "readout": self.rnn.readout}
 
     def tokens_needed(self) -> int:
-        """A rollout, and a context for those that start from the teacher's memory."""
-        context = self.teacher.config.context_length if self.config.empty_start < 1 else 0
-        return context + (self.config.rollout_length or 256)
+        """A rollout, a context where the teacher's memory is its start, a future to be told."""
+        config = self.config
+        context = self.teacher.config.context_length if config.empty_start < 1 else 0
+        future = config.future_length if config.decode_weight else 0
+        return context + (config.rollout_length or 256) + future
 
     def from_nothing(self, rows: int) -> int:
         return round(self.config.empty_start * rows)
@@ -66,7 +71,16 @@ class DMT(Objective):
         dynamics = dynamics_loss(predicted, labels, weight, self.part)
         readout = readout_loss(self.rnn, rollout.detach(), targets, self.part)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
-        return Losses(total, {"dynamics": dynamics.detach(), "readout": readout.detach()})
+        parts = {"dynamics": dynamics.detach(), "readout": readout.detach()}
+        if config.decode_weight:
+            # A step that is idle has no future: it lies beyond the end.
+            real = inside[:, labelled] & (counts > 0)
+            due = steps[:, labelled].where(real, batch.inputs.shape[1])
+            decode = future_loss(
+                self.teacher, batch, predicted, due, config.future_length, self.part
+            )
+            total, parts["decode"] = total + config.decode_weight * decode, decode.detach()
+        return Losses(total, parts)
 
     def _start(
         self, batch: Batch, generator: torch.Generator

@@ -6,8 +6,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.nn.rnn import RNN
+from memtrain.nn.teacher import Teacher
 from memtrain.objectives.part import WHOLE, Part
-from memtrain.shapes import IGNORE_INDEX
+from memtrain.objectives.windows import asked_positions, gather_window
+from memtrain.shapes import IGNORE_INDEX, Batch
 
 
 def decode_loss(
@@ -34,6 +36,23 @@ def readout_loss(
         asked = targets != IGNORE_INDEX
         memories, targets = memories[asked], targets[asked]
     return decode_loss(rnn.predict(memories), targets, part)
+
+
+def future_loss(
+    teacher: Teacher,
+    batch: Batch,
+    memory: Float[Tensor, "B S M D"],
+    steps: Int[Tensor, "B S"],
+    future_length: int,
+    part: Part = WHOLE,
+) -> Float[Tensor, ""]:
+    """L^dec of the teacher's decoder: the futures of memories that were made after `steps`."""
+    window = gather_window(batch, steps, future_length)
+    inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
+    positions = None
+    if targets.device.type == "cpu":
+        positions, targets = asked_positions(targets)
+    return decode_loss(teacher.decode(memory.flatten(0, 1), inputs, positions), targets, part)
 
 
 def dynamics_loss(

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from memtrain.config import SMTConfig
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
+from memtrain.objectives.losses import dynamics_loss, future_loss, uniformity_loss
 from memtrain.objectives.objective import Objective, draw_steps
 from memtrain.objectives.part import full_tensors
-from memtrain.objectives.windows import asked_positions, gather_window
 from memtrain.shapes import Batch, Losses
 
 
@@ -50,7 +49,11 @@ class SMT(Objective):
         memory = self.teacher.encode(batch.inputs, steps)
         with self.beside:
             dynamics = self._dynamics(batch, memory, steps)
-        decode = self._decode(batch, memory, steps, asked)
+        rows = torch.arange(len(steps), device=steps.device)[:, None]
+        future = config.future_length, self.part
+        decode = future_loss(
+            self.teacher, batch, memory[rows, asked], steps.gather(1, asked), *future
+        )
         self.beside.join()
         everyones = self.part.gather(memory)
         uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
@@ -105,23 +108,6 @@ class SMT(Objective):
             some = max(1, rows // 32)
             first[:some], asked[:some] = -1, 1
         return first + torch.arange(2, device=device), asked
-
-    def _decode(
-        self,
-        batch: Batch,
-        memory: Float[Tensor, "B S M D"],
-        steps: Int[Tensor, "B S"],
-        asked: Int[Tensor, "B A"],
-    ) -> Float[Tensor, ""]:
-        """The futures of the steps at which the decoder is asked."""
-        rows = torch.arange(len(steps), device=steps.device)[:, None]
-        memory = memory[rows, asked].flatten(0, 1)
-        window = gather_window(batch, steps.gather(1, asked), self.config.future_length)
-        inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
-        positions = None
-        if targets.device.type == "cpu":
-            positions, targets = asked_positions(targets)
-        return decode_loss(self.teacher.decode(memory, inputs, positions), targets, self.part)
 
     def _dynamics(
         self, batch: Batch, memory: Float[Tensor, "B S M D"], steps: Int[Tensor, "B S"]
