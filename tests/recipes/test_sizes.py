@@ -51,3 +51,12 @@ def test_other_recipes_have_one_size():
         recipe("digits", "tiny")
     with pytest.raises(MemtrainError, match="did you mean small"):
         recipe("text", "smal")
+
+
+def test_the_small_digits_fit_the_package():
+    """At most 4 MB in 16 bits, and one image is one sequence."""
+    config = recipe("mnist-small")
+    rnn = build_rnn(config, 256)
+    assert 2 * sum(parameter.numel() for parameter in rnn.parameters()) < 4e6
+    assert isinstance(config.data, Stream)
+    assert config.data.evaluate_length == config.teacher.context_length == 196

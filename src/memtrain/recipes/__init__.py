@@ -10,6 +10,7 @@ from inspect import signature
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError, nearest
 from memtrain.recipes.digits import digits
+from memtrain.recipes.mnist_small import mnist_small
 from memtrain.recipes.streams import images, mnist, sketchy, text, tinystories, tokens
 from memtrain.recipes.synthetic import (
     arithmetic,
@@ -30,6 +31,7 @@ RECIPES: dict[str, Callable[..., RunConfig]] = {
     "arithmetic": arithmetic,
     "digits": digits,
     "mnist": mnist,
+    "mnist-small": mnist_small,
     "tinystories": tinystories,
     "sketchy": sketchy,
     "text": text,

@@ -27,7 +27,7 @@ class Engine:
             config.precision == "auto" and self.device.type == "cuda"
         )
         self.fast = config.fast and self.device.type == "cuda"
-        self.kernels = self.fast and self.bf16 and find_spec("triton") is not None
+        self.kernels = self.fast and self.bf16 and _has_kernels(self.device)
         if config.threads:
             # More than there are cores is no faster, and a machine may refuse to make them.
             torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
@@ -106,6 +106,14 @@ class Engine:
         if self.fast and trainer.capturable:
             return GraphedStep(trainer)
         return trainer.compute
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Our kernels are made for Hopper's shared memory and were only checked there; other GPUs take
+    what torch has."""
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _fits_kernels(attention: Attention) -> bool:

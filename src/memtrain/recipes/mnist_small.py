@@ -1,0 +1,62 @@
+"""The small network that comes with the package: digits that a laptop draws in seconds."""
+
+from memtrain.config import (
+    CellConfig,
+    DMTConfig,
+    EngineConfig,
+    LogConfig,
+    RunConfig,
+    SMTConfig,
+    Stream,
+    TeacherConfig,
+)
+
+PIXELS = 14 * 14
+"""Patches of 2x2 pixels in an image of 28x28."""
+
+
+def mnist_small() -> RunConfig:
+    """Digits in 196 patches of 2x2 pixels with 4 greys; wants
+    `memtrain data mnist --data-dir FOLDER --out data/mnist-small --option levels 4 patch 2`.
+
+    Every sequence is an image from its first patch on, and the teacher sees all of it.
+    """
+    width, heads, head_dim = 128, 4, 32
+    return RunConfig(
+        name="mnist-small",
+        data=Stream(path="data/mnist-small", evaluate_length=PIXELS, document_starts=1.0),
+        teacher=TeacherConfig(
+            padding="void",
+            context_length=PIXELS,
+            width=width,
+            encoder_layers=6,
+            decoder_layers=2,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        cell=CellConfig(
+            memory_tokens=8,
+            memory_dim=width,
+            width=width,
+            layers=4,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        smt=SMTConfig(
+            steps=30_000,
+            batch_size=256,
+            learning_rate=1e-3,
+            schedule="cosine",
+            future_length=32,
+            short_contexts=1.0,
+        ),
+        dmt=DMTConfig(
+            steps=3_000,
+            batch_size=128,
+            learning_rate=2e-4,
+            rollout_length=PIXELS,
+            label_stride=4,
+        ),
+        engine=EngineConfig(compile=True),
+        log=LogConfig(every=50, evaluate_every=2500, evaluate_sequences=64, checkpoint_every=1000),
+    )
