@@ -213,11 +213,11 @@ def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
 def all_cases(device: str) -> list[Callable[[], None]]:
     if device == "cpu":
         inference.PRODUCTS = torch.float32
-        kinds, shapes = (torch.float32,), [(2, 17), (1, 70), (2, 5)]
+        kinds, shapes = (torch.float32,), [(2, 17), (1, 70), (2, 5), (1, 100)]
         heads = ((2, 16),)
     else:
         kinds = (torch.bfloat16,)  # on a GPU only bf16 takes this path
-        shapes = [(3, 17), (2, 79), (4, 272), (5, 16), (1000, 17), (9000, 17)]
+        shapes = [(3, 17), (2, 79), (4, 272), (3, 204), (5, 16), (1000, 17), (9000, 17)]
         heads = ((8, 64), (2, 32))
     cases: list[Callable[[], None]] = [
         partial(attention_case, device, kind, rows, length, count, size, keep, causal)

@@ -363,7 +363,8 @@ def key_tiles(keys: int, least: int = 16) -> dict[str, int]:
         return {"MAIN": max(16, triton.next_power_of_2(keys)), "TAIL": 0}
     main = 1 << (keys.bit_length() - 1)
     rest = keys - main
-    return {"MAIN": main, "TAIL": max(least, triton.next_power_of_2(rest)) if rest else 0}
+    tail = max(least, triton.next_power_of_2(rest)) if rest else 0
+    return {"MAIN": main, "TAIL": tail} if tail < main else {"MAIN": 2 * main, "TAIL": 0}
 
 
 def forward_tiles(queries: int, keys: int) -> dict[str, int]:
