@@ -414,7 +414,9 @@ class DMTConfig(StageConfig):
     label_stride: int = 1
     """A teacher label at every n-th step of the rollout, at a random offset."""
     through_time: bool = False
-    """Backpropagate through the rollout; off: one step, in parallel over time."""
+    """Backpropagate through the whole rollout; off: through `segment` steps, all in parallel."""
+    segment: int = 1
+    """Steps that end at each label and that gradients pass through (the paper: 1)."""
     dynamics_weight: float = 10.0
     """Weight of the distance to the teacher's memories."""
     readout_weight: float = 1.0
@@ -429,7 +431,7 @@ class DMTConfig(StageConfig):
         _at_least(self, 0, "rollout_length", "start_weight")
         _at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight")
         _at_least(self, 1, "future_length")
-        _at_least(self, 1, "label_stride")
+        _at_least(self, 1, "label_stride", "segment")
         _fraction(self, "empty_start")
 
 

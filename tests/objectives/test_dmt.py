@@ -134,6 +134,54 @@ class TestEquations:
         assert not dynamics.requires_grad and not readout.requires_grad
 
 
+class TestSegments:
+    @BOTH
+    @pytest.mark.parametrize("segment", [2, 3])
+    def test_the_loss_equals_a_loop_over_the_steps_before_each_label(self, encoder, segment):
+        objective = tiny_dmt(encoder, segment=segment, label_stride=3)
+        batch, calls = random_batch(2, 7), record_teacher(objective)
+        losses = objective(batch, seeded(2))
+        labelled = calls[-1][1][0].tolist()
+        assert min(labelled) >= segment - 1
+        rnn, teacher = objective.rnn, objective.teacher
+        states = [rnn.empty_memory(2)]
+        for step in range(7):
+            states.append(rnn.cell(states[-1], batch.inputs[:, step]).detach())
+        dynamics = []
+        for step in range(7):
+            if step in labelled:
+                memory = states[step + 1 - segment]
+                for earlier in range(step + 1 - segment, step + 1):
+                    memory = rnn.cell(memory, batch.inputs[:, earlier])
+                label = teacher.encode(batch.inputs[:, : step + 1])[:, -1].detach()
+                # A label that would lie beyond the end is the last one, and does not count.
+                dynamics.append((memory - label).square().mean())
+        asked = batch.targets != IGNORE_INDEX
+        logits = rnn.predict(torch.stack(states[1:], dim=1)[asked])
+        readout = F.cross_entropy(logits, batch.targets[asked])
+        assert_same_loss_and_gradients(objective, losses, (torch.stack(dynamics).mean(), readout))
+
+    @pytest.mark.parametrize("segment", [1, 2, 5, 50])
+    def test_credit_passes_as_many_applications_of_the_cell(self, segment):
+        objective = tiny_dmt(cell=CountedCell(tiny_cell()), segment=segment, label_stride=4)
+        losses = objective(random_batch(2, 8), seeded())
+        assert recurrent_depth(losses.total) == min(segment, 8)
+
+    def test_the_value_of_the_loss_is_that_of_one_step(self):
+        """The same rollout, gone through again: only gradients differ."""
+        batch = random_batch(3, 6)
+        one, two = (tiny_dmt(segment=count, label_stride=6) for count in (1, 6))
+        last = torch.Generator().manual_seed(
+            next(
+                seed for seed in range(99) if int(torch.randint(6, (), generator=seeded(seed))) == 5
+            )
+        )
+        state = last.get_state()
+        first = one(batch, last).parts["dynamics"]
+        last.set_state(state)
+        assert_close(two(batch, last).parts["dynamics"], first)
+
+
 class TestDecoding:
     @BOTH
     @THROUGH_TIME

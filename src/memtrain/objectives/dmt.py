@@ -64,9 +64,8 @@ class DMT(Objective):
         if config.through_time:
             predicted = rollout[:, labelled]
         else:
-            before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)[:, labelled]
-            token = inputs[:, labelled].flatten()
-            predicted = self.rnn.cell(before.flatten(0, 1), token).unflatten(0, labels.shape[:2])
+            before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)
+            predicted = self._segments(before, inputs, labelled)
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
         dynamics = dynamics_loss(predicted, labels, weight, self.part)
         readout = readout_loss(self.rnn, rollout.detach(), targets, self.part)
@@ -113,6 +112,25 @@ class DMT(Objective):
             first[taught:] = after[taught:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
 
+    def _segments(
+        self,
+        before: Float[Tensor, "B R M D"],
+        inputs: Int[Tensor, "B R"],
+        labelled: Int[Tensor, " S"],
+    ) -> Float[Tensor, "B S M D"]:
+        """The last steps before each label again, with autograd, all segments side by side.
+
+        `before` are the memories that each step of the rollout starts from.
+        """
+        first = labelled - (self._segment(inputs.shape[1]) - 1)
+        memory = before[:, first].flatten(0, 1)
+        for ahead in range(self._segment(inputs.shape[1])):
+            memory = self.rnn.cell(memory, inputs[:, first + ahead].flatten())
+        return memory.unflatten(0, (len(inputs), len(labelled)))
+
+    def _segment(self, rollout: int) -> int:
+        return min(self.config.segment, rollout)
+
     def _labelled(
         self, rollout: int, generator: torch.Generator, device: torch.device
     ) -> tuple[Int[Tensor, " S"], Float[Tensor, " S"]]:
@@ -123,4 +141,6 @@ class DMT(Objective):
         stride = min(self.config.label_stride, rollout)
         offset = torch.randint(stride, (), generator=generator, device=generator.device)
         labelled = offset.to(device) + torch.arange(0, rollout, stride, device=device)
-        return labelled.clamp(max=rollout - 1), (labelled < rollout).float()
+        counts = (labelled < rollout).float()
+        # Every segment has room for its steps: one that would begin too early ends later.
+        return labelled.clamp(self._segment(rollout) - 1, rollout - 1), counts
