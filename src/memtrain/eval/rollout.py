@@ -44,7 +44,9 @@ def write(
         allowed: only tokens below this number may be written (0: all).
     """
     sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, allowed=allowed)
-    return torch.cat(list(write_chunks(rnn, prompt, length, generator, sampler)), dim=1)
+    # Nobody listens, so in large pieces: at each, an engine has to look at the weights again.
+    pieces = write_chunks(rnn, prompt, length, generator, sampler, chunk=256)
+    return torch.cat(list(pieces), dim=1)
 
 
 def write_chunks(
