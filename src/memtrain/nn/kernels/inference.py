@@ -193,8 +193,6 @@ def attend(
     out = torch.empty(rows, heads * head_dim, dtype=PRODUCTS, device=weight.device)
     fused = rows <= FUSED_ROWS or attend_tile(rows, length, inner)["BR"] % length == 0
     fused = fused and (not weight.is_cuda or _is_roomy(weight.device))
-    # Of bf16 rows whose squares it has to sum itself, many programs at once get some wrong.
-    fused = fused and (x.squares is not None or x.values.dtype != PRODUCTS or rows <= FUSED_ROWS)
     tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
     group = tile["BR"] // length
     kernel: Any = products.attend if fused else products.group_attention
