@@ -79,7 +79,7 @@ def rnn(monkeypatch) -> RNN:
 def fast_parts(rnn: RNN) -> FastParts:
     assert isinstance(rnn.cell, TransformerCell)
     stacks = {stack: CountingStack() for stack in (rnn.cell.stack, rnn.readout.stack)}
-    return FastParts({**stacks}, {rnn.cell: IdleCell()})
+    return FastParts(stacks, {rnn.cell: IdleCell()})
 
 
 def refreshed(parts: FastParts) -> list[int]:

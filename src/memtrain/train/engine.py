@@ -87,14 +87,14 @@ class Engine:
             and all(_fits_kernels(m) for m in module.modules() if isinstance(m, Attention))
         }
         cells = {
-            module: InferenceCell(module.embedding, module.stack, stacks[module.stack])
+            module: InferenceCell(module.embedding, stacks[module.stack])
             for module in rnn.modules()
             if isinstance(module, TransformerCell)
             and module.stack in stacks
             and isinstance(module.from_memory, nn.Identity)
             and isinstance(module.to_memory, nn.Identity)
         }
-        return FastParts({**stacks}, {**cells})
+        return FastParts(stacks, cells)
 
     def _fast_choice(self, choose: Choose) -> Choose:
         """The one kernel that chooses the same tokens, where there is one."""

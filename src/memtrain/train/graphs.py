@@ -3,7 +3,7 @@
 A graph reads the weights where they lie, so it stays right while they train.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -25,7 +25,7 @@ class FastParts:
     """The stacks and cells of an RNN and what stands in for them while it is rolled out."""
 
     def __init__(
-        self, stacks: dict[Stack, FastStack], cells: dict[TransformerCell, FastCell]
+        self, stacks: Mapping[Stack, FastStack], cells: Mapping[TransformerCell, FastCell]
     ) -> None:
         self.stacks = stacks
         self.cells = cells

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from triton.language.extra import cuda
 
-from memtrain.nn.blocks import RMS_EPSILON, Stack
+from memtrain.nn.blocks import RMS_EPSILON
 from memtrain.nn.kernels import inference
 from memtrain.nn.kernels.attention import LOG2_E
 from memtrain.nn.kernels.inference import InferenceStack, Rows, chain
@@ -164,9 +164,8 @@ def end(x: Float[Tensor, "R W"], gain: Float[Tensor, " W"]) -> Float[Tensor, "R 
 class InferenceCell:
     """`TransformerCell.forward` without autograd, at equal widths of memory and stack."""
 
-    def __init__(self, embedding: nn.Embedding, stack: Stack, fast: InferenceStack) -> None:
+    def __init__(self, embedding: nn.Embedding, fast: InferenceStack) -> None:
         self.embedding = embedding
-        self.stack = stack
         self.fast = fast
 
     def serves(self, memory: Float[Tensor, "B M D"]) -> bool:
@@ -181,7 +180,7 @@ class InferenceCell:
         tokens = memory.shape[1]
         x = begin(memory, token, self.embedding.weight)
         x = self.fast.stream(x, tokens + 1, slice(tokens), causal=False, first=False)
-        return end(x, self.stack.norm.weight).view(memory.shape)
+        return end(x, self.fast.stack.norm.weight).view(memory.shape)
 
 
 class KernelSampler:
