@@ -9,6 +9,7 @@ is imported. Fresh random inputs each time; NaN never passes.
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -282,6 +283,32 @@ def rnn_case() -> None:
     check("memory after writing", relative_error(fast_memory, memory), 5e-2)
 
 
+def parts_case(device) -> None:
+    """What an engine puts together: a step of generation in its parts, and who has none."""
+    from memtrain.config import EngineConfig
+    from memtrain.train.engine import Engine
+
+    engine = Engine(EngineConfig(device=device))
+    engine.kernels = True  # in the interpreter too
+    size = CellConfig(memory_tokens=3, memory_dim=64, width=64, layers=1, heads=2, head_dim=32)
+    teacher = TeacherConfig(width=64, decoder_layers=1, heads=2, head_dim=32)
+    rnn = RNN(TransformerCell(size, 40), Decoder(teacher, 40, 64)).to(device)
+    memory, chance = torch.randn(5, 3, 64, device=device), torch.rand(5, device=device)
+    parts, choose = engine._fast_parts(rnn), engine._fast_choice(Sampler())
+    assert isinstance(choose, KernelSampler)
+    assert engine._fast_choice(greedy := Sampler(temperature=0.0)) is greedy
+    with torch.no_grad():
+        logits, token = rnn.predict(memory), Sampler()(rnn.predict(memory), chance)
+        after = rnn.cell(memory, token)
+        with parts.active():
+            check("parts: logits", relative_error(rnn.predict(memory), logits), 1.5e-2)
+            check("parts: token", float((choose(logits, chance) != token).sum()), 0)
+            check("parts: memory", relative_error(rnn.cell(memory, token), after), 1.5e-2)
+    narrow = TransformerCell(replace(size, memory_dim=32), 40).to(device)
+    parts = engine._fast_parts(RNN(narrow, Decoder(teacher, 40, 32).to(device)))
+    check("parts: other widths", float(len(parts.cells) + abs(len(parts.stacks) - 2)), 0)
+
+
 def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
     shapes = [(5, 16, 64), (70, 48, 208), (130, 64, 256)]
     # Weights that stay in shared memory, and programs that take several turns.
@@ -314,6 +341,7 @@ def step_cases(device: str) -> list[Callable[[], None]]:
         samplers += [(batch, 256, {}) for batch in (1, 128, 2048, 70_000)]
     cases: list[Callable[[], None]] = [partial(cell_case, device, *cell) for cell in cells]
     cases.append(partial(cell_case, device, *cells[1], FEW_ROWS=0, FUSED_ROWS=0, CHUNK_ROWS=40))
+    cases.append(partial(parts_case, device))
     cases += [partial(begin_and_end_case, device, *shape) for shape in ends]
     cases += [partial(sampler_case, device, *shape, **options) for *shape, options in samplers]
     if device == "cuda":
