@@ -92,6 +92,11 @@ class TestSampler:
             drawn = Sampler(**options)(torch.randn(4, VOCAB), torch.rand(4))
         assert drawn.shape == (4,) and drawn.dtype == torch.long
 
+    def test_is_plain_only_if_no_probability_is_cut_off(self):
+        assert Sampler().is_plain and Sampler(temperature=0.5, allowed=3).is_plain
+        cut = (Sampler(temperature=0.0), Sampler(top_k=2), Sampler(top_p=0.9))
+        assert not any(sampler.is_plain for sampler in cut)
+
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
     def test_no_temperature_at_all(self, value):
         with pytest.raises(MemtrainError, match="temperature"):

@@ -9,6 +9,7 @@ is imported. Fresh random inputs each time; NaN never passes.
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from memtrain.config import CellConfig, TeacherConfig
-from memtrain.nn.blocks import Attention, Block, Rotary, Stack
+from memtrain.eval.sampling import Sampler
+from memtrain.nn.blocks import Attention, Block, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.kernels import inference, mlp
 from memtrain.nn.kernels.attention import KernelAttention
 from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.mlp import KernelMLP
+from memtrain.nn.kernels.step import WIDEST, InferenceCell, KernelSampler, begin, end
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder
 
@@ -169,6 +172,85 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
         setattr(inference, key, value)
 
 
+def cell_case(device, rows, memory_tokens, width, layers, heads, head_dim, **path) -> None:
+    """A whole cell without autograd over a few steps, and again after its weights have changed."""
+    usual = {key: getattr(inference, key) for key in path}
+    for key, value in path.items():
+        setattr(inference, key, value)
+    size = {"memory_tokens": memory_tokens, "memory_dim": width, "width": width}
+    config = CellConfig(**size, layers=layers, heads=heads, head_dim=head_dim)
+    cell = TransformerCell(config, 40).to(device)
+    fast_stack = InferenceStack(cell.stack)
+    fast = InferenceCell(cell.embedding, fast_stack)
+    tokens = torch.randint(40, (rows, 2), device=device)
+    name = f"cell B{rows} M{memory_tokens} W{width} {path or ''}"
+    with torch.no_grad():
+        for change in ("fresh", "refreshed"):
+            memory = torch.randn(rows, memory_tokens, width, device=device)
+            expected = memory
+            for token in tokens.unbind(1):  # not side by side
+                expected = cell(expected, token)
+                cell.fast = fast
+                memory = cell(memory, token)
+                cell.fast = None
+            assert memory.dtype == expected.dtype
+            limit = 1e-5 if device == "cpu" else 2e-2
+            check(f"{name}: {change}", relative_error(memory, expected), limit)
+            for parameter in cell.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+            fast_stack.refresh()
+    for key, value in usual.items():
+        setattr(inference, key, value)
+
+
+def begin_and_end_case(device, rows, memory_tokens, width) -> None:
+    """Rows before the stack are exact, their squares and the norms behind it in fp32."""
+    memory = torch.randn(rows, memory_tokens, width, device=device)
+    table = torch.randn(40, width, device=device)
+    token = torch.randint(40, (rows,), device=device)
+    x, squares = begin(memory, token, table)
+    expected = torch.cat([memory, table[token][:, None]], dim=1).flatten(0, 1)
+    name = f"B{rows} M{memory_tokens} W{width}"
+    wrong = (x != expected.to(x.dtype)).sum()
+    check(f"begin {name}: rows", float(wrong), 0)
+    assert (squares is None) == (len(x) <= inference.FEW_ROWS)
+    if squares is not None:
+        wanted = expected.double().square().sum(1)
+        check(f"begin {name}: squares", relative_error(squares[0], wanted), 1e-5)
+    stack = Stack(width, 1, 2, 32).to(device)
+    with torch.no_grad():
+        stack.norm.weight.add_(torch.randn_like(stack.norm.weight))
+        # Small and large rows: the two norms' epsilon must be where it belongs.
+        y = expected * 10 ** torch.linspace(-5, 5, len(expected), device=device)[:, None]
+        wanted = normalize_memory(stack.norm(y.double()))
+        check(f"end {name}", relative_error(end(y, stack.norm.weight), wanted), 1e-5)
+
+
+def sampler_case(device, rows, symbols, kind=torch.float32, **options) -> None:
+    """The tokens of `Sampler`, wherever its chance is clear of a boundary by more than rounding."""
+    plain = Sampler(**options)
+    fast = KernelSampler(plain, plain.temperature, plain.allowed)
+    logits = (3 * torch.randn(rows, symbols + 3, device=device)).to(kind)[:, :symbols]
+    logits[:, 1::3] = float("-inf")  # no probability at all
+    chance = torch.rand(rows, 2, device=device)[:, 0]
+    chance[0] = 0.0
+    drawn, expected = fast(logits, chance), plain(logits, chance)
+    allowed = logits[:, : plain.allowed or symbols].double()
+    total = (allowed / plain.temperature).softmax(dim=-1).cumsum(dim=-1)
+    clear = (total - chance.double()[:, None]).abs().amin(dim=1) > 1e-5
+    clear[0] = True
+    name = f"sampler B{rows} V{symbols} {kind} {options or ''}"
+    check(f"{name}: other tokens", float((drawn != expected)[clear].sum()), 0)
+    check(f"{name}: unlikely tokens", float(allowed.gather(1, drawn[:, None]).isinf().sum()), 0)
+    check(f"{name}: near a boundary", float((~clear).sum()) / rows, 0.2)
+    assert drawn.dtype == expected.dtype and drawn.shape == expected.shape
+    empty = torch.full_like(logits[:1], float("nan"))
+    check(f"{name}: from nan", float(fast(empty, chance).abs().max()), 0)
+    ends = torch.tensor([0.0, 1 - 2**-24, 1.0], device=device)
+    few = torch.tensor([float("-inf"), 0.3, 0.2, 0.1, float("-inf")], device=device).expand(3, 5)
+    check(f"{name}: ends", 0.0 if fast(few, ends).tolist() == [1, 3, 3] else torch.nan, 0)
+
+
 def rnn_case() -> None:
     """A rollout through graphs and kernels stays with the plain loop under autocast."""
     from memtrain.config import EngineConfig
@@ -186,13 +268,45 @@ def rnn_case() -> None:
     with torch.no_grad(), engine.autocast():
         expected = rnn.unroll(tokens)
         written, memory = rnn.write(expected[:, -1], chances, choose)
+        logits = rnn.predict(expected[:, -1])
+        first, _ = rnn.write(expected[:, -1], chances[:1], Sampler())
         engine.prepare_rnn(rnn)
         out = rnn.unroll(tokens)
         fast_written, fast_memory = rnn.write(expected[:, -1], chances, choose)
+        fast_first, _ = rnn.write(expected[:, -1], chances[:1], Sampler())
+    total = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    clear = (total - chances[0, :, None]).abs().amin(dim=1) > 2e-3
+    check("sampled tokens", float((first != fast_first)[clear].sum()), 0)
     for step in (0, 15, 16, 39):
         check(f"rollout, step {step}", relative_error(out[:, step], expected[:, step]), 5e-2)
     check("written tokens", float((written != fast_written).sum()), 0)
     check("memory after writing", relative_error(fast_memory, memory), 5e-2)
+
+
+def parts_case(device) -> None:
+    """What an engine puts together: a step of generation in its parts, and who has none."""
+    from memtrain.config import EngineConfig
+    from memtrain.train.engine import Engine
+
+    engine = Engine(EngineConfig(device=device))
+    engine.kernels = True  # in the interpreter too
+    size = CellConfig(memory_tokens=3, memory_dim=64, width=64, layers=1, heads=2, head_dim=32)
+    teacher = TeacherConfig(width=64, decoder_layers=1, heads=2, head_dim=32)
+    rnn = RNN(TransformerCell(size, 40), Decoder(teacher, 40, 64)).to(device)
+    memory, chance = torch.randn(5, 3, 64, device=device), torch.rand(5, device=device)
+    parts, choose = engine._fast_parts(rnn), engine._fast_choice(Sampler())
+    assert isinstance(choose, KernelSampler)
+    assert engine._fast_choice(greedy := Sampler(temperature=0.0)) is greedy
+    with torch.no_grad():
+        logits, token = rnn.predict(memory), Sampler()(rnn.predict(memory), chance)
+        after = rnn.cell(memory, token)
+        with parts.active():
+            check("parts: logits", relative_error(rnn.predict(memory), logits), 1.5e-2)
+            check("parts: token", float((choose(logits, chance) != token).sum()), 0)
+            check("parts: memory", relative_error(rnn.cell(memory, token), after), 1.5e-2)
+    narrow = TransformerCell(replace(size, memory_dim=32), 40).to(device)
+    parts = engine._fast_parts(RNN(narrow, Decoder(teacher, 40, 32).to(device)))
+    check("parts: other widths", float(len(parts.cells) + abs(len(parts.stacks) - 2)), 0)
 
 
 def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
@@ -207,6 +321,31 @@ def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
     if kind == torch.bfloat16:
         stays |= {"BI": 256}
         cases.append(partial(mlp_case, device, kind, 40001, 256, 1024, **stays))
+    return cases
+
+
+def step_cases(device: str) -> list[Callable[[], None]]:
+    cells = [(2, 3, 32, 1, 2, 32), (5, 16, 48, 2, 2, 32)]
+    ends = [(2, 3, 32), (5, 16, 48)]
+    samplers: list[tuple[int, int, dict]] = [
+        (64, 5, {}),
+        (200, 256, {}),
+        (64, 300, {"temperature": 0.7, "allowed": 256}),
+        (64, 40, {"temperature": 2.0, "allowed": 99}),
+        (64, WIDEST, {}),
+        (3, WIDEST + 1, {}),
+    ]
+    if device == "cuda":
+        cells += [(batch, 16, 256, 3, 8, 64) for batch in (1, 3, 4, 32, 128, 2048, 5000)]
+        ends += [(batch, 16, 256) for batch in (1, 3, 4, 32, 128, 2048, 5000)]
+        samplers += [(batch, 256, {}) for batch in (1, 128, 2048, 70_000)]
+    cases: list[Callable[[], None]] = [partial(cell_case, device, *cell) for cell in cells]
+    cases.append(partial(cell_case, device, *cells[1], FEW_ROWS=0, FUSED_ROWS=0, CHUNK_ROWS=40))
+    cases.append(partial(parts_case, device))
+    cases += [partial(begin_and_end_case, device, *shape) for shape in ends]
+    cases += [partial(sampler_case, device, *shape, **options) for *shape, options in samplers]
+    if device == "cuda":
+        cases.append(partial(sampler_case, device, 200, 256, torch.bfloat16))
     return cases
 
 
@@ -240,8 +379,11 @@ def all_cases(device: str) -> list[Callable[[], None]]:
             for batch in (1, 2, 33, 128, 2048, 5000)
             for length, keep, causal in ((17, slice(16), False), (16, slice(15, None), True))
         ]
+        # Few rows that are too wide to be read at once.
+        stacks += [(batch, 17, 512, 3, 8, 64, slice(16), False) for batch in (1, 3, 128)]
         cases.append(rnn_case)
     cases += [partial(stack_case, device, *stack) for stack in stacks]
+    cases += step_cases(device)
     return cases + [
         partial(stack_case, device, *stacks[0], **path)
         for path in (

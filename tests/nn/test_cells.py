@@ -66,6 +66,24 @@ class TestTransformerCell:
         expected = full / full.square().mean(-1, keepdim=True).sqrt()
         assert_close(cell(memory, token), expected, atol=1e-4, rtol=1e-4)
 
+    def test_a_standin_steps_only_without_gradients_and_where_it_serves(self):
+        class Standin:
+            def serves(self, memory: Tensor) -> bool:
+                return len(memory) < 5
+
+            def __call__(self, memory: Tensor, token: Tensor) -> Tensor:
+                return -memory
+
+        cell = tiny_cell()
+        assert isinstance(cell, TransformerCell)
+        memory, token = random_memory(cell), random_tokens(5)
+        expected = cell(memory, token)
+        cell.fast = Standin()
+        assert_close(cell(memory[:4], token[:4]), expected[:4])
+        with torch.no_grad():
+            assert torch.equal(cell(memory[:4], token[:4]), -memory[:4])
+            assert_close(cell(memory, token), expected)
+
     def test_default_size_is_that_of_the_paper(self):
         cell = build_cell(CellConfig(), vocab_size=256)
         assert 8.4e6 < sum(p.numel() for p in cell.parameters()) < 8.6e6

@@ -44,7 +44,9 @@ def write(
         allowed: only tokens below this number may be written (0: all).
     """
     sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, allowed=allowed)
-    return torch.cat(list(write_chunks(rnn, prompt, length, generator, sampler)), dim=1)
+    # Nobody listens, so in large pieces: at each, an engine has to look at the weights again.
+    pieces = write_chunks(rnn, prompt, length, generator, sampler, chunk=256)
+    return torch.cat(list(pieces), dim=1)
 
 
 def write_chunks(
@@ -67,10 +69,17 @@ def write_chunks(
         memory = _read_prompt(rnn, prompt)
     for first in range(0, length, chunk):
         with torch.no_grad():  # not around the yield: the caller's code is the caller's
-            size = (min(chunk, length - first), len(prompt))
-            chances = torch.rand(size, generator=generator, device=generator.device)
+            chances = _chances(min(chunk, length - first), len(prompt), generator)
             written, memory = rnn.write(memory, chances.to(prompt.device), sampler)
         yield written
+
+
+def _chances(steps: int, rows: int, generator: torch.Generator) -> Float[Tensor, "T B"]:
+    """Numbers in [0, 1), always drawn 16 steps at a time: a seed gives the same tokens in small
+    pieces and in large ones."""
+    sizes = [16] * (steps // 16) + [steps % 16] * (steps % 16 > 0)
+    drawn = [torch.rand(n, rows, generator=generator, device=generator.device) for n in sizes]
+    return torch.cat(drawn)
 
 
 def _read_prompt(rnn: RNN, prompt: Int[Tensor, "B P"], steps: int = 256) -> Float[Tensor, "B M D"]:

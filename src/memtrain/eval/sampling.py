@@ -37,6 +37,11 @@ class Sampler:
         if self.allowed < 0:
             raise MemtrainError(f"allowed={self.allowed}: must be at least 0")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn by their probability, none of which is cut off."""
+        return self.temperature > 0 and not self.top_k and self.top_p == 1
+
     def __call__(
         self, logits: Float[Tensor, "B V"], chance: Float[Tensor, " B"]
     ) -> Int[Tensor, " B"]:

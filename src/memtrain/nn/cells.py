@@ -1,6 +1,7 @@
 """Recurrent cells: one step (memory, token) -> memory, and nothing else (see contract.py)."""
 
 from abc import ABC, abstractmethod
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +27,15 @@ class Cell(nn.Module, ABC):
         """One step of the recurrence."""
 
 
+@runtime_checkable
+class FastCell(Protocol):
+    """What an engine may put in the place of a Transformer's step where no gradient is needed."""
+
+    def serves(self, memory: Tensor) -> bool: ...
+
+    def __call__(self, memory: Tensor, token: Tensor) -> Tensor: ...
+
+
 class TransformerCell(Cell):
     """[memory, token] through full attention; the memory's positions are the next memory."""
 
@@ -36,10 +46,13 @@ class TransformerCell(Cell):
         self.from_memory = projection(config.memory_dim, config.width)
         self.stack = Stack(config.width, config.layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, config.memory_dim)
+        self.fast: FastCell | None = None
 
     def forward(
         self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
     ) -> Float[Tensor, "B M D"]:
+        if self.fast is not None and not torch.is_grad_enabled() and self.fast.serves(memory):
+            return self.fast(memory, token)
         tokens = self.from_memory(memory)
         x = torch.cat([tokens, self.embedding(token).to(tokens.dtype)[:, None]], dim=1)
         x = self.stack(x, keep=slice(self.memory_tokens))

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from memtrain.config import EngineConfig, StageConfig
 from memtrain.errors import MemtrainError
-from memtrain.nn.blocks import Attention, Block, FastStack, Stack
-from memtrain.nn.rnn import RNN
+from memtrain.eval.sampling import Sampler
+from memtrain.nn.blocks import Attention, Block, Stack
+from memtrain.nn.cells import TransformerCell
+from memtrain.nn.rnn import RNN, Choose
 from memtrain.nn.teacher import Decoder
 from memtrain.objectives.beside import INLINE, Beside, SideStream
-from memtrain.train.graphs import FastStacks, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
+from memtrain.train.graphs import FastParts, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
 
 
 class Engine:
@@ -74,22 +76,40 @@ class Engine:
     def prepare_rnn(self, rnn: RNN) -> None:
         """Roll out through captured graphs where there are any."""
         if self.fast:
-            stacks = FastStacks(self._fast_stacks(rnn))
-            rnn.fast_unroll = GraphedUnroll(rnn.cell, stacks, self._graph_precision)
-            rnn.fast_write = GraphedWrite(rnn, stacks, self._graph_precision)
+            parts = self._fast_parts(rnn)
+            rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, self._graph_precision)
+            rnn.fast_write = GraphedWrite(rnn, parts, self._graph_precision, self._fast_choice)
 
-    def _fast_stacks(self, rnn: RNN) -> dict[Stack, FastStack]:
+    def _fast_parts(self, rnn: RNN) -> FastParts:
         if not self.kernels:
-            return {}
+            return FastParts({}, {})
         from memtrain.nn.kernels.inference import InferenceStack
+        from memtrain.nn.kernels.step import InferenceCell
 
         heads = {part.stack: part.head for part in rnn.modules() if isinstance(part, Decoder)}
-        return {
+        stacks = {
             module: InferenceStack(module, heads.get(module))
             for module in rnn.modules()
             if isinstance(module, Stack)
             and all(_fits_kernels(m) for m in module.modules() if isinstance(m, Attention))
         }
+        cells = {
+            module: InferenceCell(module.embedding, stacks[module.stack])
+            for module in rnn.modules()
+            if isinstance(module, TransformerCell)
+            and module.stack in stacks
+            and isinstance(module.from_memory, nn.Identity)
+            and isinstance(module.to_memory, nn.Identity)
+        }
+        return FastParts(stacks, cells)
+
+    def _fast_choice(self, choose: Choose) -> Choose:
+        """The one kernel that chooses the same tokens, where there is one."""
+        if not self.kernels or not isinstance(choose, Sampler) or not choose.is_plain:
+            return choose
+        from memtrain.nn.kernels.step import KernelSampler
+
+        return KernelSampler(choose, choose.temperature, choose.allowed)
 
     def _graph_precision(self) -> AbstractContextManager:
         """A cast that autocast keeps would be stale when the graph is replayed."""
@@ -117,8 +137,8 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 def _fits_kernels(attention: Attention) -> bool:
-    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and larger heads do
-    not fit on the chip."""
+    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and heads larger
+    than 64 do not fit on the chip."""
     return attention.head_dim in (32, 64)
 
 

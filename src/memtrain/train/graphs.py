@@ -3,7 +3,7 @@
 A graph reads the weights where they lie, so it stays right while they train.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -12,19 +12,23 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.nn.blocks import FastStack, Stack
+from memtrain.nn.cells import FastCell, TransformerCell
 from memtrain.nn.rnn import RNN, Choose
 
 WARMUP = 3
 """Steps taken as usual before one is captured: they compile, allocate and choose kernels."""
 CHUNK = 16
-"""Steps in one graph."""
+"""Steps in one graph; what is left over is taken in graphs of one step."""
 
 
-class FastStacks:
-    """The stacks of an RNN and what stands in for them while it is rolled out."""
+class FastParts:
+    """The stacks and cells of an RNN and what stands in for them while it is rolled out."""
 
-    def __init__(self, stacks: dict[Stack, FastStack]) -> None:
+    def __init__(
+        self, stacks: Mapping[Stack, FastStack], cells: Mapping[TransformerCell, FastCell]
+    ) -> None:
         self.stacks = stacks
+        self.cells = cells
 
     def refresh(self) -> None:
         """Take over weights that have trained since."""
@@ -36,45 +40,49 @@ class FastStacks:
         """Only rollouts may use them: elsewhere nobody would refresh them."""
         for stack, fast in self.stacks.items():
             stack.fast = fast
+        for cell, fast in self.cells.items():
+            cell.fast = fast
         try:
             yield
         finally:
-            for stack in self.stacks:
-                stack.fast = None
+            for part in (*self.stacks, *self.cells):
+                part.fast = None
 
 
 class GraphedUnroll:
-    """`RNN.unroll` without autograd; one graph for each batch size."""
+    """`RNN.unroll` without autograd; a graph for each batch size."""
 
     def __init__(
         self,
         cell: nn.Module,
-        stacks: FastStacks,
+        parts: FastParts,
         precision: Callable[[], AbstractContextManager],
     ) -> None:
         self.cell = cell
-        self.stacks = stacks
+        self.parts = parts
         self.precision = precision
-        self.chunks: dict[torch.Size, _Chunk] = {}
+        self.chunks: dict[tuple[torch.Size, int], _Chunk] = {}
 
     def __call__(
         self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
-        self.stacks.refresh()
+        self.parts.refresh()
         if torch.cuda.is_current_stream_capturing():  # a graph holds no graphs
-            with self.stacks.active(), self.precision():
+            with self.parts.active(), self.precision():
                 return torch.stack(self._steps(inputs.T.contiguous().unbind(), memory), dim=1)
-        chunk = self.chunks.get(memory.shape)
-        if chunk is None:
-            with self.stacks.active(), torch.no_grad():
-                chunk = self.chunks[memory.shape] = _Chunk(self._steps, memory, self.precision)
-        length = inputs.shape[1]
-        memories = [
-            chunk.run(part, memory if not i else None)
-            for i, part in enumerate(inputs.split(CHUNK, dim=1))
-        ]
-        return torch.cat(memories)[:length].transpose(0, 1)
+        memories = []
+        for part in inputs.split(chunk_sizes(inputs.shape[1]), dim=1):
+            memories.append(self._chunk(memory, part.shape[1]).run(part, memory))
+            memory = memories[-1][-1]
+        return torch.cat(memories).transpose(0, 1)
+
+    def _chunk(self, memory: Float[Tensor, "B M D"], size: int) -> "_Chunk":
+        key = (memory.shape, size)
+        if key not in self.chunks:
+            with self.parts.active(), torch.no_grad():
+                self.chunks[key] = _Chunk(self._steps, memory, size, self.precision)
+        return self.chunks[key]
 
     def _steps(
         self, tokens: Sequence[Int[Tensor, " B"]], memory: Float[Tensor, "B M D"]
@@ -86,60 +94,72 @@ class GraphedUnroll:
         return memories
 
 
+def chunk_sizes(length: int) -> list[int]:
+    """How many steps each graph of a rollout takes."""
+    return [CHUNK] * (length // CHUNK) + [1] * (length % CHUNK)
+
+
 class _Chunk:
-    """CHUNK steps on fixed buffers."""
+    """Some steps on fixed buffers."""
 
     def __init__(
         self,
         steps: Callable[[Sequence[Tensor], Tensor], list[Tensor]],
         memory: Float[Tensor, "B M D"],
+        size: int,
         precision: Callable[[], AbstractContextManager],
     ) -> None:
         self.memory = memory.clone()
-        self.tokens = torch.zeros(CHUNK, len(memory), dtype=torch.long, device=memory.device)
+        self.tokens = torch.zeros(size, len(memory), dtype=torch.long, device=memory.device)
         self.graph = torch.cuda.CUDAGraph()
         _warm_up(lambda: steps(self.tokens[:1].unbind(), self.memory), precision)
         with torch.cuda.graph(self.graph), precision():
             self.out = torch.stack(steps(self.tokens.unbind(), self.memory))
-            self.memory.copy_(self.out[-1])
 
     def run(
-        self, tokens: Int[Tensor, "B K"], memory: Float[Tensor, "B M D"] | None
-    ) -> Float[Tensor, "C B M D"]:
-        """CHUNK memories; those after the last token are idle."""
-        if memory is not None:
-            self.memory.copy_(memory)
-        self.tokens[: tokens.shape[1]] = tokens.T
+        self, tokens: Int[Tensor, "B K"], memory: Float[Tensor, "B M D"]
+    ) -> Float[Tensor, "K B M D"]:
+        """The memories after each token."""
+        self.memory.copy_(memory)
+        self.tokens.copy_(tokens.T)
         self.graph.replay()
         return self.out.clone()
 
 
 class GraphedWrite:
-    """`RNN.write`; one graph for each batch size and way of choosing tokens."""
+    """`RNN.write`; a graph for each batch size and way of choosing tokens."""
 
     def __init__(
-        self, rnn: RNN, stacks: FastStacks, precision: Callable[[], AbstractContextManager]
+        self,
+        rnn: RNN,
+        parts: FastParts,
+        precision: Callable[[], AbstractContextManager],
+        fast_choice: Callable[[Choose], Choose],
     ) -> None:
         self.rnn = rnn
-        self.stacks = stacks
+        self.parts = parts
         self.precision = precision
-        self.chunks: dict[tuple[torch.Size, Choose], _WriteChunk] = {}
+        self.fast_choice = fast_choice
+        self.chunks: dict[tuple[torch.Size, Choose, int], _WriteChunk] = {}
 
     def __call__(
         self, memory: Float[Tensor, "B M D"], chances: Float[Tensor, "T B"], choose: Choose
     ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
         """The tokens, and the memory after the last of them."""
-        self.stacks.refresh()
-        key = (memory.shape, choose)
-        chunk = self.chunks.get(key)
-        if chunk is None:
-            with self.stacks.active(), torch.no_grad():
-                chunk = self.chunks[key] = _WriteChunk(self._step, memory, choose, self.precision)
+        self.parts.refresh()
         tokens = []
-        for part in chances.split(CHUNK):
-            written, memory = chunk.run(part, memory)
+        for part in chances.split(chunk_sizes(len(chances))):
+            written, memory = self._chunk(memory, choose, len(part)).run(part, memory)
             tokens.append(written)
         return torch.cat(tokens).T, memory
+
+    def _chunk(self, memory: Float[Tensor, "B M D"], choose: Choose, size: int) -> "_WriteChunk":
+        key = (memory.shape, choose, size)
+        if key not in self.chunks:
+            fast = self.fast_choice(choose)
+            with self.parts.active(), torch.no_grad():
+                self.chunks[key] = _WriteChunk(self._step, memory, fast, size, self.precision)
+        return self.chunks[key]
 
     def _step(self, memory: Tensor, chance: Tensor, choose: Choose) -> tuple[Tensor, Tensor]:
         token = choose(self.rnn.predict(memory), chance)
@@ -147,36 +167,35 @@ class GraphedWrite:
 
 
 class _WriteChunk:
-    """CHUNK written tokens on fixed buffers."""
+    """Some written tokens on fixed buffers."""
 
     def __init__(
         self,
         step: Callable[[Tensor, Tensor, Choose], tuple[Tensor, Tensor]],
         memory: Float[Tensor, "B M D"],
         choose: Choose,
+        size: int,
         precision: Callable[[], AbstractContextManager],
     ) -> None:
         self.memory = memory.clone()
-        self.chances = torch.rand(CHUNK, len(memory), device=memory.device)
+        self.chances = torch.rand(size, len(memory), device=memory.device)
         self.graph = torch.cuda.CUDAGraph()
         _warm_up(lambda: step(self.memory, self.chances[0], choose), precision)
         with torch.cuda.graph(self.graph), precision():
-            state, tokens, memories = self.memory, [], []
+            state, tokens = self.memory, []
             for chance in self.chances.unbind():
                 token, state = step(state, chance, choose)
                 tokens.append(token)
-                memories.append(state)
-            self.tokens, self.memories = torch.stack(tokens), memories
+            self.tokens, self.after = torch.stack(tokens), state
 
     def run(
         self, chances: Float[Tensor, "K B"], memory: Float[Tensor, "B M D"]
     ) -> tuple[Int[Tensor, "K B"], Float[Tensor, "B M D"]]:
-        """As many tokens as there are chances; those after them are idle."""
-        count = len(chances)
+        """The tokens, and the memory after them."""
         self.memory.copy_(memory)
-        self.chances[:count] = chances
+        self.chances.copy_(chances)
         self.graph.replay()
-        return self.tokens[:count].clone(), self.memories[count - 1].clone()
+        return self.tokens.clone(), self.after.clone()
 
 
 def _warm_up(work: Callable[[], object], precision: Callable[[], AbstractContextManager]) -> None:

@@ -110,6 +110,13 @@ class Rows(NamedTuple):
     values: Tensor
     squares: Tensor | None = None
 
+    def split(self, size: int) -> list["Rows"]:
+        """Pieces of so many rows; of squares, which must be in one part, each its own."""
+        values = self.values.split(size)
+        if self.squares is None:
+            return [Rows(piece) for piece in values]
+        return [Rows(*both) for both in zip(values, self.squares.split(size, dim=1), strict=True)]
+
 
 def linear(
     x: Rows,
@@ -159,7 +166,7 @@ def linear(
         RESIDUAL=residual is not None,
         PARTS=0 if x.squares is None else len(x.squares),
         MEASURE=measured is not None,
-        **_chain(weight, rows, first),
+        **chain(weight, rows, first),
         **tile,
     )
     return Rows(out, measured)
@@ -186,8 +193,6 @@ def attend(
     out = torch.empty(rows, heads * head_dim, dtype=PRODUCTS, device=weight.device)
     fused = rows <= FUSED_ROWS or attend_tile(rows, length, inner)["BR"] % length == 0
     fused = fused and (not weight.is_cuda or _is_roomy(weight.device))
-    # Of bf16 rows whose squares it has to sum itself, many programs at once get some wrong.
-    fused = fused and (x.squares is not None or x.values.dtype != PRODUCTS or rows <= FUSED_ROWS)
     tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
     group = tile["BR"] // length
     kernel: Any = products.attend if fused else products.group_attention
@@ -213,13 +218,13 @@ def attend(
         GROUP=group,
         CAUSAL=causal,
         PARTS=0 if squares is None else len(squares),
-        **_chain(weight, rows, first and fused),
+        **chain(weight, rows, first and fused),
         **tile,
     )
     return Rows(out)
 
 
-def _chain(weight: Tensor, rows: int, first: bool = False) -> dict[str, bool]:
+def chain(weight: Tensor, rows: int, first: bool = False) -> dict[str, bool]:
     """Programmatic dependent launch: a kernel waits inside, after it has asked for its weights.
 
     A first one is launched after all before it have ended, since they may be what made its
@@ -287,24 +292,35 @@ class InferenceStack:
     @torch.no_grad()
     def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
         """`Stack.forward` at the kept positions."""
-        length = x.shape[1]
-        chunks = triton.cdiv(len(x) * length, CHUNK_ROWS)
-        parts = [self._blocks(part, keep, causal) for part in x.chunk(chunks)]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if head is None or head is not self.head:
-            y = self.stack.norm(y)
-            return y if head is None else head(y)
-        rows = Rows(y.flatten(0, 1))
-        logits = linear(rows, self.copies[-1], norm=True, bias=head.bias, dtype=y.dtype).values
-        return logits.unflatten(0, y.shape[:2])
-
-    def _blocks(self, x: Tensor, keep: slice, causal: bool) -> Tensor:
-        """The residual stream after the last block, in fp32."""
         count, length, width = x.shape
-        rotary, positions = self.stack.rotary, range(length)
         flat = x.reshape(count * length, width).contiguous()
         # A kernel more costs more than wide rows while they are few.
-        stream = Rows(flat if len(flat) <= WIDE_ROWS else flat.to(PRODUCTS))
+        rows = Rows(flat if len(flat) <= WIDE_ROWS else flat.to(PRODUCTS))
+        y = self.stream(rows, length, keep, causal)
+        if head is None or head is not self.head:
+            y = self.stack.norm(y)
+            y = y if head is None else head(y)
+        else:
+            y = linear(
+                Rows(y), self.copies[-1], norm=True, bias=head.bias, dtype=torch.float32
+            ).values
+        return y.unflatten(0, (count, -1))
+
+    def stream(
+        self, x: Rows, length: int, keep: slice, causal: bool, *, first: bool = True
+    ) -> Float[Tensor, "R W"]:
+        """The residual stream after the last block, in fp32, at the kept positions.
+
+        `first` says that what stands before may have made the weights (see `chain`).
+        """
+        sequences = len(x.values) // length
+        chunks = triton.cdiv(len(x.values), CHUNK_ROWS)
+        pieces = x.split(triton.cdiv(sequences, chunks) * length)
+        parts = [self._blocks(piece, length, keep, causal, first) for piece in pieces]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _blocks(self, stream: Rows, length: int, keep: slice, causal: bool, first: bool) -> Tensor:
+        rotary, positions = self.stack.rotary, range(length)
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
             kept = positions[keep] if last else positions
@@ -317,7 +333,7 @@ class InferenceStack:
                 block.attention.heads,
                 length,
                 causal,
-                first=not index,
+                first=first and not index,
             )
             stream = linear(
                 mixed,
@@ -337,7 +353,7 @@ class InferenceStack:
                 measure=True,
                 dtype=torch.float32 if last else PRODUCTS,
             )
-        return stream.values.unflatten(0, (count, -1))
+        return stream.values
 
 
 def _pairs_together(weight: Float[Tensor, "N O W"], head_dim: int) -> Float[Tensor, "N O W"]:

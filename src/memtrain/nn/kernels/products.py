@@ -103,6 +103,21 @@ def _squares(part):
 
 
 @triton.jit
+def _squares_before(x_at, inner, INNER: tl.constexpr, BI: tl.constexpr):
+    """The rows' sums of squares, in a loop of their own.
+
+    For rows that a product takes as they are. What a loop reads for a product and for something
+    else, Triton 3.6 gives one buffer too few: it is filled anew while the product still runs.
+    """
+    first = tl.load(x_at, mask=(inner < INNER)[None, :], other=0.0)
+    total = _squares(first)
+    for start in range(BI, INNER, BI):
+        inside = (start + inner < INNER)[None, :]
+        total += _squares(tl.load(x_at + start, mask=inside, other=0.0))
+    return total
+
+
+@triton.jit
 def _sum_of_parts(squares, row, rows, PARTS: tl.constexpr):
     """The rows' sums of squares from those that the product before this one has left."""
     total = tl.load(squares + row)
@@ -151,6 +166,9 @@ def linear(
     inner = tl.arange(0, BI)
     x_at = x + source[:, None] * INNER + inner[None, :]
     w_at = weight + _wrapped(column, OUTER, BO)[None, :] * INNER + inner[:, None]
+    beside: tl.constexpr = x.dtype.element_ty != weight.dtype.element_ty
+    if NORM and PARTS == 0 and not beside:
+        square += _squares_before(x_at, inner, INNER, BI)
     for start in range(0, INNER, BI):
         if INNER % BI == 0:
             part = tl.load(x_at + start)
@@ -159,7 +177,7 @@ def linear(
             inside = start + inner < INNER
             part = tl.load(x_at + start, mask=inside[None, :], other=0.0)
             w = tl.load(w_at + start, mask=inside[:, None], other=0.0)
-        if NORM and PARTS == 0:
+        if NORM and PARTS == 0 and beside:
             square += _squares(part)
         total = tl.dot(part.to(w.dtype), w, total)
     if NORM and PARTS > 0:
@@ -336,6 +354,9 @@ def attend(
     else:
         if CHAINED:
             cuda.gdc_wait()
+        beside: tl.constexpr = x.dtype.element_ty != weight.dtype.element_ty
+        if PARTS == 0 and not beside:
+            square += _squares_before(x_at, inner, INNER, BI)
         for start in range(0, INNER, BI):
             at = own + start
             if INNER % BI == 0:
@@ -347,7 +368,7 @@ def attend(
                 wq = tl.load(at, mask=inside[:, None], other=0.0)
                 wk = tl.load(at + H * E * INNER, mask=inside[:, None], other=0.0)
                 wv = tl.load(at + 2 * H * E * INNER, mask=inside[:, None], other=0.0)
-            if PARTS == 0:
+            if PARTS == 0 and beside:
                 square += _squares(part)
             part = part.to(wq.dtype)
             q, k, v = tl.dot(part, wq, q), tl.dot(part, wk, k), tl.dot(part, wv, v)

@@ -1,0 +1,152 @@
+"""What rollouts through graphs do, with the graphs played by plain calls."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from conftest import random_tokens, seeded, tiny_cell, tiny_rnn
+from memtrain.eval.rollout import write
+from memtrain.eval.sampling import Sampler
+from memtrain.nn.cells import TransformerCell
+from memtrain.nn.rnn import RNN
+from memtrain.train import graphs
+from memtrain.train.graphs import CHUNK, FastParts, GraphedUnroll, GraphedWrite, chunk_sizes
+
+
+class CountingStack:
+    """A fast stack that counts how often weights are taken over, and serves nothing."""
+
+    def __init__(self) -> None:
+        self.refreshed = 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def serves(self, x: Tensor) -> bool:
+        return False
+
+    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
+        raise AssertionError("serves nothing")
+
+
+class IdleCell:
+    """A fast cell that serves nothing."""
+
+    def serves(self, memory: Tensor) -> bool:
+        return False
+
+    def __call__(self, memory: Tensor, token: Tensor) -> Tensor:
+        raise AssertionError("serves nothing")
+
+
+class PlainChunk:
+    """_Chunk without its graph."""
+
+    def __init__(self, steps, memory, size, precision) -> None:
+        self.steps, self.size = steps, size
+
+    def run(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        assert tokens.shape[1] == self.size
+        return torch.stack(self.steps(tokens.unbind(1), memory))
+
+
+class PlainWriteChunk:
+    """_WriteChunk without its graph."""
+
+    def __init__(self, step, memory, choose, size, precision) -> None:
+        self.step, self.choose, self.size = step, choose, size
+
+    def run(self, chances: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        assert len(chances) == self.size
+        tokens = []
+        for chance in chances:
+            token, memory = self.step(memory, chance, self.choose)
+            tokens.append(token)
+        return torch.stack(tokens), memory
+
+
+@pytest.fixture
+def rnn(monkeypatch) -> RNN:
+    monkeypatch.setattr(graphs, "_Chunk", PlainChunk)
+    monkeypatch.setattr(graphs, "_WriteChunk", PlainWriteChunk)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return tiny_rnn()
+
+
+def fast_parts(rnn: RNN) -> FastParts:
+    assert isinstance(rnn.cell, TransformerCell)
+    stacks = {stack: CountingStack() for stack in (rnn.cell.stack, rnn.readout.stack)}
+    return FastParts(stacks, {rnn.cell: IdleCell()})
+
+
+def refreshed(parts: FastParts) -> list[int]:
+    return [fast.refreshed for fast in parts.stacks.values() if isinstance(fast, CountingStack)]
+
+
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
+def test_no_step_is_taken_for_nothing(length):
+    assert sum(chunk_sizes(length)) == length
+    assert set(chunk_sizes(length)) <= {1, CHUNK}
+
+
+@pytest.mark.parametrize("length", [1, CHUNK, CHUNK + 3])
+class TestRollouts:
+    def test_unroll_equals_the_plain_loop(self, rnn, length):
+        inputs = random_tokens(3, length)
+        with torch.no_grad():
+            expected = rnn.unroll(inputs)
+            rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+            assert_close(rnn.unroll(inputs), expected)
+        assert len(graphed.chunks) == len(set(chunk_sizes(length)))
+
+    def test_write_equals_the_plain_loop(self, rnn, length):
+        memory = rnn.empty_memory(3)
+        chances = torch.rand(length, 3, generator=seeded())
+        asked = []
+
+        def fast_choice(choose):
+            asked.append(choose)
+            return choose
+
+        with torch.no_grad():
+            expected, after = rnn.write(memory, chances, Sampler())
+            rnn.fast_write = GraphedWrite(rnn, fast_parts(rnn), nullcontext, fast_choice)
+            tokens, fast_after = rnn.write(memory, chances, Sampler())
+            rnn.write(memory, chances, Sampler())
+        assert tokens.tolist() == expected.tolist()
+        assert_close(fast_after, after)
+        assert asked == [Sampler()] * len(set(chunk_sizes(length)))
+
+
+def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
+    parts = fast_parts(rnn)
+    rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, nullcontext)
+    rnn.fast_write = GraphedWrite(rnn, parts, nullcontext, lambda choose: choose)
+    write(rnn, random_tokens(2, 2 * CHUNK), 3 * CHUNK, seeded())
+    assert refreshed(parts) == [2, 2]  # the prompt, and what is written
+    memory, chances = rnn.empty_memory(2), torch.rand(1, 2)
+    with torch.no_grad():
+        for _ in range(2):
+            rnn.write(memory, chances, Sampler())
+    assert refreshed(parts) == [4, 4]
+
+
+def test_standins_stand_in_only_while_they_are_active(rnn):
+    parts = fast_parts(rnn)
+    pairs = [*parts.stacks.items(), *parts.cells.items()]
+    with pytest.raises(ZeroDivisionError), parts.active():
+        assert all(module.fast is fast for module, fast in pairs)
+        raise ZeroDivisionError
+    assert all(module.fast is None for module, _ in pairs)
+
+
+def test_a_cell_without_standin_takes_the_plain_way(rnn):
+    rnn = tiny_rnn(tiny_cell("gru"))
+    inputs = random_tokens(2, 3)
+    with torch.no_grad():
+        expected = rnn.unroll(inputs)
+        rnn.fast_unroll = GraphedUnroll(rnn.cell, FastParts({}, {}), nullcontext)
+        assert_close(rnn.unroll(inputs), expected)
