@@ -53,12 +53,15 @@ class Engine:
         if self.kernels:
             from memtrain.nn.kernels.attention import KernelAttention
             from memtrain.nn.kernels.mlp import KernelMLP
+            from memtrain.nn.kernels.norm import KernelNorm
 
             for module in models.modules():
                 if isinstance(module, Attention) and _fits_kernels(module):
                     module.fast = KernelAttention()
-                if isinstance(module, Block) and KernelMLP.serves(module.mlp):
-                    module.fast_mlp = KernelMLP()
+                if isinstance(module, Block):
+                    module.fast_norm = KernelNorm()
+                    if KernelMLP.serves(module.mlp):
+                        module.fast_mlp = KernelMLP()
         if self.config.compile:
             for module in models.modules():
                 if isinstance(module, Block):
@@ -102,8 +105,8 @@ class Engine:
 
 
 def _fits_kernels(attention: Attention) -> bool:
-    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and heads larger than
-    64 do not fit on the chip."""
+    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and heads larger
+    than 64 do not fit on the chip."""
     return attention.head_dim in (32, 64)
 
 
