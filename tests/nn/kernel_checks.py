@@ -16,15 +16,17 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.eval.sampling import Sampler
-from memtrain.nn.blocks import Attention, Block, Rotary, Stack, normalize_memory
+from memtrain.nn.blocks import Attention, Block, RMSNorm, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
-from memtrain.nn.kernels import inference, mlp
+from memtrain.nn.kernels import inference, mlp, norm
 from memtrain.nn.kernels.attention import KernelAttention
 from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.mlp import KernelMLP
+from memtrain.nn.kernels.norm import KernelNorm
 from memtrain.nn.kernels.step import WIDEST, InferenceCell, KernelSampler, begin, end
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder
@@ -103,41 +105,123 @@ def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
-def compiled_block_case(device, kind, rows, length, width) -> None:
-    """A block with both kernels traces whole, under autocast where that is bf16."""
+def norm_case(device, kind, rows, width, add, read, **tile) -> None:
+    """Sum and norm and every gradient against fp64, of the outputs that are read.
+
+    `tile` changes how the backward pass runs.
+    """
+    given = [torch.randn(rows, width, device=device, dtype=torch.float64) for _ in range(2)]
+    # A stream much larger or smaller than 1, as deep ones are.
+    x = (given[0] * 10 ** torch.randn(rows, 1, device=device)).to(kind)
+    update = given[1].to(kind) if add else None
+    weights = {name: torch.randn(rows, width, device=device).to(kind) for name in read}
+
+    def run(kind: torch.dtype, fast: KernelNorm | None) -> tuple[dict, dict]:
+        torch.manual_seed(rows)
+        layer = RMSNorm(width, device=device)
+        nn.init.normal_(layer.weight)
+        # Rounded, as both do; a parameter in fp32 beside a stream in bf16.
+        weight_kind = torch.promote_types(kind, torch.float32)
+        layer.weight.data = layer.weight.data.to(x.dtype).to(weight_kind)
+        inputs = {"x": x.to(kind).requires_grad_()}
+        if update is not None:
+            inputs["update"] = update.to(kind).requires_grad_()
+        block = Block(width, 1, 16)
+        block.fast_norm = fast
+        total, normed = block.add_norm(layer, inputs["x"], inputs.get("update"))
+        out = {"sum": total, "norm": normed}
+        loss = torch.stack([(out[name] * weights[name].to(kind)).sum() for name in read]).sum()
+        inputs |= {"weight": layer.weight} if "norm" in read else {}
+        return out, dict(zip(inputs, torch.autograd.grad(loss, list(inputs.values())), strict=True))
+
+    usual = norm.tiles
+    norm.tiles = lambda *shape: usual(*shape) | (tile if shape[-1] else {})
+    out, got = run(kind, KernelNorm())
+    norm.tiles = usual
+    expected, wanted = run(torch.float64, None)
+    limit = 1e-5 if kind == torch.float32 else 1.5e-2
+    name = f"norm {kind} R{rows} W{width} add={add} {'+'.join(read)} {tile or ''}"
+    for part in out:
+        assert out[part].dtype == kind
+        check(f"{name}: {part}", relative_error(out[part], expected[part]), limit)
+    assert "weight" not in got or got["weight"].dtype == torch.float32
+    for part in got:
+        # Gradients shrink as rows grow: row by row, or small rows alone would be seen.
+        one, other = got[part], wanted[part]
+        if part != "weight":
+            size = other.norm(dim=1, keepdim=True)
+            one, other = one / size, other / size
+        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
+def compiled_block_case(device, kind, rows, length, width, update) -> None:
+    """A block with all kernels traces whole, under autocast where that is bf16."""
     reference = Block(width, 2, 32).to(device)
     fast = Block(width, 2, 32).to(device)
     fast.load_state_dict(reference.state_dict())
-    fast.attention.fast, fast.fast_mlp = KernelAttention(), KernelMLP()
+    use_kernels(fast)
     rotary = Rotary(32).to(device)
-    x = torch.randn(rows, length, width, device=device, requires_grad=True)
-    expected = reference(x, rotary, slice(3, None))
-    wanted = torch.autograd.grad(expected.square().sum(), [x, *reference.parameters()])
+    x, u = torch.randn(2, rows, length, width, device=device).unbind()
+    given = [part.requires_grad_() for part in ((x, u) if update else (x,))]
+
+    def loss(stream: Tensor, after: Tensor) -> Tensor:
+        return (stream.float() * 0.5 + after.float()).square().sum()
+
+    expected = reference(x, u if update else None, rotary, slice(3, None))
+    wanted = torch.autograd.grad(loss(*expected), [*given, *reference.parameters()])
     run = torch.compile(
         fast, fullgraph=True, backend="aot_eager" if device == "cpu" else "inductor"
     )
     with torch.autocast(device, kind, enabled=kind != torch.float32):
-        out = run(x.to(kind), rotary, slice(3, None))
-    got = torch.autograd.grad(out.float().square().sum(), [x, *fast.parameters()])
+        out = run(x.to(kind), u.to(kind) if update else None, rotary, slice(3, None))
+    got = torch.autograd.grad(loss(*out), [*given, *fast.parameters()])
     limit = 1e-5 if kind == torch.float32 else 2.5e-2
-    name = f"compiled block {kind} N{rows} L{length} W{width}"
-    check(f"{name}: output", relative_error(out, expected), limit)
-    names = ["input", *(name for name, _ in fast.named_parameters())]
+    name = f"compiled block {kind} N{rows} L{length} W{width} update={update}"
+    for part, one, other in zip(("stream", "update"), out, expected, strict=True):
+        check(f"{name}: {part}", relative_error(one, other), limit)
+    names = ["x", "u"][: len(given)] + [name for name, _ in fast.named_parameters()]
     for part, one, other in zip(names, got, wanted, strict=True):
         assert one.dtype == other.dtype
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
+def use_kernels(block: Block) -> None:
+    block.attention.fast, block.fast_mlp = KernelAttention(), KernelMLP()
+    block.fast_norm = KernelNorm()
+
+
+def recomputed_stack_case(device, kind, rows, length, width, keep) -> None:
+    """A stack with all kernels hands updates on, and gives the same gradients when recomputed."""
+    reference, fast = (Stack(width, 3, 2, 32).to(device) for _ in range(2))
+    fast.load_state_dict(reference.state_dict())
+    for block in fast.blocks:
+        assert isinstance(block, Block)
+        use_kernels(block)
+    x = torch.randn(rows, length, width, device=device, requires_grad=True)
+    expected = reference(x, keep=keep)
+    weights = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * weights).sum(), [x, *reference.parameters()])
+    with torch.autocast(device, kind, enabled=kind != torch.float32):
+        out = checkpoint(lambda x: fast(x, keep=keep), x, use_reentrant=False)
+    got = torch.autograd.grad((out * weights).sum(), [x, *fast.parameters()])
+    limit = 1e-5 if kind == torch.float32 else 2.5e-2
+    name = f"recomputed stack {kind} N{rows} L{length} W{width} {keep}"
+    check(f"{name}: output", relative_error(out, expected), limit)
+    names = ["input", *(name for name, _ in fast.named_parameters())]
+    for part, one, other in zip(names, got, wanted, strict=True):
+        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
 def traced_block_case() -> None:
-    """Under autocast a block with both kernels traces whole; gradients are as its parameters."""
+    """Under autocast a block with all kernels traces whole; gradients are as its parameters."""
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
         block, rotary = Block(64, 2, 16), Rotary(16)
-        block.attention.fast, block.fast_mlp = KernelAttention(), KernelMLP()
-        x = torch.randn(3, 17, 64, dtype=torch.bfloat16, requires_grad=True)
-        out = torch.compile(block, fullgraph=True, backend="aot_eager")(x, rotary)
-        got = torch.autograd.grad(out.sum(), [x, *block.parameters()])
-    kinds = [out.dtype, *(one.dtype for one in got)]
-    wanted = [torch.bfloat16] * 2 + [torch.float32] * (len(got) - 1)
+        use_kernels(block)
+        x, u = (torch.randn(3, 17, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        out = torch.compile(block, fullgraph=True, backend="aot_eager")(x, u, rotary)
+        got = torch.autograd.grad(torch.add(*out).sum(), [x, u, *block.parameters()])
+    kinds = [one.dtype for one in (*out, *got)]
+    wanted = [torch.bfloat16] * 4 + [torch.float32] * (len(got) - 2)
     check("traced block under autocast", 0.0 if kinds == wanted else torch.nan, 0.0)
 
 
@@ -349,6 +433,21 @@ def step_cases(device: str) -> list[Callable[[], None]]:
     return cases
 
 
+def norm_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
+    shapes = [(1, 48), (37, 48), (70, 256), (5, 384)]
+    if device == "cuda":
+        shapes += [(rows, 256) for rows in (17, 2176, 10112, 20001, 69632)] + [(999, 384)]
+    cases = [partial(norm_case, device, kind, *shape, True, ("sum", "norm")) for shape in shapes]
+    for add, read in ((True, ("norm",)), (True, ("sum",)), (False, ("sum", "norm"))):
+        cases.append(partial(norm_case, device, kind, 37, 48, add, read))
+    # Programs that take several turns, the last of them beyond the end; loads made turns ahead.
+    for stages in (1, 2, 3):
+        turns = {"BR": 4, "per_processor": 1, "num_warps": 4, "STAGES": stages}
+        shape = (30, 48) if device == "cpu" else (3001, 256)
+        cases.append(partial(norm_case, device, kind, *shape, True, ("sum", "norm"), **turns))
+    return cases
+
+
 def all_cases(device: str) -> list[Callable[[], None]]:
     if device == "cpu":
         inference.PRODUCTS = torch.float32
@@ -366,8 +465,12 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         for keep in (None, slice(-3, None), slice(4))
     ]
     for kind in kinds:
-        cases += mlp_cases(device, kind)
-    cases += [partial(compiled_block_case, device, kinds[0], 3, 17, 32), traced_block_case]
+        cases += mlp_cases(device, kind) + norm_cases(device, kind)
+    for update in (False, True):
+        cases.append(partial(compiled_block_case, device, kinds[0], 3, 17, 32, update))
+    cases.append(traced_block_case)
+    for keep in (None, slice(-2, None)):
+        cases.append(partial(recomputed_stack_case, device, kinds[0], 3, 17, 32, keep))
     stacks = [
         (5, 17, 64, 2, 2, 32, slice(16), False),
         (3, 4, 32, 1, 2, 32, slice(3, None), True),

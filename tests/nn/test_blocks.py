@@ -6,7 +6,16 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from conftest import seeded
-from memtrain.nn.blocks import Attention, Block, Rotary, Stack, normalize_memory, projection
+from memtrain.nn.blocks import (
+    Attention,
+    Block,
+    Rotary,
+    Stack,
+    normalize_memory,
+    projection,
+    residual,
+    take,
+)
 
 WIDTH, HEADS, HEAD_DIM, LENGTH = 16, 2, 8, 7
 
@@ -98,8 +107,10 @@ class TestAttention:
             heads.append(weights @ (normed @ values[own].T))
         y = x[0] + torch.cat(heads, dim=1) @ block.attention.project_out.weight.T
         expected = y + block.mlp(block.mlp_norm(y))
-        assert_close(block(x, rotary)[0], expected)
-        assert_close(block(x, rotary, slice(None))[0], expected)
+        for keep in (None, slice(None)):
+            assert_close(torch.add(*block(x, None, rotary, keep))[0], expected)
+            halves = block(x / 2, x / 2, rotary, keep)
+            assert_close(torch.add(*halves)[0], expected)
 
     def test_inner_width_is_free_of_the_outer_one(self):
         attention = Attention(width=10, heads=3, head_dim=4)
@@ -108,7 +119,48 @@ class TestAttention:
         assert attention.merge(value).shape == (2, 5, 10)
 
 
+def composed(stack: Stack, x: Tensor, keep: slice | Tensor | None, causal: bool) -> Tensor:
+    """The stack written out, every sum where the formula has it."""
+    *inner, last = stack.blocks
+    x = residual(x)
+    for block in (*inner, last):
+        assert isinstance(block, Block)
+        kept = keep if block is last else None
+        attended = block.attention(block.attention_norm(x), stack.rotary, kept, causal)
+        x = (x if kept is None else take(x, kept)) + attended
+        x = x + block.mlp(block.mlp_norm(x))
+    return stack.norm(x.float())
+
+
 class TestStack:
+    @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    @pytest.mark.parametrize(
+        "keep",
+        [None, slice(-2, None), torch.tensor([[0, 6], [3, 3], [5, 1]])],
+        ids=["all", "last-2", "own"],
+    )
+    @pytest.mark.parametrize("layers", [1, 3], ids=["L1", "L3"])
+    def test_handing_updates_on_equals_adding_them_at_once_to_the_bit(
+        self, layers, keep, causal, bf16
+    ):
+        stack, x = tiny_stack(layers), rows().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            outs = stack(x, keep=keep, causal=causal), composed(stack, x, keep, causal)
+        assert torch.equal(*outs)
+        learned = [x, *stack.parameters()]
+        for pair in zip(*(torch.autograd.grad(o.pow(3).sum(), learned) for o in outs), strict=True):
+            assert torch.equal(*pair)
+
+    def test_names_of_weights_are_those_of_checkpoints(self):
+        block = ["attention_norm.weight", "attention.project_in.weight"]
+        block += ["attention.project_out.weight", "mlp_norm.weight"]
+        block += [f"mlp.{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")]
+        assert list(tiny_stack(1).state_dict()) == [
+            *(f"blocks.0.{n}" for n in block),
+            "norm.weight",
+        ]
+
     @pytest.mark.parametrize("masked", [False, True], ids=["all-seen", "mask"])
     @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
     @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ class TestCausalEncoder:
                 query, key, value = block.attention.heads_of(block.attention_norm(x))
                 query, key = (stack.rotary(part, torch.arange(length)) for part in (query, key))
                 mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-                x = block.finish(x, block.attention.merge(mixed))
+                x = torch.add(*block.finish(x, block.attention.merge(mixed)))
             expected = encoder.to_memory(stack.norm(x[:, -count:]))
             assert_close(memories[:, t], expected, atol=1e-5, rtol=0)
 

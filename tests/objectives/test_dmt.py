@@ -190,7 +190,7 @@ class TestDecoding:
         objective = tiny_dmt(encoder, through_time=through_time, **options)
         batch = random_batch(2, 6)
         losses = objective(batch, seeded())
-        memory, told, count = objective.rnn.empty_memory(2), 0.0, 0
+        memory, told, count = objective.rnn.empty_memory(2), torch.zeros(()), 0
         for step in range(6):
             token = batch.inputs[:, step]
             memory = objective.rnn.cell(memory if through_time else memory.detach(), token)

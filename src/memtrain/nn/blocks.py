@@ -169,8 +169,21 @@ class FastMLP(Protocol):
     def __call__(self, layers: nn.Sequential, x: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
+class FastNorm(Protocol):
+    """What an engine may put in the place of the reference, `Block.add_norm`."""
+
+    def __call__(
+        self, layer: RMSNorm, x: Tensor, update: Tensor | None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    The last sum is left to whoever takes the stream next: what reads both parts to add them can
+    take the norm of the sum in the same pass.
+    """
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -181,26 +194,37 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
         self.fast_mlp: FastMLP | None = None
+        self.fast_norm: FastNorm | None = None
 
     def forward(
         self,
         x: Float[Tensor, "N L W"],
+        update: Float[Tensor, "N L W"] | None,
         rotary: Rotary,
         keep: "Keep" = None,
         causal: bool = False,
         mask: Bool[Tensor, "N L"] | None = None,
-    ) -> Float[Tensor, "N K W"]:
-        """The block's output at the positions to keep; keys and values come from all."""
-        attended = self.attention(self.attention_norm(x), rotary, keep, causal, mask)
+    ) -> tuple[Float[Tensor, "N K W"], Float[Tensor, "N K W"]]:
+        """The stream at the positions to keep, and its update; keys and values come from all."""
+        x, normed = self.add_norm(self.attention_norm, x, update)
+        attended = self.attention(normed, rotary, keep, causal, mask)
         return self.finish(x if keep is None else take(x, keep), attended)
 
     def finish(
         self, x: Float[Tensor, "*rows L W"], attended: Float[Tensor, "*rows L W"]
-    ) -> Float[Tensor, "*rows L W"]:
-        """Everything after the attention."""
-        x = x + attended
-        normed = self.mlp_norm(x)
-        return x + (self.fast_mlp(self.mlp, normed) if self.fast_mlp else self.mlp(normed))
+    ) -> tuple[Float[Tensor, "*rows L W"], Float[Tensor, "*rows L W"]]:
+        """Everything after the attention: the stream and its update."""
+        x, normed = self.add_norm(self.mlp_norm, x, attended)
+        return x, self.fast_mlp(self.mlp, normed) if self.fast_mlp else self.mlp(normed)
+
+    def add_norm(
+        self, norm: RMSNorm, x: Float[Tensor, "*rows L W"], update: Tensor | None
+    ) -> tuple[Float[Tensor, "*rows L W"], Float[Tensor, "*rows L W"]]:
+        """The stream with its update, if there is one, and the norm of that."""
+        if self.fast_norm:
+            return self.fast_norm(norm, x, update)
+        x = x if update is None else x + update
+        return x, norm(x)
 
 
 @runtime_checkable
@@ -252,11 +276,12 @@ class Stack(nn.Module):
             and self.fast.serves(x)
         ):
             return self.fast(x, keep or slice(None), causal, head)
-        x = residual(x)
+        x, update = residual(x), None
         *inner, last = self.blocks
         for block in inner:
-            x = block(x, self.rotary, None, causal, mask)
-        x = self.norm(last(x, self.rotary, keep, causal, mask).float())
+            x, update = block(x, update, self.rotary, None, causal, mask)
+        x, update = last(x, update, self.rotary, keep, causal, mask)
+        x = self.norm((x + update).float())
         return x if head is None else head(x)
 
 

@@ -123,13 +123,13 @@ class CausalEncoder(nn.Module):
         past, own = weights.split([key.shape[-2], own_key.shape[-2]], dim=-1)
         mixed = torch.einsum("bhsmt,bhte->bshme", past, value)
         mixed = mixed + torch.einsum("bhsmn,bshne->bshme", own, own_value)
-        registers = block.finish(registers, block.attention.merge(mixed))
+        registers = torch.add(*block.finish(registers, block.attention.merge(mixed)))
 
         if token_mask is not None:
             mixed = nn.functional.scaled_dot_product_attention(
                 rotary(query, time), key, value, attn_mask=token_mask
             )
-            tokens = block.finish(tokens, block.attention.merge(mixed))
+            tokens = torch.add(*block.finish(tokens, block.attention.merge(mixed)))
         return tokens, registers
 
 

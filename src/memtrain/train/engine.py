@@ -62,12 +62,15 @@ class Engine:
         if self.kernels:
             from memtrain.nn.kernels.attention import KernelAttention
             from memtrain.nn.kernels.mlp import KernelMLP
+            from memtrain.nn.kernels.norm import KernelNorm
 
             for module in models.modules():
                 if isinstance(module, Attention) and _fits_kernels(module):
                     module.fast = KernelAttention()
-                if isinstance(module, Block) and KernelMLP.serves(module.mlp):
-                    module.fast_mlp = KernelMLP()
+                if isinstance(module, Block):
+                    module.fast_norm = KernelNorm()
+                    if KernelMLP.serves(module.mlp):
+                        module.fast_mlp = KernelMLP()
         if self.config.compile:
             for module in models.modules():
                 if isinstance(module, Block):
