@@ -56,6 +56,7 @@ def mnist_small() -> RunConfig:
             learning_rate=2e-4,
             rollout_length=PIXELS,
             label_stride=4,
+            segment=8,
         ),
         engine=EngineConfig(compile=True),
         log=LogConfig(every=50, evaluate_every=2500, evaluate_sequences=64, checkpoint_every=1000),
