@@ -35,6 +35,15 @@ def digits() -> RunConfig:
             decode_timesteps=8,
             future_length=16,
         ),
-        dmt=DMTConfig(steps=600, batch_size=32, learning_rate=5e-4, label_stride=2),
+        dmt=DMTConfig(
+            steps=600,
+            batch_size=32,
+            learning_rate=5e-4,
+            label_stride=8,
+            segment=8,
+            dynamics_weight=1.0,
+            decode_weight=1.0,
+            future_length=16,
+        ),
         log=LogConfig(evaluate_every=200),
     )

@@ -27,8 +27,8 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
 
     A higher rate that falls with a cosine needs fewer steps than the paper's constant one
     (150,000 at 3e-4). DMT goes past the paper: rollouts start from the empty memory too, labels
-    stand at every 16th step, gradients pass through the 8 steps before each, and there are more
-    steps.
+    stand at every 16th step, gradients pass through the 8 steps before each, the teacher's decoder
+    reads what they lead to, and there are more steps.
     """
     return RunConfig(
         name=name,
@@ -49,6 +49,8 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
             empty_start=0.5,
             label_stride=16,
             segment=8,
+            dynamics_weight=1.0,
+            decode_weight=1.0,
         ),
         engine=EngineConfig(compile=True),
         log=LogConfig(every=50, evaluate_every=2500, evaluate_sequences=32, checkpoint_every=1000),
