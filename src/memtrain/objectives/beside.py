@@ -1,26 +1,20 @@
 """Two parts of a step that do not need each other may run at the same time."""
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 
 class Beside:
-    """`with objective.beside:` marks work that need not be done before `beside.join()`.
+    """`with objective.beside():` marks work that need not be done before `beside.join()`.
 
     Here it is simply done at once.
     """
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        yield
 
     def join(self) -> None:
         """Wait for it."""
@@ -31,19 +25,12 @@ class SideStream(Beside):
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
-        self.context = torch.cuda.stream(self.stream)
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
         self.stream.wait_stream(torch.cuda.current_stream())
-        self.context.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.context.__exit__(kind, error, trace)
+        with torch.cuda.stream(self.stream):
+            yield
 
     def join(self) -> None:
         torch.cuda.current_stream().wait_stream(self.stream)

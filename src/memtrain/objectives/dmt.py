@@ -56,7 +56,7 @@ class DMT(Objective):
         targets = batch.targets.gather(1, steps).where(inside, IGNORE_INDEX)
 
         labelled, counts = self._labelled(steps.shape[1], generator, steps.device)
-        with self.beside, torch.no_grad():
+        with self.beside(), torch.no_grad():
             labels = self.teacher.encode(batch.inputs, steps[:, labelled])
         with torch.set_grad_enabled(config.through_time):
             rollout = self.rnn.unroll(inputs, memory)  # (B, R, M, D)

@@ -47,7 +47,7 @@ class SMT(Objective):
         config = self.config
         steps, asked = self._timesteps(batch, generator)
         memory = self.teacher.encode(batch.inputs, steps)
-        with self.beside:
+        with self.beside():
             dynamics = self._dynamics(batch, memory, steps)
         rows = torch.arange(len(steps), device=steps.device)[:, None]
         future = config.future_length, self.part

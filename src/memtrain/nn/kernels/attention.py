@@ -1,8 +1,8 @@
 """Attention with rotary positions for sequences whose keys fit on one chip's tile.
 
 Sequences here are short (272, 79 and 17 rows at the paper's size), so one program holds all keys
-and values of a head and goes over the queries once: no running maximum forward, and one pass for
-all three gradients backward. The heads stay where the projection put them, side by side in the
+and values of a head and goes over the queries once: no running maximum forward; backward, one
+program makes all three gradients. The heads stay where the projection put them, side by side in the
 last dimension; queries and keys are turned as they are read, gradients turned back as they are
 written. The reference is `nn.blocks.Attention.forward`.
 
@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+from memtrain.nn.kernels.functions import LOG2_E
+
 HIDE = tl.constexpr(not triton.knobs.runtime.interpret)
 """Whether a loop's number of turns is kept from the compiler: a loop of one it takes apart, and
 Triton 3.6 then reads beyond shared memory. The interpreter wants to know it."""
@@ -377,11 +378,10 @@ def forward_tiles(queries: int, keys: int) -> dict[str, int]:
 
 def backward_tiles(queries: int, keys: int) -> dict[str, int]:
     """How many keys and queries are taken at once, and by how many warps."""
+    main = key_tiles(keys)["MAIN"]
     if max(queries, keys) <= 32:
         size = max(16, triton.next_power_of_2(queries))
-        main = key_tiles(keys)["MAIN"]
         return {"BK": main, "BQ": size, "PQ": size, "num_warps": 1, "num_stages": 1}
-    main = key_tiles(keys)["MAIN"]
     return {"BK": min(128, main), "BQ": 32, "PQ": 64, "num_warps": 4, "num_stages": 3}
 
 

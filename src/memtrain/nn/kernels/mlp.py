@@ -16,38 +16,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-LOG2_DENSITY_AT_ZERO = tl.constexpr(-1.3257480647361595)
-
-
-@triton.jit
-def _tail(distance):
-    """The normal distribution's mass beyond a distance d >= 0, that is erfc(d / sqrt(2)) / 2.
-
-    2^p(d) with a polynomial p that falls without end, fitted for the smallest greatest error of
-    the result times max(1, d). GELU is then off by at most 8e-7, no more than torch's in fp32 (1e-6
-    for large x), at a quarter of erf's instructions.
-    """
-    p = -0.000500261027 * distance + 0.00728238747
-    p = p * distance - 0.0523432605
-    p = p * distance - 0.459414065
-    p = p * distance - 1.151052
-    p = p * distance - 1.0000019
-    return tl.exp2(p)
-
-
-@triton.jit
-def _gelu(x):
-    distance = tl.abs(x)
-    return tl.maximum(x, 0.0) - distance * _tail(distance)
-
-
-@triton.jit
-def _gelu_slope(x):
-    tail = _tail(tl.abs(x))
-    density = tl.exp2((-0.5 * LOG2_E) * (x * x) + LOG2_DENSITY_AT_ZERO)
-    return tl.where(x < 0.0, tail, 1.0 - tail) + x * density
-
+from memtrain.nn.kernels.functions import gelu, gelu_slope
 
 # A program owns BO columns and takes TURNS row tiles, `step` apart. Where a tile holds all of the
 # inner dimension (BI >= INNER), the columns' weights are read once and stay in shared memory.
@@ -89,7 +58,7 @@ def _up(
         total += b[None, :]
         if KEEP:
             before.store([row, first], total.to(before.dtype))
-        after.store([row, first], _gelu(total).to(after.dtype))
+        after.store([row, first], gelu(total).to(after.dtype))
 
 
 @triton.jit(do_not_specialize=["rows", "step"])
@@ -143,7 +112,7 @@ def _down_backward(
             for start in range(0, INNER, BI):
                 part = weight.load([start, first])
                 total = tl.dot(gradient.load([tile * BR, start]), part, total)
-        total *= _gelu_slope(before.to(tl.float32))
+        total *= gelu_slope(before.to(tl.float32))
         out.store([tile * BR, first], total.to(out.dtype))
         sum_out += tl.sum(total, 0)
         sum_gradient += tl.sum(some.to(tl.float32), 0)

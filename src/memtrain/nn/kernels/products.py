@@ -11,26 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from memtrain.nn.kernels.attention import LOG2_E
-
-
-@triton.jit
-def _gelu(x):
-    """x Phi(x): erf by Abramowitz and Stegun 7.1.28, at most 3e-7 off but for rounding."""
-    size = tl.abs(x)
-    p = 5.38297500e-06 * size + 4.88906356e-05
-    p = p * size + 3.80035750e-05
-    p = p * size + 3.27762632e-03
-    p = p * size + 2.11410061e-02
-    p = p * size + 4.98673469e-02
-    p = p * size + 1.0
-    p = tl.rsqrt(p)  # cheaper than a division, and never overflows
-    p *= p
-    p *= p
-    p *= p
-    p *= p
-    p *= p
-    return tl.maximum(x, 0.0) - 0.5 * size * p
+from memtrain.nn.kernels.functions import LOG2_E, gelu
 
 
 @triton.jit
@@ -68,7 +49,7 @@ def _finish(
         total *= tl.rsqrt(square / INNER + epsilon)[:, None]
     total += shift
     if GELU:
-        total = _gelu(total)
+        total = gelu(total)
     total += base
     there = (row < rows)[:, None] & (column < OUTER)[None, :]
     at = out + row[:, None].to(tl.int64) * OUTER + column[None, :]

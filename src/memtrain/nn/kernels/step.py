@@ -15,7 +15,7 @@ from triton.language.extra import cuda
 
 from memtrain.nn.blocks import RMS_EPSILON
 from memtrain.nn.kernels import inference
-from memtrain.nn.kernels.attention import LOG2_E
+from memtrain.nn.kernels.functions import LOG2_E
 from memtrain.nn.kernels.inference import InferenceStack, Rows, chain
 from memtrain.nn.rnn import Choose
 
