@@ -28,6 +28,7 @@ from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.mlp import KernelMLP
 from memtrain.nn.kernels.norm import KernelNorm
 from memtrain.nn.kernels.step import WIDEST, InferenceCell, KernelSampler, begin, end
+from memtrain.nn.kernels.sums import column_sums
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder
 
@@ -103,6 +104,12 @@ def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
         ("input", "up", "up bias", "down", "down bias"), got, wanted, strict=True
     ):
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
+def sums_case(device, rows, width) -> None:
+    x = torch.randn(rows, width, device=device)
+    error = relative_error(column_sums(x), x.double().sum(0))
+    check(f"sums of columns R{rows} W{width}", error, 1e-5)
 
 
 def norm_case(device, kind, rows, width, add, read, **tile) -> None:
@@ -455,7 +462,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         heads = ((2, 16),)
     else:
         kinds = (torch.bfloat16,)  # on a GPU only bf16 takes this path
-        shapes = [(3, 17), (2, 79), (4, 272), (3, 204), (5, 16), (1000, 17), (9000, 17)]
+        shapes = [(3, 17), (2, 79), (4, 272), (3, 204), (2, 300), (5, 16), (1000, 17), (9000, 17)]
         heads = ((8, 64), (2, 32))
     cases: list[Callable[[], None]] = [
         partial(attention_case, device, kind, rows, length, count, size, keep, causal)
@@ -469,6 +476,8 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     for update in (False, True):
         cases.append(partial(compiled_block_case, device, kinds[0], 3, 17, 32, update))
     cases.append(traced_block_case)
+    for shape in ((1, 16), (300, 40), (1088, 1280)):
+        cases.append(partial(sums_case, device, *shape))
     for keep in (None, slice(-2, None)):
         cases.append(partial(recomputed_stack_case, device, kinds[0], 3, 17, 32, keep))
     stacks = [

@@ -1,10 +1,9 @@
 """Attention with rotary positions for sequences whose keys fit on one chip's tile.
 
 Sequences here are short (272, 79 and 17 rows at the paper's size), so one program holds all keys
-and values of a head and goes over the queries once: no running maximum forward; backward, one
-program makes all three gradients. The heads stay where the projection put them, side by side in the
-last dimension; queries and keys are turned as they are read, gradients turned back as they are
-written. The reference is `nn.blocks.Attention.forward`.
+and values of a head and goes over the queries once, with no running maximum. The heads stay where
+the projection put them, side by side in the last dimension; queries and keys are turned as they are
+read, gradients turned back as they are written. The reference is `nn.blocks.Attention.forward`.
 
 A length is taken as a power of two and a tail, 272 as 256 + 16: tiles are powers of two, and a
 padded one would waste half of the work.
@@ -60,10 +59,9 @@ def _load_turned(
 
 @triton.jit
 def _store_turned_back(
-    x, gradient, rows, row_stride, there, cosine, sine, positions, R: tl.constexpr, E: tl.constexpr,
-    ADD: tl.constexpr,
+    x, gradient, rows, row_stride, there, cosine, sine, positions, R: tl.constexpr, E: tl.constexpr
 ):  # fmt: skip
-    """Write the gradient, (R, E), of rows that were turned when they were read; or add it."""
+    """Write the gradient, (R, E), of rows that were turned when they were read."""
     half = tl.arange(0, E // 2)
     mask = there[:, None]
     left, right = tl.split(tl.permute(tl.reshape(gradient, (R, 2, E // 2)), (0, 2, 1)))
@@ -72,12 +70,8 @@ def _store_turned_back(
     s = tl.load(sine + angle, mask=mask, other=0.0)
     at = x + rows[:, None] * row_stride + half
     kind = x.dtype.element_ty
-    back_left, back_right = left * c + right * s, right * c - left * s
-    if ADD:
-        back_left += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        back_right += tl.load(at + E // 2, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, back_left.to(kind), mask=mask)
-    tl.store(at + E // 2, back_right.to(kind), mask=mask)
+    tl.store(at, (left * c + right * s).to(kind), mask=mask)
+    tl.store(at + E // 2, (right * c - left * s).to(kind), mask=mask)
 
 
 @triton.jit
@@ -177,182 +171,224 @@ def _forward(
 
 # -------------------------------------------------------------------------------------- backward
 
-
-@triton.jit
-def _backward_tail(
-    query, key, value, out, out_gradient, log_sum, key_gradient, value_gradient, delta, tail_ds,
-    cosine, sine, value_stride, key_gradient_stride, first, queries,
-    inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, PQ: tl.constexpr,
-):  # fmt: skip
-    """Gradients of the tail's keys and values; what their scores owe the queries is left in
-    `tail_ds`, and sums over out · its gradient in `delta`."""
-    kind = query.dtype.element_ty
-    tail = MAIN + tl.arange(0, TAIL)
-    k_tail = _load(key, tail, inner, K, True, E)
-    v_tail = _load(value, tail, value_stride, K, True, E)
-    # Transposed: a matrix unit wants 64 rows, and a head has them.
-    dk_tail = tl.zeros((E, TAIL), tl.float32)
-    dv_tail = tl.zeros((E, TAIL), tl.float32)
-    for start in range(0, queries if HIDE else Q, PQ):
-        rows = start + tl.arange(0, PQ)
-        q = _load(query, rows, inner, Q, Q % PQ != 0, E)
-        do = _load(out_gradient, rows, inner, Q, Q % PQ != 0, E)
-        o = _load(out, rows, inner, Q, Q % PQ != 0, E)
-        score = tl.dot(q, tl.trans(k_tail))
-        dweight = tl.dot(do, tl.trans(v_tail))
-        offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-        top = tl.load(log_sum + rows, mask=rows < Q, other=1e30)
-        seen = (tail < K)[None, :]
-        if CAUSAL:
-            seen = seen & (tail[None, :] <= first + rows[:, None])
-        weight = tl.where(seen, tl.exp2(score - top[:, None]), 0.0)
-        ds = (weight * (dweight - offset[:, None])).to(kind)
-        dv_tail = tl.dot(tl.trans(do), weight.to(kind), dv_tail)
-        dk_tail = tl.dot(tl.trans(q), ds, dk_tail)
-        tl.store(delta + rows, offset, mask=rows < Q)
-        at = tail_ds + rows[:, None] * TAIL + tl.arange(0, TAIL)
-        tl.store(at, ds, mask=(rows < Q)[:, None])
-    # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
-    _store_turned_back(
-        key_gradient, tl.trans(dk_tail) / LOG2_E, tail, key_gradient_stride, tail < K,
-        cosine, sine, tail, TAIL, E, False,
-    )  # fmt: skip
-    at = value_gradient + tail[:, None] * key_gradient_stride + tl.arange(0, E)
-    tl.store(at, tl.trans(dv_tail).to(kind), mask=(tail < K)[:, None])
+# Short sequences have one tile a head, and one program makes all three gradients. Longer ones are
+# gone over twice: by programs that hold queries, and by programs that hold keys. The weights are
+# made twice then, but no program waits for another, and no sum leaves the registers.
 
 
 @triton.jit
-def _backward_keys(
+def _backward_short(
     query, key, value, out, out_gradient, log_sum, query_gradient, key_gradient, value_gradient,
-    delta, tail_ds, cosine, sine, value_stride, query_gradient_stride, key_gradient_stride, first,
-    queries, scale,
-    first_key: tl.constexpr, inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-    E: tl.constexpr, CAUSAL: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
-    BK: tl.constexpr, BQ: tl.constexpr,
+    cosine, sine, value_stride, query_gradient_stride, key_gradient_stride, first, scale,
+    H: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of BK keys and values, kept in registers while all queries go by, and what these
-    keys add to the queries' gradients. Scores lie transposed, keys x queries, so they multiply
-    from registers."""
+    """All gradients of one head of one row of the batch. Scores lie transposed, keys x queries."""
+    row_head = tl.program_id(0).to(tl.int64)
+    row, head = row_head // H, row_head % H
+    inner: tl.constexpr = H * E
+    at_queries, at_keys = row * Q * inner + head * E, row * K * inner + head * E
+    rows, keys = tl.arange(0, BQ), tl.arange(0, BK)
+    q = _load(query + at_queries, rows, inner, Q, BQ > Q, E)
+    do = _load(out_gradient + at_queries, rows, inner, Q, BQ > Q, E)
+    o = _load(out + at_queries, rows, inner, Q, BQ > Q, E)
+    k = _load(key + at_keys, keys, inner, K, BK > K, E)
+    v = _load(value + row * K * value_stride + head * E, keys, value_stride, K, BK > K, E)
+    offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    # Rows that are not there weigh nothing.
+    top = tl.load(log_sum + row_head * Q + rows, mask=rows < Q, other=1e30)
+    weight = tl.exp2(tl.dot(k, tl.trans(q)) - top[None, :])
+    if BK > K:
+        weight = tl.where((keys < K)[:, None], weight, 0.0)
+    if CAUSAL:
+        weight = tl.where(keys[:, None] <= first + rows[None, :], weight, 0.0)
+    ds = (weight * (tl.dot(v, tl.trans(do)) - offset[None, :])).to(k.dtype)
+    dq = tl.dot(tl.trans(k), ds)  # (E, BQ)
+    _store_turned_back(
+        query_gradient + row * Q * query_gradient_stride + head * E, tl.trans(dq) * scale, rows,
+        query_gradient_stride, rows < Q, cosine, sine, first + rows, BQ, E,
+    )  # fmt: skip
+    of_keys = row * K * key_gradient_stride + head * E
+    _store_keys(
+        key_gradient + of_keys, value_gradient + of_keys, tl.dot(ds, q),
+        tl.dot(weight.to(do.dtype), do), keys, key_gradient_stride, keys < K, cosine, sine, BK, E,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_keys(
+    key_gradient, value_gradient, dk, dv, keys, stride, there, cosine, sine,
+    BK: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """Queries carried scale · log2(e); the gradient of the keys wants scale alone."""
+    _store_turned_back(
+        key_gradient, dk / LOG2_E, keys, stride, there, cosine, sine, keys, BK, E
+    )  # fmt: skip
+    at = value_gradient + keys[:, None] * stride + tl.arange(0, E)
+    tl.store(at, dv.to(value_gradient.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def _score_gradient(
+    q, do, k, v, top, offset, rows, keys, first,
+    K: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The gradient of scores, queries x keys."""
+    weight = tl.exp2(tl.dot(q, tl.trans(k)) - top[:, None])
+    if MASKED:
+        weight = tl.where((keys < K)[None, :], weight, 0.0)
+    if CAUSAL:
+        weight = tl.where(keys[None, :] <= first + rows[:, None], weight, 0.0)
+    return (weight * (tl.dot(do, tl.trans(v)) - offset[:, None])).to(k.dtype)
+
+
+@triton.jit(do_not_specialize=["keys"])
+def _backward_queries(
+    query, key, value, out, out_gradient, log_sum, query_gradient, delta, cosine, sine,
+    value_stride, query_gradient_stride, first, keys, scale,
+    H: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of BQ queries of one head, and for the keys' programs the sums over
+    out · its gradient (`delta`). `keys` is MAIN, kept from the compiler (see HIDE)."""
+    row_head = tl.program_id(1).to(tl.int64)
+    row, head = row_head // H, row_head % H
+    inner: tl.constexpr = H * E
+    at_queries = row * Q * inner + head * E
+    key += row * K * inner + head * E
+    value += row * K * value_stride + head * E
+    rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
+    there = rows < Q
+    q = _load(query + at_queries, rows, inner, Q, Q % BQ != 0, E)
+    do = _load(out_gradient + at_queries, rows, inner, Q, Q % BQ != 0, E)
+    o = _load(out + at_queries, rows, inner, Q, Q % BQ != 0, E)
+    offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    tl.store(delta + row_head * Q + rows, offset, mask=there)
+    top = tl.load(log_sum + row_head * Q + rows, mask=there, other=1e30)
+    dq = tl.zeros((BQ, E), tl.float32)
+    for start in range(0, keys if HIDE else MAIN, BK):
+        at = start + tl.arange(0, BK)
+        k = _load(key, at, inner, K, MAIN > K, E)
+        v = _load(value, at, value_stride, K, MAIN > K, E)
+        ds = _score_gradient(q, do, k, v, top, offset, rows, at, first, K, MAIN > K, CAUSAL)
+        dq = tl.dot(ds, k, dq)
+    if TAIL:
+        at = MAIN + tl.arange(0, TAIL)
+        k = _load(key, at, inner, K, True, E)
+        v = _load(value, at, value_stride, K, True, E)
+        ds = _score_gradient(q, do, k, v, top, offset, rows, at, first, K, True, CAUSAL)
+        dq = tl.dot(ds, k, dq)
+    _store_turned_back(
+        query_gradient + row * Q * query_gradient_stride + head * E, dq * scale, rows,
+        query_gradient_stride, there, cosine, sine, first + rows, BQ, E,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["queries"])
+def _backward_keys(
+    query, key, value, out_gradient, log_sum, delta, key_gradient, value_gradient, cosine, sine,
+    value_stride, key_gradient_stride, first, queries,
+    H: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr, BQ: tl.constexpr, PQ: tl.constexpr,
+):  # fmt: skip
+    """The gradients of BK keys and values of one head, or those of its tail."""
+    row_head = tl.program_id(1).to(tl.int64)
+    row, head = row_head // H, row_head % H
+    inner: tl.constexpr = H * E
+    query += row * Q * inner + head * E
+    out_gradient += row * Q * inner + head * E
+    key += row * K * inner + head * E
+    value += row * K * value_stride + head * E
+    key_gradient += row * K * key_gradient_stride + head * E
+    value_gradient += row * K * key_gradient_stride + head * E
+    log_sum += row_head * Q
+    delta += row_head * Q
+    first_key = tl.program_id(0) * BK
+    if first_key < MAIN:
+        _backward_main(
+            query, key, value, out_gradient, log_sum, delta, key_gradient, value_gradient,
+            cosine, sine, value_stride, key_gradient_stride, first, queries, first_key,
+            inner, Q, K, E, CAUSAL, MAIN, BK, BQ,
+        )  # fmt: skip
+    elif TAIL:
+        _backward_tail(
+            query, key, value, out_gradient, log_sum, delta, key_gradient, value_gradient,
+            cosine, sine, value_stride, key_gradient_stride, first, queries,
+            inner, Q, K, E, CAUSAL, MAIN, TAIL, PQ,
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward_main(
+    query, key, value, out_gradient, log_sum, delta, key_gradient, value_gradient,
+    cosine, sine, value_stride, key_gradient_stride, first, queries, first_key,
+    inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr, BK: tl.constexpr, BQ: tl.constexpr,
+):  # fmt: skip
+    """Gradients of BK keys and values, kept in registers while all queries go by. Scores lie
+    transposed, keys x queries, so that they multiply from registers."""
     kind = query.dtype.element_ty
-    MASKED: tl.constexpr = first_key + BK > K
     keys = first_key + tl.arange(0, BK)
-    k = _load(key, keys, inner, K, MASKED, E)
-    v = _load(value, keys, value_stride, K, MASKED, E)
-    k_tail = k
-    if TAIL and first_key == 0:
-        k_tail = _load(key, MAIN + tl.arange(0, TAIL), inner, K, True, E)
+    k = _load(key, keys, inner, K, MAIN > K, E)
+    v = _load(value, keys, value_stride, K, MAIN > K, E)
     dk = tl.zeros((BK, E), tl.float32)
     dv = tl.zeros((BK, E), tl.float32)
     for start in range(0, queries if HIDE else Q, BQ):
         rows = start + tl.arange(0, BQ)
-        there = rows < Q
         q = _load(query, rows, inner, Q, Q % BQ != 0, E)
         do = _load(out_gradient, rows, inner, Q, Q % BQ != 0, E)
         # Products that wait for nothing come first: so they run one behind the other.
         score = tl.dot(k, tl.trans(q))
         dweight = tl.dot(v, tl.trans(do))
-        if TAIL:
-            offset = tl.load(delta + rows, mask=there, other=0.0)
-        else:
-            o = _load(out, rows, inner, Q, Q % BQ != 0, E)
-            offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
         # Rows that are not there weigh nothing.
-        top = tl.load(log_sum + rows, mask=there, other=1e30)
+        top = tl.load(log_sum + rows, mask=rows < Q, other=1e30)
+        offset = tl.load(delta + rows, mask=rows < Q, other=0.0)
         weight = tl.exp2(score - top[None, :])
-        if MASKED:
+        if MAIN > K:
             weight = tl.where((keys < K)[:, None], weight, 0.0)
         if CAUSAL:
             weight = tl.where(keys[:, None] <= first + rows[None, :], weight, 0.0)
-        ds = (weight * (dweight - offset[None, :])).to(kind)
         dv = tl.dot(weight.to(kind), do, dv)
-        dk = tl.dot(ds, q, dk)
-        dq = tl.dot(tl.trans(k), ds)  # (E, BQ)
-        if TAIL and first_key == 0:
-            owed = tail_ds + rows[:, None] * TAIL + tl.arange(0, TAIL)
-            ds_tail = tl.load(owed, mask=there[:, None], other=0.0)
-            dq = tl.dot(tl.trans(k_tail), tl.trans(ds_tail), dq)
-        _store_turned_back(
-            query_gradient, tl.trans(dq) * scale, rows, query_gradient_stride, there,
-            cosine, sine, first + rows, BQ, E, first_key > 0,
-        )  # fmt: skip
-    # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
-    _store_turned_back(
-        key_gradient, dk / LOG2_E, keys, key_gradient_stride, keys < K, cosine, sine, keys, BK, E,
-        False,
+        dk = tl.dot((weight * (dweight - offset[None, :])).to(kind), q, dk)
+    _store_keys(
+        key_gradient, value_gradient, dk, dv, keys, key_gradient_stride, keys < K, cosine, sine,
+        BK, E,
     )  # fmt: skip
-    at = value_gradient + keys[:, None] * key_gradient_stride + tl.arange(0, E)
-    tl.store(at, dv.to(kind), mask=(keys < K)[:, None])
 
 
-@triton.jit(do_not_specialize=["queries"])
-def _backward(
-    query,
-    key,
-    value,
-    out,
-    out_gradient,
-    log_sum,
-    query_gradient,
-    key_gradient,
-    value_gradient,
-    delta,
-    tail_ds,
-    cosine,
-    sine,
-    value_stride,
-    query_gradient_stride,
-    key_gradient_stride,
-    first,
-    queries,
-    scale,
-    H: tl.constexpr,
-    Q: tl.constexpr,
-    K: tl.constexpr,
-    E: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    BK: tl.constexpr,
-    BQ: tl.constexpr,
-    PQ: tl.constexpr,
-):
-    """All gradients of one head of one row of the batch.
-
-    The tail comes first, PQ queries at a time; then the rest, BK keys by BQ queries at a time.
-    """
-    row_head = tl.program_id(0).to(tl.int64)
-    row, head = row_head // H, row_head % H
-    inner: tl.constexpr = H * E
-    query += row * Q * inner + head * E
-    key += row * K * inner + head * E
-    value += row * K * value_stride + head * E
-    out += row * Q * inner + head * E
-    out_gradient += row * Q * inner + head * E
-    log_sum += row_head * Q
-    query_gradient += row * Q * query_gradient_stride + head * E
-    key_gradient += row * K * key_gradient_stride + head * E
-    value_gradient += row * K * key_gradient_stride + head * E
-
-    if TAIL:
-        delta += row_head * Q
-        tail_ds += row_head * Q * TAIL
-        _backward_tail(
-            query, key, value, out, out_gradient, log_sum, key_gradient, value_gradient, delta,
-            tail_ds, cosine, sine, value_stride, key_gradient_stride, first, queries,
-            inner, Q, K, E, CAUSAL, MAIN, TAIL, PQ,
-        )  # fmt: skip
-        tl.debug_barrier()  # other threads of this program wrote what it reads below
-
-    for first_key in tl.static_range(0, MAIN, BK):
-        if first_key:
-            tl.debug_barrier()
-        _backward_keys(
-            query, key, value, out, out_gradient, log_sum, query_gradient, key_gradient,
-            value_gradient, delta, tail_ds, cosine, sine, value_stride, query_gradient_stride,
-            key_gradient_stride, first, queries, scale,
-            first_key, inner, Q, K, E, CAUSAL, MAIN, TAIL, BK, BQ,
-        )  # fmt: skip
+@triton.jit
+def _backward_tail(
+    query, key, value, out_gradient, log_sum, delta, key_gradient, value_gradient,
+    cosine, sine, value_stride, key_gradient_stride, first, queries,
+    inner: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, PQ: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the tail's keys and values, summed up transposed: a matrix unit wants 64 rows,
+    and a head has them."""
+    kind = query.dtype.element_ty
+    tail = MAIN + tl.arange(0, TAIL)
+    k = _load(key, tail, inner, K, True, E)
+    v = _load(value, tail, value_stride, K, True, E)
+    dk = tl.zeros((E, TAIL), tl.float32)
+    dv = tl.zeros((E, TAIL), tl.float32)
+    for start in range(0, queries if HIDE else Q, PQ):
+        rows = start + tl.arange(0, PQ)
+        q = _load(query, rows, inner, Q, Q % PQ != 0, E)
+        do = _load(out_gradient, rows, inner, Q, Q % PQ != 0, E)
+        score = tl.dot(q, tl.trans(k))
+        dweight = tl.dot(do, tl.trans(v))
+        top = tl.load(log_sum + rows, mask=rows < Q, other=1e30)
+        offset = tl.load(delta + rows, mask=rows < Q, other=0.0)
+        seen = (tail < K)[None, :]
+        if CAUSAL:
+            seen = seen & (tail[None, :] <= first + rows[:, None])
+        weight = tl.where(seen, tl.exp2(score - top[:, None]), 0.0)
+        dv = tl.dot(tl.trans(do), weight.to(kind), dv)
+        dk = tl.dot(tl.trans(q), (weight * (dweight - offset[:, None])).to(kind), dk)
+    _store_keys(
+        key_gradient, value_gradient, tl.trans(dk), tl.trans(dv), tail, key_gradient_stride,
+        tail < K, cosine, sine, TAIL, E,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- launch
@@ -376,13 +412,20 @@ def forward_tiles(queries: int, keys: int) -> dict[str, int]:
     return {"BQ": size, "num_warps": 4, "num_stages": 2}
 
 
-def backward_tiles(queries: int, keys: int) -> dict[str, int]:
-    """How many keys and queries are taken at once, and by how many warps."""
-    main = key_tiles(keys)["MAIN"]
-    if max(queries, keys) <= 32:
-        size = max(16, triton.next_power_of_2(queries))
-        return {"BK": main, "BQ": size, "PQ": size, "num_warps": 1, "num_stages": 1}
-    return {"BK": min(128, main), "BQ": 32, "PQ": 64, "num_warps": 4, "num_stages": 3}
+def short_tiles(queries: int, keys: int) -> dict[str, int]:
+    """One tile of all queries and keys, for `_backward_short`."""
+    queries, keys = (max(16, triton.next_power_of_2(size)) for size in (queries, keys))
+    return {"BQ": queries, "BK": keys, "num_warps": 1, "num_stages": 1}
+
+
+def query_tiles(keys: int) -> dict[str, int]:
+    """How many queries a program holds, and how many keys it takes at once."""
+    return {"BQ": 64, "BK": min(64, keys), "num_warps": 4, "num_stages": 3}
+
+
+def keys_tiles(keys: int) -> dict[str, int]:
+    """How many keys a program holds, and how many queries it takes at once (PQ: for the tail)."""
+    return {"BK": min(128, keys), "BQ": 32, "PQ": 64, "num_warps": 4, "num_stages": 3}
 
 
 def fits(keys: int) -> bool:
@@ -468,33 +511,31 @@ def run_backward(
     causal: bool,
 ) -> None:
     """Fill the gradients, laid out as the heads are."""
+    out_gradient = out_gradient.contiguous()
+    grid = heads.rows * heads.heads
+    constants = {"CAUSAL": causal, **heads.constants}
+    stride = heads.value.stride(1), gradients.query.stride(1), gradients.key.stride(1)
+    if max(heads.queries, heads.keys) <= 32:
+        _backward_short[grid,](
+            query, key, heads.value, out, out_gradient, log_sum,
+            gradients.query, gradients.key, gradients.value, cosine, sine, *stride,
+            first, heads.scale, **constants, **short_tiles(heads.queries, heads.keys),
+        )  # fmt: skip
+        return
     # A tail of 16 comes out wrong: Triton 3.6 misreads a right factor of 16 columns.
-    tile = key_tiles(heads.keys, least=32)
-    _backward[heads.rows * heads.heads,](
-        query,
-        key,
-        heads.value,
-        out,
-        out_gradient.contiguous(),
-        log_sum,
-        gradients.query,
-        gradients.key,
-        gradients.value,
-        torch.empty_like(log_sum),
-        query.new_empty(heads.rows * heads.heads * heads.queries * tile["TAIL"]),
-        cosine,
-        sine,
-        heads.value.stride(1),
-        gradients.query.stride(1),
-        gradients.key.stride(1),
-        first,
-        heads.queries,
-        heads.scale,
-        CAUSAL=causal,
-        **heads.constants,
-        **tile,
-        **backward_tiles(heads.queries, heads.keys),
-    )
+    constants |= key_tiles(heads.keys, least=32)
+    main, tail = constants["MAIN"], constants["TAIL"]
+    delta = torch.empty_like(log_sum)
+    tiles = query_tiles(main)
+    _backward_queries[triton.cdiv(heads.queries, tiles["BQ"]), grid](
+        query, key, heads.value, out, out_gradient, log_sum, gradients.query, delta,
+        cosine, sine, *stride[:2], first, main, heads.scale, **constants, **tiles,
+    )  # fmt: skip
+    tiles = keys_tiles(main)
+    _backward_keys[main // tiles["BK"] + bool(tail), grid](
+        query, key, heads.value, out_gradient, log_sum, delta, gradients.key, gradients.value,
+        cosine, sine, stride[0], stride[2], first, heads.queries, **constants, **tiles,
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------- torch operator

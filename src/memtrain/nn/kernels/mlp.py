@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memtrain.nn.kernels.functions import gelu, gelu_slope
+from memtrain.nn.kernels.sums import column_sums
 
 # A program owns BO columns and takes TURNS row tiles, `step` apart. Where a tile holds all of the
 # inner dimension (BI >= INNER), the columns' weights are read once and stay in shared memory.
@@ -202,7 +203,7 @@ def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple
         **launch.constants,
         SLICE=max(16, triton.next_power_of_2(triton.cdiv(launch.inner, launch.column_tiles))),
     )
-    return out, sums.sum(0)
+    return out, column_sums(sums)
 
 
 # ------------------------------------------------------------------------------- torch operators

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from memtrain.nn.blocks import RMS_EPSILON
 from memtrain.nn.kernels.mlp import processors
+from memtrain.nn.kernels.sums import column_sums
 
 EPSILON = tl.constexpr(RMS_EPSILON)
 
@@ -170,7 +171,7 @@ def run_backward(
         ADD=total_gradient is not None,
         **launch.constants,
     )
-    return out, sums.sum(0)
+    return out, column_sums(sums)
 
 
 # ------------------------------------------------------------------------------- torch operators
