@@ -22,7 +22,8 @@ from memtrain.config import CellConfig, TeacherConfig
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, RMSNorm, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
-from memtrain.nn.kernels import inference, mlp, norm
+from memtrain.nn.embedding import table_gradient
+from memtrain.nn.kernels import inference, mlp, norm, table
 from memtrain.nn.kernels.attention import KernelAttention
 from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.mlp import KernelMLP
@@ -110,6 +111,16 @@ def sums_case(device, rows, width) -> None:
     x = torch.randn(rows, width, device=device)
     error = relative_error(column_sums(x), x.double().sum(0))
     check(f"sums of columns R{rows} W{width}", error, 1e-5)
+
+
+def table_case(device, rows, symbols, width) -> None:
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
+    tokens = torch.randint(symbols, (rows,), device=device)
+    gradient = torch.randn(rows, width, device=device).to(kind)
+    expected = table_gradient(tokens, gradient.double(), symbols)
+    error = relative_error(table.table_gradient(tokens, gradient, symbols), expected)
+    limit = 1e-5 if device == "cpu" else 1e-2
+    check(f"gradient of a table R{rows} V{symbols} W{width}", error, limit)
 
 
 def norm_case(device, kind, rows, width, add, read, **tile) -> None:
@@ -476,6 +487,10 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     for update in (False, True):
         cases.append(partial(compiled_block_case, device, kinds[0], 3, 17, 32, update))
     cases.append(traced_block_case)
+    for shape in ((5, 3, 16), (700, 273, 48), (200, 130, 300)):
+        cases.append(partial(table_case, device, *shape))
+    if device == "cuda":
+        cases.append(partial(table_case, device, 69_632, 273, 256))
     for shape in ((1, 16), (300, 40), (1088, 1280)):
         cases.append(partial(sums_case, device, *shape))
     for keep in (None, slice(-2, None)):

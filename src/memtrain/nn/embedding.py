@@ -1,5 +1,7 @@
 """Looking rows up in a table of few symbols."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -10,30 +12,45 @@ from memtrain.nn.blocks import residual
 MOST_SYMBOLS = 1024
 """Up to here, one product of all tokens with all symbols is faster than sorting them."""
 
+TableGradient = Callable[[Tensor, Tensor, int], Tensor]
+"""The sums of rows (N, W) by token (N): (V, W)."""
+
+
+def table_gradient(
+    tokens: Int[Tensor, " N"], gradient: Float[Tensor, "N W"], symbols: int
+) -> Float[Tensor, "V W"]:
+    """A product with the tokens as one-hot rows."""
+    hot = torch.arange(symbols, device=tokens.device)[:, None] == tokens  # (V, N)
+    return hot.to(gradient.dtype) @ gradient
+
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table; the gradient is a product with the tokens as one-hot rows.
-
-    torch's own sorts the tokens on a GPU, in a dozen kernels.
-    """
+    """Rows of a table. torch's own gradient sorts the tokens on a GPU, in a dozen kernels."""
 
     @staticmethod
-    def forward(ctx, table: Tensor, tokens: Tensor) -> Tensor:
+    def forward(ctx, table: Tensor, tokens: Tensor, of_table: TableGradient) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.symbols = len(table)
+        ctx.symbols, ctx.of_table = len(table), of_table
         return F.embedding(tokens, table)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         (tokens,) = ctx.saved_tensors
-        symbols = torch.arange(ctx.symbols, device=tokens.device)
-        hot = (symbols[:, None] == tokens.flatten()).to(gradient.dtype)  # (V, N)
-        return hot @ gradient.flatten(0, -2), None
+        return ctx.of_table(tokens.flatten(), gradient.flatten(0, -2), ctx.symbols), None, None
 
 
-def embed(embedding: nn.Embedding, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows W"]:
-    """The tokens' rows, in the precision of the residual stream that they begin."""
-    table = residual(embedding.weight)
-    if table.device.type == "cuda" and len(table) <= MOST_SYMBOLS:
-        return _Lookup.apply(table, tokens)
-    return F.embedding(tokens, table)
+class Lookup(nn.Module):
+    """Rows of a table, in the precision of the residual stream that they begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table_gradient: TableGradient = table_gradient
+        """An engine may put a faster one in its place."""
+
+    def forward(
+        self, table: Float[Tensor, "V W"], tokens: Int[Tensor, "*rows"]
+    ) -> Float[Tensor, "*rows W"]:
+        table = residual(table)
+        if table.device.type == "cuda" and len(table) <= MOST_SYMBOLS:
+            return _Lookup.apply(table, tokens, self.table_gradient)
+        return F.embedding(tokens, table)

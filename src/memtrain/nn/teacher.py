@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memtrain.config import TeacherConfig
 from memtrain.nn.blocks import Block, Stack, normalize_memory, projection
-from memtrain.nn.embedding import embed
+from memtrain.nn.embedding import Lookup
 
 
 class BidirectionalEncoder(nn.Module):
@@ -24,6 +24,7 @@ class BidirectionalEncoder(nn.Module):
         self.context_length = config.context_length
         self.void = nn.Parameter(torch.randn(config.width)) if config.padding == "void" else None
         self.registers = nn.Parameter(torch.randn(memory_tokens, config.width))
+        self.lookup = Lookup()
         self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, memory_dim)
 
@@ -40,15 +41,21 @@ class BidirectionalEncoder(nn.Module):
         positions = steps[:, :, None] + torch.arange(1 - window, 1, device=inputs.device)
         present = (positions >= 0).flatten(0, 1)  # (N, C): what lies before is padding
         rows = torch.arange(len(inputs), device=inputs.device)[:, None, None]
-        context = embed(embedding, inputs[rows, positions.clamp(min=0)]).flatten(0, 1)  # (N, C, W)
+        context = inputs[rows, positions.clamp(min=0)].flatten(0, 1)
         count = len(self.registers)
+        # One table for all that stands in a row: symbols, registers, the void.
+        symbols = embedding.weight
+        tables = [symbols, self.registers.to(symbols.dtype)]
+        registers = torch.arange(len(symbols), len(symbols) + count, device=inputs.device)
+        registers = registers.expand(len(context), -1)
+        mask = None
         if self.void is None:
             # RoPE is relative, so left padding needs a mask and nothing more.
             mask = torch.cat([present, present.new_ones(len(context), count)], dim=1)
         else:
-            context, mask = context.where(present[..., None], self.void.to(context.dtype)), None
-        registers = self.registers.expand(len(context), -1, -1)
-        x = torch.cat([context, registers.to(context.dtype)], dim=1)  # (N, C+M, W)
+            tables.append(self.void.to(symbols.dtype)[None])
+            context = context.where(present, len(symbols) + count)
+        x = self.lookup(torch.cat(tables), torch.cat([context, registers], dim=1))  # (N, C+M, W)
         memory = self.to_memory(self.stack(x, keep=slice(-count, None), mask=mask))
         return memory.unflatten(0, steps.shape)
 
@@ -65,6 +72,7 @@ class CausalEncoder(nn.Module):
         super().__init__()
         self.context_length = config.context_length
         self.registers = nn.Parameter(torch.randn(memory_tokens, config.width))
+        self.lookup = Lookup()
         self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, memory_dim)
 
@@ -84,7 +92,7 @@ class CausalEncoder(nn.Module):
         register_mask = token_mask[steps][:, None, :, None]  # (B, 1, S, 1, T)
         register_positions = steps[..., None] + 1 + torch.arange(count, device=device)  # (B, S, M)
 
-        tokens = embed(embedding, inputs)
+        tokens = self.lookup(embedding.weight, inputs)
         registers = self.registers.to(tokens.dtype).expand(*steps.shape, -1, -1)  # (B, S, M, W)
         *inner, last = self.stack.blocks
         for block in inner:
@@ -176,6 +184,7 @@ class Teacher(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(vocab_size, config.width)
+        self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, vocab_size, memory_dim)
 
@@ -212,7 +221,8 @@ class Teacher(nn.Module):
 
         With `asked`, only of those targets: what the last block need not compute, it does not.
         """
-        return self.decoder(memory, embed(self.embedding, future_inputs), asked)
+        future = self.lookup(self.embedding.weight, future_inputs)
+        return self.decoder(memory, future, asked)
 
     def predict(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N V"]:
         """Logits of the next target alone."""

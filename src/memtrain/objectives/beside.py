@@ -9,11 +9,11 @@ import torch
 class Beside:
     """`with objective.beside():` marks work that need not be done before `beside.join()`.
 
-    Here it is simply done at once.
+    Here it is simply done at once. What has another `lane` does not wait for it either.
     """
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, lane: int = 0) -> Iterator[None]:
         yield
 
     def join(self) -> None:
@@ -21,19 +21,21 @@ class Beside:
 
 
 class SideStream(Beside):
-    """The work goes to a stream of its own: short kernels fill what long ones leave idle."""
+    """A lane is a stream of its own: short kernels fill what long ones leave idle."""
 
     def __init__(self) -> None:
-        self.stream = torch.cuda.Stream()
+        self.lanes: dict[int, torch.cuda.Stream] = {}
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+    def __call__(self, lane: int = 0) -> Iterator[None]:
+        stream = self.lanes.setdefault(lane, torch.cuda.Stream())
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             yield
 
     def join(self) -> None:
-        torch.cuda.current_stream().wait_stream(self.stream)
+        for stream in self.lanes.values():
+            torch.cuda.current_stream().wait_stream(stream)
 
 
 INLINE = Beside()

@@ -43,6 +43,11 @@ class Objective(nn.Module, ABC):
         """Whether a step makes no decision on the host, so that a graph of it can be replayed."""
         return False
 
+    @property
+    def applies_once(self) -> bool:
+        """Whether a step uses every trained matrix in one product only."""
+        return False
+
     def settle(self) -> None:
         """Make the RNN whole, before it is looked at and when the stage ends."""
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import SMTConfig
+from memtrain.nn.cells import CELL_CLASSES
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
 from memtrain.objectives.losses import dynamics_loss, future_loss, uniformity_loss
@@ -39,6 +40,11 @@ class SMT(Objective):
     def capturable(self) -> bool:
         return True
 
+    @property
+    def applies_once(self) -> bool:
+        """A user's cell may do what it likes."""
+        return type(self.rnn.cell) in CELL_CLASSES.values()
+
     def settle(self) -> None:
         """The readout is a copy of the decoder."""
         self.rnn.readout.load_state_dict(full_tensors(self.teacher.decoder.state_dict()))
@@ -49,14 +55,15 @@ class SMT(Objective):
         memory = self.teacher.encode(batch.inputs, steps)
         with self.beside():
             dynamics = self._dynamics(batch, memory, steps)
+        with self.beside(lane=1):
+            everyones = self.part.gather(memory)
+            uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         rows = torch.arange(len(steps), device=steps.device)[:, None]
         future = config.future_length, self.part
         decode = future_loss(
             self.teacher, batch, memory[rows, asked], steps.gather(1, asked), *future
         )
         self.beside.join()
-        everyones = self.part.gather(memory)
-        uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         total = (
             config.decode_weight * decode
             + config.dynamics_weight * dynamics

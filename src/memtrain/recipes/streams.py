@@ -42,9 +42,9 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
             schedule="cosine",
         ),
         dmt=DMTConfig(
-            steps=2_000,
+            steps=1_500,
             batch_size=size.batch_size // 2,
-            learning_rate=1e-4,
+            learning_rate=1.5e-4,
             rollout_length=256,
             empty_start=0.5,
             label_stride=16,

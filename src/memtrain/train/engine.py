@@ -13,9 +13,12 @@ from memtrain.errors import MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
 from memtrain.nn.cells import TransformerCell
+from memtrain.nn.embedding import Lookup
 from memtrain.nn.rnn import RNN, Choose
 from memtrain.nn.teacher import Decoder
 from memtrain.objectives.beside import INLINE, Beside, SideStream
+from memtrain.shapes import Batch, Losses
+from memtrain.train.copies import OnCopies
 from memtrain.train.graphs import FastParts, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
 
 
@@ -63,10 +66,13 @@ class Engine:
             from memtrain.nn.kernels.attention import KernelAttention
             from memtrain.nn.kernels.mlp import KernelMLP
             from memtrain.nn.kernels.norm import KernelNorm
+            from memtrain.nn.kernels.table import table_gradient
 
             for module in models.modules():
                 if isinstance(module, Attention) and _fits_kernels(module):
                     module.fast = KernelAttention()
+                if isinstance(module, Lookup):
+                    module.table_gradient = table_gradient
                 if isinstance(module, Block):
                     module.fast_norm = KernelNorm()
                     if KernelMLP.serves(module.mlp):
@@ -124,11 +130,30 @@ class Engine:
         """A captured graph keeps streams apart; without one, memory would have to be watched."""
         return SideStream() if self.fast and trainer.capturable else INLINE
 
+    def objective(self, trainer: "StepOwner") -> Callable[[Batch, torch.Generator], Losses]:
+        """How the trainer's objective is called: as it is, or on copies of its matrices."""
+        if self.fast and self.bf16 and trainer.capturable and trainer.objective.applies_once:
+            return OnCopies(trainer.objective)
+        return trainer.objective
+
     def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:
         """How the trainer's step is called: as it is, or as a captured graph of it."""
         if self.fast and trainer.capturable:
-            return GraphedStep(trainer)
+            return GraphedStep(trainer, self._rehearse)
         return trainer.compute
+
+    def _rehearse(self, trainer: "StepOwner") -> None:
+        """Have all kernels compiled at once, while torch compiles what lies between them.
+
+        Not where graphs would be captured on the way: they would have no kernels in them.
+        """
+        if not self.kernels or not trainer.objective.applies_once:
+            return
+        from memtrain.nn.kernels.rehearsal import rehearsal
+
+        eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
+        with rehearsal(), eager:
+            trainer.rehearse()
 
 
 def _has_kernels(device: torch.device) -> bool:

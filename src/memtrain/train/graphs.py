@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from memtrain.nn.blocks import FastStack, Stack
 from memtrain.nn.cells import FastCell, TransformerCell
 from memtrain.nn.rnn import RNN, Choose
+from memtrain.objectives.objective import Objective
 
 WARMUP = 3
 """Steps taken as usual before one is captured: they compile, allocate and choose kernels."""
@@ -214,11 +215,14 @@ class StepOwner(Protocol):
     """What a captured training step needs of its trainer."""
 
     generator: torch.Generator
+    objective: Objective
 
     @property
     def capturable(self) -> bool: ...
 
     def compute(self) -> dict[str, Tensor]: ...
+
+    def rehearse(self) -> None: ...
 
 
 class GraphedStep:
@@ -227,8 +231,9 @@ class GraphedStep:
     The first steps run as usual; they count. What is returned is overwritten by the next step.
     """
 
-    def __init__(self, trainer: StepOwner) -> None:
+    def __init__(self, trainer: StepOwner, rehearse: Callable[[StepOwner], None]) -> None:
         self.trainer = trainer
+        self.rehearse = rehearse
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.metrics: dict[str, Tensor] = {}
@@ -240,6 +245,8 @@ class GraphedStep:
             self.taken += 1
             self.side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side):
+                if self.taken == 1:
+                    self.rehearse(self.trainer)
                 metrics = self.trainer.compute()
             torch.cuda.current_stream().wait_stream(self.side)
             return metrics

@@ -61,6 +61,7 @@ class Trainer:
         self._worst_row = torch.zeros((), dtype=torch.long, device=engine.device)
         self.looks = engine.device.type != "cuda" or any(map(spread, self.ordered))
         """Whether the host looks at every step's numbers, which would stall a GPU."""
+        self._objective = engine.objective(self)
         self._step = engine.step(self)
         objective.beside = engine.beside(self)
         self.step = 0
@@ -139,6 +140,13 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return metrics | norms
 
+    def rehearse(self) -> None:
+        """Forward and backward of a step that leaves nothing behind."""
+        chance = self.generator.get_state()
+        self._whole(self.task.sample(self.stage.batch_size, self.generator))
+        self.generator.set_state(chance)
+        self.optimizer.zero_grad(set_to_none=True)
+
     def _whole(self, batch: Batch) -> Losses:
         losses = self._losses(batch, WHOLE)
         losses.total.backward()
@@ -167,7 +175,7 @@ class Trainer:
         own = Batch(part.rows(batch.inputs), part.rows(batch.targets)).to(self.engine.device)
         try:
             with self.engine.autocast():
-                return self.objective(own, self.generator)
+                return self._objective(own, self.generator)
         finally:
             self.objective.part = WHOLE
 
@@ -181,7 +189,7 @@ class Trainer:
 
     def _good(self, metrics: dict[str, Tensor], norms: dict[str, Tensor]) -> bool:
         """Whether to update: look at once where that is free, else let the device decide."""
-        bad = ~torch.stack([v.isfinite() for v in (metrics | norms).values()]).all()
+        bad = ~torch.stack([v.float() for v in (metrics | norms).values()]).isfinite().all()
         self._bad_steps += bad
         self._bad_in_a_row.add_(bad).mul_(bad)
         torch.maximum(self._worst_row, self._bad_in_a_row, out=self._worst_row)

@@ -16,11 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtrain.nn.kernels.functions import LOG2_E
+from memtrain.nn.kernels.functions import HIDE, LOG2_E
 
-HIDE = tl.constexpr(not triton.knobs.runtime.interpret)
-"""Whether a loop's number of turns is kept from the compiler: a loop of one it takes apart, and
-Triton 3.6 then reads beyond shared memory. The interpreter wants to know it."""
 LONGEST = 320
 """Keys that a program can hold; longer sequences take the reference."""
 
@@ -420,12 +417,15 @@ def short_tiles(queries: int, keys: int) -> dict[str, int]:
 
 def query_tiles(keys: int) -> dict[str, int]:
     """How many queries a program holds, and how many keys it takes at once."""
-    return {"BQ": 64, "BK": min(64, keys), "num_warps": 4, "num_stages": 3}
+    if keys > 64:
+        return {"BQ": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
+    return {"BQ": 64, "BK": keys, "num_warps": 4, "num_stages": 2}
 
 
 def keys_tiles(keys: int) -> dict[str, int]:
     """How many keys a program holds, and how many queries it takes at once (PQ: for the tail)."""
-    return {"BK": min(128, keys), "BQ": 32, "PQ": 64, "num_warps": 4, "num_stages": 3}
+    size = {"BK": min(64, keys), "BQ": 32, "PQ": 64}
+    return size | {"num_warps": 4, "num_stages": 2, "maxnreg": 128}
 
 
 def fits(keys: int) -> bool:

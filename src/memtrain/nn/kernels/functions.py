@@ -1,8 +1,11 @@
-"""What kernels share: GELU and its slope. torch's erf takes four times the instructions."""
+"""What kernels share: GELU and its slope (torch's erf takes four times the instructions)."""
 
 import triton
 import triton.language as tl
 
+HIDE = tl.constexpr(not triton.knobs.runtime.interpret)
+"""Whether a loop's number of turns is kept from the compiler: a loop of one it takes apart, and
+Triton 3.6 then reads beyond shared memory. The interpreter wants to know it."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOG2_DENSITY_AT_ZERO = tl.constexpr(-1.3257480647361595)
 

@@ -1,0 +1,31 @@
+"""Kernels are compiled ahead, each once, and none is launched."""
+
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+
+class Kernel:
+    calls: list[tuple] = []
+
+    def run(self, *args, grid, warmup, **options):
+        self.calls.append((args[1:], warmup, options))
+
+
+def test_each_kind_of_call_is_compiled_once_and_none_is_launched():
+    from memtrain.nn.kernels.rehearsal import rehearsal
+
+    kernel = Kernel()
+    real = Kernel.run
+    with rehearsal(Kernel):
+        for size in (4, 4, 8, 4):
+            kernel.run(torch.zeros(size), 3, grid=(1,), warmup=False, BLOCK=size)
+    assert Kernel.run is real
+    deadline = time.monotonic() + 10
+    while len(Kernel.calls) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    expected = [((3,), True, {"BLOCK": 4}), ((3,), True, {"BLOCK": 8})]
+    assert sorted(Kernel.calls, key=lambda call: call[2]["BLOCK"]) == expected
