@@ -344,7 +344,8 @@ class Run:
         """Operations on the critical path of one step, counted on a batch of two sequences."""
         generator = torch.Generator().manual_seed(0)
         batch = self.task.sample(2, generator).to(self.engine.device)
-        return sequential_ops(lambda: objective(batch, generator).total)
+        with self.engine.reference(self._models()):  # kernels and graphs would hide operations
+            return sequential_ops(lambda: objective(batch, generator).total)
 
     # -------------------------------------------------------------------------------- look
 

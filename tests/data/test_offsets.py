@@ -44,3 +44,11 @@ def test_windows_at_starts_begin_documents_that_have_room(size, cross, expected)
 def test_windows_that_no_document_holds_are_refused_in_words():
     with pytest.raises(MemtrainError, match="window of 11 tokens, the longest has 10"):
         Offsets(STARTS, TOKENS, 11, False, torch.device("cpu"))
+
+
+def test_a_generator_may_live_elsewhere_than_the_stream():
+    """ "meta" stands for a GPU."""
+    offsets = Offsets(np.array([0, 10]), 30, 5, True, torch.device("meta"))
+    generator = torch.Generator().manual_seed(0)
+    assert offsets.anywhere(3, generator).device.type == "meta"
+    assert offsets.at_starts(3, generator).device.type == "meta"

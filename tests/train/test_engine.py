@@ -7,6 +7,7 @@ import torch
 
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
+from memtrain.nn.blocks import Block
 from memtrain.train.engine import Engine, pick_device
 
 
@@ -36,3 +37,15 @@ def test_no_more_threads_than_cores(monkeypatch):
     Engine(EngineConfig(device="cpu", threads=4096))
     Engine(EngineConfig(device="cpu", threads=1))
     assert asked == [os.cpu_count(), 1]
+
+
+def test_the_reference_is_free_of_what_makes_models_fast():
+    models = torch.nn.ModuleList([Block(8, 2, 4), torch.nn.Linear(2, 2)])
+    block = models[0]
+    assert isinstance(block, Block)
+    block.fast_norm = given = lambda norm, x, update: (x, x)
+    engine = Engine(EngineConfig(device="cpu"))
+    with pytest.raises(KeyError), engine.reference(models):
+        assert block.fast_norm is None and block.attention.fast is None
+        raise KeyError
+    assert block.fast_norm is given

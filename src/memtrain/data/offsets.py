@@ -44,14 +44,14 @@ class Offsets:
 
     def anywhere(self, count: int, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Every begin is as likely as any other."""
-        place = torch.randint(self._total, (count,), generator=generator, device=generator.device)
+        place = self._draw(self._total, count, generator)
         document = torch.searchsorted(self._ends, place, right=True)
         return self._begins[document] + place - self._before[document]
 
     def at_starts(self, count: int, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Starts of documents; the first of all has always room for a window that may cross."""
-        size = (count,)
-        chosen = torch.randint(
-            len(self._starts), size, generator=generator, device=generator.device
-        )
-        return self._starts[chosen]
+        return self._starts[self._draw(len(self._starts), count, generator)]
+
+    def _draw(self, below: int, count: int, generator: torch.Generator) -> Int[Tensor, " B"]:
+        drawn = torch.randint(below, (count,), generator=generator, device=generator.device)
+        return drawn.to(self._ends.device)

@@ -21,6 +21,13 @@ from memtrain.shapes import Batch, Losses
 from memtrain.train.copies import OnCopies
 from memtrain.train.graphs import FastParts, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
 
+FAST: dict[type[nn.Module], tuple[str, ...]] = {
+    Attention: ("fast",),
+    Block: ("fast_mlp", "fast_norm"),
+    RNN: ("fast_unroll", "fast_write"),
+}
+"""Where a model holds what stands in for its reference."""
+
 
 class Engine:
     """Turns an EngineConfig into what the trainer needs of the machine."""
@@ -81,6 +88,24 @@ class Engine:
             for module in models.modules():
                 if isinstance(module, Block):
                     module.compile(dynamic=False)
+
+    @contextmanager
+    def reference(self, models: nn.Module) -> Iterator[None]:
+        """Without what `prepare` and `prepare_rnn` gave them: every operation is torch's own."""
+        given: list[tuple[nn.Module, str, object]] = []
+        for module in models.modules():
+            for kind, names in FAST.items():
+                if isinstance(module, kind):
+                    given += [(module, name, getattr(module, name)) for name in names]
+        eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
+        for module, name, _ in given:
+            setattr(module, name, None)
+        try:
+            with eager:
+                yield
+        finally:
+            for module, name, fast in given:
+                setattr(module, name, fast)
 
     def prepare_rnn(self, rnn: RNN) -> None:
         """Roll out through captured graphs where there are any."""
