@@ -43,7 +43,7 @@ def test_the_reference_is_free_of_what_makes_models_fast():
     models = torch.nn.ModuleList([Block(8, 2, 4), torch.nn.Linear(2, 2)])
     block = models[0]
     assert isinstance(block, Block)
-    block.fast_norm = given = lambda norm, x, update: (x, x)
+    block.fast_norm = given = lambda layer, x, update: (x, x)
     engine = Engine(EngineConfig(device="cpu"))
     with pytest.raises(KeyError), engine.reference(models):
         assert block.fast_norm is None and block.attention.fast is None
