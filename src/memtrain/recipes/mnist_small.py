@@ -43,7 +43,7 @@ def mnist_small() -> RunConfig:
             head_dim=head_dim,
         ),
         smt=SMTConfig(
-            steps=20_000,
+            steps=14_000,
             batch_size=128,
             learning_rate=1e-3,
             schedule="cosine",
@@ -51,7 +51,7 @@ def mnist_small() -> RunConfig:
             short_contexts=1.0,
         ),
         dmt=DMTConfig(
-            steps=2_000,
+            steps=1_300,
             batch_size=64,
             learning_rate=2e-4,
             rollout_length=PIXELS,
