@@ -145,8 +145,9 @@ class TerminalReporter(Reporter):
 
     def stage(self, name: str, step: int, steps: int) -> None:
         self.progress.start()
-        fields = {"metrics": "", "rate": "", "left": "-:--"}
-        self.bar = self.progress.add_task(name, total=steps, completed=step, **fields)
+        self.bar = self.progress.add_task(
+            name, total=steps, completed=step, metrics="", rate="", left="-:--"
+        )
         self.pace = Pace(step, steps)
 
     def clock(self, left: float) -> None:
