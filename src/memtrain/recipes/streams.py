@@ -49,6 +49,7 @@ def _by_bptt(config: RunConfig) -> RunConfig:
             steps=config.smt.steps + config.dmt.steps,
             batch_size=config.smt.batch_size,
             learning_rate=3e-4 if large else 1e-3,
+            warmup=0.05,
             schedule="cosine",
             sequence_length=config.dmt.rollout_length,
         ),
