@@ -120,7 +120,8 @@ def resume(arguments: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Resume:
-        """Go on where a run stopped: the result is that of a run never stopped, to the bit."""
+        """Go on where a run stopped: the result is that of a run never stopped, to the bit,
+        unless a stage goes by the clock."""
 
         run: tyro.conf.Positional[Path]
         """The run's folder."""
