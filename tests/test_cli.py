@@ -298,6 +298,26 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
     assert "at least 100,000 are needed" in line
 
 
+@pytest.mark.parametrize("cell", ["transformer", "gru"])
+def test_bptt_trains_beside_it_and_says_what_it_cost(here: Path, capsys, cell: str):
+    Path("book.txt").write_text("".join(f"line {n} of a long book\n" for n in range(900)))
+    few = ["--size", "tiny", "--log.evaluate-sequences", "2", "--data.evaluate-length", "24"]
+    few += ["--bptt.batch-size", "2", "--bptt.sequence-length", "9", "--bptt.seconds", "0.3"]
+    train = ["train", "text", "--method", "bptt", "--cell.kind", cell, "--data", "book.txt"]
+    assert main([*train, *few]) == 0
+    assert "memtrain generate runs/text-bptt" in capsys.readouterr().out
+    assert main(["eval", "runs/text-bptt", "--sequences", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    (stage,) = result["stages"]
+    assert stage["name"] == "bptt" and stage["steps"] == result["total_steps"] > 0
+    assert result["total_tokens"] == 18 * stage["steps"]
+    assert result["total_sequential_ops"] == stage["steps"] * stage["sequential_ops_a_step"] > 0
+    assert 0.3 <= result["total_seconds"] < 30
+    assert result["teacher"] is None and 0 < result["rnn"]["nats"] < 10
+    assert main(["generate", "runs/text-bptt", "--length", "9"]) == 0
+    assert "did you mean bptt" in refused(capsys, "train", "text", "--method", "bpt")
+
+
 def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, capsys):
     train, look, write = readme_commands("images")
     Path("photos").mkdir()

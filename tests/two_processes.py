@@ -78,6 +78,14 @@ def train(group: Group, folder: Path) -> None:
     raise AssertionError("it was not stopped")
 
 
+def limited(group: Group, folder: Path) -> None:
+    """The processes' clocks disagree by far: the first one's ends the stage for both."""
+    seconds = 0.3 if group.main else 1000.0
+    smt = replace(SHORT.smt, steps=10**6, seconds=seconds)
+    run = Run.create(replace(SHORT, smt=smt), folder / "limited", group=group).train()
+    assert run.finished, "it went on"
+
+
 def resume(group: Group, folder: Path) -> None:
     """Go on, on two, with what one process began."""
     Run.open(folder / "alone", group=group).train()
@@ -105,5 +113,7 @@ def die(group: Group, folder: Path) -> None:
 
 if __name__ == "__main__":
     processes = join()
-    {"train": train, "resume": resume, "die": die}[sys.argv[1]](processes, Path(sys.argv[2]))
+    {"train": train, "limited": limited, "resume": resume, "die": die}[sys.argv[1]](
+        processes, Path(sys.argv[2])
+    )
     processes.leave()

@@ -57,6 +57,7 @@ MOST = {
     "head_dim": 2**14,
     "batch_size": 2**20,
     "steps": 10**12,
+    "seconds": 10**9,
     "threads": 4096,
     "keep": 10**6,
     "evaluate_sequences": 2**24,
@@ -320,6 +321,9 @@ class StageConfig:
 
     steps: int = 0
     """Optimizer steps; 0 leaves the stage out."""
+    seconds: float = 0.0
+    """End the stage after this many seconds of training, if its steps take longer, its schedule
+    included; compilation counts, evaluation and saving do not (0: no limit)."""
     batch_size: int = 32
     """Sequences in a step."""
     learning_rate: float = 3e-4
@@ -344,7 +348,12 @@ class StageConfig:
 
     def __post_init__(self) -> None:
         _within(self)
-        _at_least(self, 0, "steps", "weight_decay")
+        _at_least(self, 0, "steps", "seconds", "weight_decay")
+        if self.seconds and not self.steps:
+            raise MemtrainError(
+                f"seconds={self.seconds} with steps=0: the stage is left out; set steps, the most "
+                "there may be"
+            )
         _at_least(self, 1, "batch_size", "accumulate", "skip_limit")
         if self.batch_size % self.accumulate:
             raise MemtrainError(

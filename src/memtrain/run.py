@@ -242,7 +242,7 @@ class Run:
                 trainer.load_tensors(self.pending.optimizer)
                 done = self.progress["stages"][index]
                 trainer.step, trainer.tokens = self.progress["step"], done["tokens"]
-                trainer.seconds = done["seconds"]
+                trainer.clock.go_on(done["seconds"], done.get("start_up_seconds"), trainer.step)
             else:
                 torch.manual_seed(seed)
                 self.progress["stages"].append(
@@ -258,13 +258,15 @@ class Run:
                         self.writer.wait()
                         message = f"stopped after step {trainer.step} of {name}, all is saved"
                         raise Interrupted(message, stop.signal_number or signal.SIGTERM)
+                    if trainer.done:
+                        break
             trainer.objective.settle()
         self.progress |= {"stage": index + 1, "step": 0}
         self._save(trainer)
 
     def _stopped(self, signal_number: int, trainer: Trainer) -> bool:
         """Whether all stop now. Processes agree where they wait for one another anyway."""
-        if trainer.step == trainer.stage.steps:
+        if trainer.done:
             return False
         if self.group.size > 1 and trainer.step % self.config.log.every:
             return False
@@ -276,7 +278,7 @@ class Run:
         stage = self.progress["stages"][self.progress["stage"]]
         try:
             metrics = trainer.train_step()
-            last = trainer.step == trainer.stage.steps
+            last = trainer.done
             written = trainer.step % log.every == 0 or last
             looked = last or (log.evaluate_every and trainer.step % log.evaluate_every == 0)
             saved = trainer.step % log.checkpoint_every == 0
@@ -295,12 +297,14 @@ class Run:
             "steps": trainer.step,
             "tokens": trainer.tokens,
             "sequential_ops": trainer.step * stage["sequential_ops_a_step"],
-            "seconds": trainer.seconds,
+            "seconds": trainer.clock.seconds,
         }
+        if trainer.clock.start_up is not None:
+            stage["start_up_seconds"] = trainer.clock.start_up
         if written or looked:
             values = {key: float(value) for key, value in metrics.items()}
             record = {"stage": name, "step": trainer.step, **self.totals(), **values}
-            record["learning_rate"] = trainer.learning_rate(trainer.step - 1)
+            record["learning_rate"] = trainer.rate
             if looked:
                 trainer.objective.settle()
                 evaluation = self.evaluate(log.evaluate_sequences)
@@ -308,6 +312,8 @@ class Run:
                 saved |= self._is_best(evaluation, name, trainer.step)
             if self.group.main:
                 self.metrics.append(record)
+            if trainer.stage.seconds:
+                reporter.clock(trainer.clock.left)
             reporter.advance(trainer.step, values)
         if saved and not last:
             self._save(trainer)

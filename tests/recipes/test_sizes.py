@@ -53,6 +53,46 @@ def test_other_recipes_have_one_size():
         recipe("text", "smal")
 
 
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("kind", ["gru", "mlp"])
+def test_other_cells_have_about_as_many_parameters(name: str, kind: str):
+    config = recipe("text", name, cell=kind)
+    sizes = [
+        sum(parameter.numel() for parameter in build_rnn(one, 256).cell.parameters())
+        for one in (config, recipe("text", name))
+    ]
+    assert config.cell.kind == kind and sizes[0] == pytest.approx(sizes[1], rel=0.3)
+
+
+def test_the_papers_gru_is_as_large_as_its_transformer():
+    sizes = [
+        sum(p.numel() for p in build_rnn(recipe("mnist", cell=kind), 256).parameters())
+        for kind in ("gru", "transformer")
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.03)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_bptt_trains_the_same_cell_on_the_same_data(name: str):
+    for size in SIZES:
+        config, beside = recipe(name, size, "bptt"), recipe(name, size)
+        assert (config.data, config.cell, config.teacher) == (
+            beside.data,
+            beside.cell,
+            beside.teacher,
+        )
+        assert not config.has_teacher and config.name == f"{name}-bptt"
+    paper = recipe(name, "paper", "bptt").bptt
+    assert (paper.batch_size, paper.sequence_length) == (128, 256)
+
+
+def test_methods_are_named():
+    with pytest.raises(MemtrainError, match="method='bpt': did you mean bptt"):
+        recipe("text", "tiny", "bpt")
+    with pytest.raises(MemtrainError, match="digits has one method"):
+        recipe("digits", method="bptt")
+
+
 def test_the_small_digits_fit_the_package():
     """At most 4 MB in 16 bits, and one image is one sequence."""
     config = recipe("mnist-small")

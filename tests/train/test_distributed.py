@@ -93,6 +93,12 @@ def test_saved_by_one_two_go_on(trained: Path):
     assert_same_numbers(Run.open(trained / "short"), Run.open(trained / "alone"))
 
 
+def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
+    for status, said in two("limited", tmp_path):
+        assert status == 0, said
+    assert Run.open(tmp_path / "limited").progress["stages"][0]["steps"] > 0
+
+
 def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(trained: Path):
     (status, said), (killed, _) = two("die", trained)
     assert killed == -9 and status == 2

@@ -1,10 +1,15 @@
 """Devices and precision."""
 
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import memtrain.nn
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
 from memtrain.nn.blocks import Block
@@ -49,3 +54,31 @@ def test_the_reference_is_free_of_what_makes_models_fast():
         assert block.fast_norm is None and block.attention.fast is None
         raise KeyError
     assert block.fast_norm is given
+
+
+def test_deterministic_asks_torch_and_cublas_for_it(monkeypatch):
+    """In a process of its own: it stays."""
+    code = """
+import os, torch
+from memtrain.config import EngineConfig
+from memtrain.train.engine import Engine
+import torch._inductor.config as inductor
+Engine(EngineConfig(device="cpu", deterministic=True, compile=True))
+assert torch.are_deterministic_algorithms_enabled() and inductor.deterministic
+assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+"""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    with pytest.raises(MemtrainError, match="CUBLAS_WORKSPACE_CONFIG=:0:0: must be :4096:8"):
+        Engine(EngineConfig(device="cpu", deterministic=True))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_no_kernel_of_ours_adds_in_the_order_in_which_programs_end():
+    """Atomics and tiles chosen by timing would make a run differ from itself."""
+    kernels = list(Path(memtrain.nn.__file__).parent.glob("kernels/*.py"))
+    assert kernels
+    for path in kernels:
+        assert not re.search(r"atomic|autotune", path.read_text()), path

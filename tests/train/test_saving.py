@@ -83,3 +83,37 @@ def test_a_folder_that_is_gone_stays_gone(tmp_path: Path):
     with pytest.raises(CheckpointError, match="No such file"):
         writer.wait()
     assert not (tmp_path / "gone").exists()
+
+
+def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path: Path):
+    weights = {
+        "matrix": torch.randn(3, 5, requires_grad=True),
+        "turned": torch.randn(4, 3).T,
+        "half": torch.randn(7).bfloat16(),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(2.5),
+    }
+    optimizer = {"matrix": torch.arange(5), "random.torch": torch.get_rng_state()}
+    writer = CheckpointWriter(tmp_path, 2)
+    writer.save(1, Checkpoint(weights, optimizer, {"step": 1}))
+    writer.wait()
+    loaded, _ = latest_checkpoint(tmp_path)
+    assert loaded is not None
+    for kept, found in ((weights, loaded.weights), (optimizer, loaded.optimizer)):
+        assert kept.keys() == found.keys()
+        for name, value in kept.items():
+            assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+
+
+@pytest.mark.gpu
+def test_a_gpus_tensors_are_those_of_the_step_they_were_saved_at(tmp_path: Path):
+    """More than one piece, changed on the device right after."""
+    weight = torch.arange(2**23 + 5, dtype=torch.float32, device="cuda")
+    writer = CheckpointWriter(tmp_path, 2)
+    writer.save(1, make(weight))
+    for _ in range(50):
+        weight += 1
+    writer.wait()
+    loaded, _ = latest_checkpoint(tmp_path)
+    assert loaded is not None
+    assert torch.equal(loaded.weights["w"], torch.arange(2**23 + 5, dtype=torch.float32))

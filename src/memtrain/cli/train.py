@@ -25,6 +25,9 @@ class _TrainOptions:
 @dataclass(frozen=True)
 class _StreamOptions(_TrainOptions):
     size: str = ""
+    method: str = "smt-dmt"
+    """smt-dmt, or bptt: the same data, cell and readout by BPTT alone, for comparison, in
+    runs/NAME-bptt. --bptt.seconds gives it as long as the other took."""
     data: Path | None = None
     """What to learn: a file or folder of yours, the folder of a data set's files, or data that
     was prepared. It is prepared once, into data/NAME."""
@@ -35,7 +38,7 @@ class _StreamOptions(_TrainOptions):
 def train(arguments: list[str]) -> int:
     """Train a recipe or a config.json, then evaluate it."""
     from memtrain.config_json import read_config
-    from memtrain.recipes import RECIPES, recipe
+    from memtrain.recipes import RECIPES
 
     if not arguments or arguments[0].startswith("-"):
         print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
@@ -49,7 +52,7 @@ def train(arguments: list[str]) -> int:
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     name, *rest = arguments
     path = Path(name)
-    default = read_config(path) if path.suffix == ".json" else recipe(name, peek(rest, "--size"))
+    default = read_config(path) if path.suffix == ".json" else _recipe(name, rest)
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
@@ -75,6 +78,16 @@ def train(arguments: list[str]) -> int:
     else:
         run = Run.create(config, folder, overwrite=options.overwrite, group=group)
     return _train(run, reporter)
+
+
+def _recipe(name: str, arguments: list[str]) -> Any:
+    """The recipe for what has to be known before single fields are changed."""
+    from memtrain.config import CELLS
+    from memtrain.recipes import STREAMS, recipe
+
+    cell = peek(arguments, "--cell.kind")
+    fitted = cell if name in STREAMS and cell in CELLS else None
+    return recipe(name, peek(arguments, "--size"), peek(arguments, "--method"), fitted)
 
 
 def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainOptions, Any]:
@@ -107,7 +120,8 @@ def resume(arguments: list[str]) -> int:
 
     @dataclass(frozen=True)
     class Resume:
-        """Go on where a run stopped: the result is that of a run never stopped, to the bit."""
+        """Go on where a run stopped: the result is that of a run never stopped, to the bit,
+        unless a stage goes by the clock."""
 
         run: tyro.conf.Positional[Path]
         """The run's folder."""

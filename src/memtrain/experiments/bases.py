@@ -162,8 +162,8 @@ def bptt_twin(
     steps = steps or config.smt.steps + config.dmt.steps
     return replace(
         config,
-        smt=replace(config.smt, steps=0),
-        dmt=replace(config.dmt, steps=0),
+        smt=replace(config.smt, steps=0, seconds=0.0),
+        dmt=replace(config.dmt, steps=0, seconds=0.0),
         bptt=BPTTConfig(
             steps=steps,
             batch_size=config.dmt.batch_size,

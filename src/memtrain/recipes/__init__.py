@@ -49,12 +49,24 @@ STREAMS: dict[str, str] = {
 """The recipes of real data, which come in sizes, and their usual size."""
 
 
-def recipe(name: str, size: str | None = None) -> RunConfig:
-    """The config of a recipe by name; those of real data come in sizes (`sizes.SIZES`)."""
+def recipe(
+    name: str, size: str | None = None, method: str | None = None, cell: str | None = None
+) -> RunConfig:
+    """The config of a recipe by name.
+
+    Args:
+        name: one of `RECIPES`.
+        size: of the models (`sizes.SIZES`), for real data.
+        method: smt-dmt, or bptt for comparison, for real data.
+        cell: transformer, gru or mlp, with about as many parameters, for real data.
+    """
     if name not in RECIPES:
         raise MemtrainError(f"recipe {name!r}: {nearest(name, RECIPES)}")
-    if size is None:
-        return RECIPES[name]()
-    if name not in STREAMS:
-        raise MemtrainError(f"size={size!r}: {name} has one size; {', '.join(STREAMS)} have more")
-    return RECIPES[name](size)
+    given = {"size": size, "method": method, "cell": cell}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    if chosen and name not in STREAMS:
+        key, value = next(iter(chosen.items()))
+        raise MemtrainError(
+            f"{key}={value!r}: {name} has one {key}; {', '.join(STREAMS)} have more"
+        )
+    return RECIPES[name](**chosen)

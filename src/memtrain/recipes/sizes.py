@@ -1,6 +1,7 @@
 """How large the models of a stream's recipe are: teacher, cell and batch, in one place."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.errors import MemtrainError, nearest
@@ -119,6 +120,29 @@ def size_named(name: str) -> Size:
     if name not in SIZES:
         raise MemtrainError(f"size={name!r}: {nearest(name, SIZES)}")
     return SIZES[name]
+
+
+GRU_LAYERS = 4
+"""Deeper stacks of GRUs, as the paper's 16 memory tokens would make, train badly by BPTT."""
+
+
+def cell_of_kind(size: Size, kind: str) -> CellConfig:
+    """The size's cell as another kind, with about as many parameters.
+
+    A GRU has at most four layers, wide ones; an MLP keeps the memory's shape, with two layers.
+    """
+    cell = size.cell
+    attention = 4 * cell.width * cell.heads * cell.head_dim
+    wanted = cell.layers * (attention + 8 * cell.width**2)
+    if kind == "gru":
+        layers = min(GRU_LAYERS, cell.memory_tokens)
+        width = math.sqrt(wanted / (6 * layers))
+        return replace(cell, kind=kind, memory_tokens=layers, memory_dim=round(width / 16) * 16)
+    if kind == "mlp":
+        ends = (2 * cell.memory_tokens + 1) * cell.memory_dim  # what it reads and what it makes
+        width = (math.sqrt(ends**2 + 4 * wanted) - ends) / 2
+        return replace(cell, kind=kind, width=round(width / 16) * 16, layers=2)
+    return replace(cell, kind=kind)
 
 
 def describe_sizes() -> str:

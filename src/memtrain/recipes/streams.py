@@ -1,10 +1,13 @@
 """Real data, at a size that fits the machine (sizes.py).
 
 Sizes with the paper's bidirectional encoder are trained as in the paper, for GPUs; those with the
-causal one in a way that is quick on a CPU.
+causal one in a way that is quick on a CPU. Each can be trained by BPTT instead, for comparison.
 """
 
+from dataclasses import replace
+
 from memtrain.config import (
+    BPTTConfig,
     DMTConfig,
     EngineConfig,
     LogConfig,
@@ -12,14 +15,47 @@ from memtrain.config import (
     SMTConfig,
     Stream,
 )
-from memtrain.recipes.sizes import Size, size_named
+from memtrain.errors import MemtrainError, nearest
+from memtrain.recipes.sizes import Size, cell_of_kind, size_named
+
+METHODS = ("smt-dmt", "bptt")
 
 
-def _stream(name: str, size: str, evaluate_length: int) -> RunConfig:
+def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) -> RunConfig:
+    if method not in METHODS:
+        raise MemtrainError(f"method={method!r}: {nearest(method, METHODS)}")
     data = Stream(path=f"data/{name}", evaluate_length=evaluate_length)
     shape = size_named(size)
     make = _paper if shape.teacher.encoder == "bidirectional" else _laptop
-    return make(name, data, shape)
+    config = replace(make(name, data, shape), cell=cell_of_kind(shape, cell))
+    if cell == "gru":  # its states stay below RMS 1
+        config = replace(config, teacher=replace(config.teacher, normalize_memory=False))
+    return _by_bptt(config) if method == "bptt" else config
+
+
+def _by_bptt(config: RunConfig) -> RunConfig:
+    """The same data, cell and readout trained by BPTT alone, for as many steps.
+
+    Batches are SMT's, 128 at the paper's size, sequences as long as DMT's rollouts, 256. Steps take
+    far longer than SMT's: for equal seconds set `bptt.seconds`.
+    """
+    large = config.teacher.encoder == "bidirectional"
+    return RunConfig(
+        name=f"{config.name}-bptt",
+        data=config.data,
+        teacher=config.teacher,  # its decoder is the readout
+        cell=config.cell,
+        bptt=BPTTConfig(
+            steps=config.smt.steps + config.dmt.steps,
+            batch_size=config.smt.batch_size,
+            learning_rate=3e-4 if large else 1e-3,
+            warmup=0.05,
+            schedule="cosine",
+            sequence_length=config.dmt.rollout_length,
+        ),
+        engine=config.engine,
+        log=replace(config.log, every=10, evaluate_every=250, checkpoint_every=250),
+    )
 
 
 def _paper(name: str, data: Stream, size: Size) -> RunConfig:
@@ -57,19 +93,21 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
     )
 
 
-def mnist(size: str = "paper") -> RunConfig:
+def mnist(size: str = "paper", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Handwritten digits, 28x28 pixels of 256 greys (--data FOLDER, its IDX files)."""
-    return _stream("mnist", size, 784)
+    return _stream("mnist", size, method, cell, 784)
 
 
-def tinystories(size: str = "paper") -> RunConfig:
+def tinystories(
+    size: str = "paper", method: str = "smt-dmt", cell: str = "transformer"
+) -> RunConfig:
     """Short stories, character by character (--data FOLDER, its text files)."""
-    return _stream("tinystories", size, 1024)
+    return _stream("tinystories", size, method, cell, 1024)
 
 
-def sketchy(size: str = "paper") -> RunConfig:
+def sketchy(size: str = "paper", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Drawings, 2x2 patches of 64x64 pixels (--data FOLDER, its PNGs)."""
-    return _stream("sketchy", size, 1024)
+    return _stream("sketchy", size, method, cell, 1024)
 
 
 def _laptop(name: str, data: Stream, size: Size) -> RunConfig:
@@ -102,16 +140,16 @@ def _laptop(name: str, data: Stream, size: Size) -> RunConfig:
     )
 
 
-def text(size: str = "small") -> RunConfig:
+def text(size: str = "small", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Any text, byte by byte (--data FILE)."""
-    return _stream("text", size, 256)
+    return _stream("text", size, method, cell, 256)
 
 
-def images(size: str = "small") -> RunConfig:
+def images(size: str = "small", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Any folder of images, pixel by pixel (--data FOLDER)."""
-    return _stream("images", size, 256)
+    return _stream("images", size, method, cell, 256)
 
 
-def tokens(size: str = "small") -> RunConfig:
+def tokens(size: str = "small", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Any array of tokens (--data FILE.npy)."""
-    return _stream("tokens", size, 256)
+    return _stream("tokens", size, method, cell, 256)

@@ -76,6 +76,14 @@ class Group:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
+    def first(self, number: float) -> float:
+        """The main process's number, on all of them; no GPU is waited for."""
+        if self.size == 1:
+            return number
+        said = torch.tensor(number, dtype=torch.float64)  # on the host, which gloo serves
+        dist.broadcast(said, src=0)
+        return float(said)
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.size > 1:

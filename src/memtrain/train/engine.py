@@ -44,11 +44,7 @@ class Engine:
             # More than there are cores is no faster, and a machine may refuse to make them.
             torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
         if config.deterministic:
-            # cuBLAS reads this when it is first used; torch refuses to go on without it.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.benchmark = False
+            _make_deterministic(config.compile)
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
             # A block is compiled once for each shape it meets: stages, readout, evaluation.
@@ -179,6 +175,32 @@ class Engine:
         eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
         with rehearsal(), eager:
             trainer.rehearse()
+
+
+WORKSPACES = (":4096:8", ":16:8")
+"""With which cuBLAS gives the same sums each time, also on several streams."""
+
+
+def _make_deterministic(compiled: bool) -> None:
+    """From now on, for the whole process. Our own kernels need nothing: none of them adds up in the
+    order in which programs happen to end, and their tiles follow from the shapes alone."""
+    # cuBLAS reads this when it is first used; torch refuses to go on without it.
+    given = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
+    if given not in WORKSPACES:
+        raise MemtrainError(
+            f"engine.deterministic with CUBLAS_WORKSPACE_CONFIG={given}: must be "
+            f"{' or '.join(WORKSPACES)}, or not set"
+        )
+    torch.use_deterministic_algorithms(True)
+    # It finds errors and costs time. (The module makes the attribute when it is asked for.)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    if compiled:
+        import torch._inductor.config as inductor
+
+        # Else the fastest of several kernels is taken, and another process may find another.
+        inductor.deterministic = True
 
 
 def _has_kernels(device: torch.device) -> bool:

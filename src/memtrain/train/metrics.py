@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -14,7 +15,6 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from memtrain.errors import MemtrainError
@@ -85,6 +85,9 @@ class Reporter:
     def stage(self, name: str, step: int, steps: int) -> None:
         """A stage begins, or goes on, at a step."""
 
+    def clock(self, left: float) -> None:
+        """The stage ends after so many more seconds of training, if its steps take longer."""
+
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """A step of the stage is done."""
 
@@ -93,6 +96,34 @@ class Reporter:
 
     def close(self) -> None:
         """No more will come."""
+
+
+class Forecast(NamedTuple):
+    """How fast a stage goes, how many steps it will have and how many seconds are left."""
+
+    rate: float
+    steps: int
+    left: float
+
+
+class Pace:
+    """Foretells a stage's end from the steps seen so far."""
+
+    def __init__(self, step: int, steps: int) -> None:
+        self.first, self.steps, self.began = step, steps, time.monotonic()
+        self.clock: float | None = None
+
+    def limit(self, left: float) -> None:
+        """The clock ends the stage in so many seconds."""
+        self.clock = left
+
+    def at(self, step: int) -> Forecast:
+        """What is to be expected after a step."""
+        rate = _rate(step - self.first, time.monotonic() - self.began)
+        left, steps = (self.steps - step) / max(1e-3, rate), self.steps
+        if self.clock is not None and self.clock < left:
+            left, steps = self.clock, min(steps, step + round(self.clock * rate))
+        return Forecast(rate, steps, left)
 
 
 class TerminalReporter(Reporter):
@@ -105,25 +136,33 @@ class TerminalReporter(Reporter):
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("left {task.fields[left]}"),
             TextColumn("{task.fields[metrics]}"),
             console=console,
         )
         self.bar: TaskID | None = None
-        self.began = (0, 0.0)
+        self.pace = Pace(0, 0)
 
     def stage(self, name: str, step: int, steps: int) -> None:
         self.progress.start()
-        self.bar = self.progress.add_task(name, total=steps, completed=step, metrics="", rate="")
-        self.began = (step, time.monotonic())
+        self.bar = self.progress.add_task(
+            name, total=steps, completed=step, metrics="", rate="", left="-:--"
+        )
+        self.pace = Pace(step, steps)
+
+    def clock(self, left: float) -> None:
+        self.pace.limit(left)
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         assert self.bar is not None
-        first, then = self.began
-        rate = _rate(step - first, time.monotonic() - then)
+        pace = self.pace.at(step)
         self.progress.update(
-            self.bar, completed=step, rate=f"{rate:.1f}/s", metrics=_brief(metrics)
+            self.bar,
+            total=pace.steps,
+            completed=step,
+            rate=f"{pace.rate:.1f}/s",
+            left=_clock(pace.left),
+            metrics=_brief(metrics),
         )
 
     def say(self, message: str) -> None:
@@ -139,26 +178,27 @@ class LineReporter(Reporter):
     def __init__(self, console: Console, seconds: float = 5.0) -> None:
         self.console = console
         self.seconds = seconds
-        self.name, self.steps = "", 0
-        self.began = (0, 0.0)
+        self.name = ""
+        self.pace = Pace(0, 0)
         self.spoke = 0.0
 
     def stage(self, name: str, step: int, steps: int) -> None:
-        self.name, self.steps = name, steps
-        self.began = (step, time.monotonic())
+        self.name = name
+        self.pace = Pace(step, steps)
         self.spoke = time.monotonic()
+
+    def clock(self, left: float) -> None:
+        self.pace.limit(left)
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()
-        if 0 <= now - self.spoke < self.seconds and step < self.steps:
+        pace = self.pace.at(step)
+        if 0 <= now - self.spoke < self.seconds and step < pace.steps:
             return
         self.spoke = now
-        first, then = self.began
-        rate = _rate(step - first, now - then)
-        left = (self.steps - step) / max(1e-3, rate)
         self.say(
-            f"{self.name}  {step}/{self.steps}  {rate:.1f} steps/s  "
-            f"left {int(left // 60)}:{int(left % 60):02d}  {_brief(metrics)}"
+            f"{self.name}  {step}/{pace.steps}  {pace.rate:.1f} steps/s  "
+            f"left {_clock(pace.left)}  {_brief(metrics)}"
         )
 
     def say(self, message: str) -> None:
@@ -175,6 +215,12 @@ def make_reporter() -> Reporter:
 def _rate(steps: int, seconds: float) -> float:
     """Steps a second; 0 where the clock says nothing, as after it was set back."""
     return max(0, steps) / seconds if seconds > 0 else 0.0
+
+
+def _clock(seconds: float) -> str:
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    long = f"{hours}:{minutes:02d}" if hours else f"{minutes}"
+    return f"{long}:{int(seconds) % 60:02d}"
 
 
 def _brief(metrics: dict[str, float]) -> str:

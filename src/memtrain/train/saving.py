@@ -16,6 +16,11 @@ from memtrain.errors import CheckpointError
 from memtrain.train.checkpoint import Checkpoint, save_checkpoint
 from memtrain.train.files import DISK, Files
 
+PIECE = 2**24
+"""Bytes that are fetched from a device at once."""
+ALIGNMENT = 64
+"""Tensors of a copy start at a multiple of this many bytes."""
+
 
 class CheckpointWriter:
     """Saves one checkpoint at a time; what goes wrong is raised by the next call."""
@@ -83,36 +88,74 @@ class CheckpointWriter:
 
 
 class _Snapshot:
-    """A copy of a checkpoint on the device where it lies."""
+    """A copy of a checkpoint on the devices where it lies."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.weights = _clones(checkpoint.weights)
-        self.optimizer = _clones(checkpoint.optimizer)
+        kinds = {"weights": checkpoint.weights, "optimizer": checkpoint.optimizer}
+        named = {(kind, name): t for kind, tensors in kinds.items() for name, t in tensors.items()}
+        self.names = list(named)
         self.progress = copy.deepcopy(checkpoint.progress)
-        devices = {t.device for t in self.weights.values() if t.device.type == "cuda"}
-        self.copied = {device: torch.cuda.Event() for device in devices}
-        for device, event in self.copied.items():
-            event.record(torch.cuda.current_stream(device))
+        self.packs = [
+            _Pack({name: t.detach() for name, t in named.items() if t.device == device}, device)
+            for device in {tensor.device for tensor in named.values()}
+        ]
 
     def on_host(self) -> Checkpoint:
-        return Checkpoint(_fetch(self.weights, self), _fetch(self.optimizer, self), self.progress)
+        """The checkpoint in the host's memory; the devices' is free then."""
+        found = {name: tensor for pack in self.packs for name, tensor in pack.on_host().items()}
+        self.packs.clear()
+        weights, optimizer = (
+            {name: found[kind, name] for kind, name in self.names if kind == wanted}
+            for wanted in ("weights", "optimizer")
+        )
+        return Checkpoint(weights, optimizer, self.progress)
 
 
-def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+class _Pack:
+    """The tensors of one device, one behind another in one piece of its memory.
 
+    So hundreds of them are copied by few kernels, and fetched by few copies: a step does not wait
+    while the host launches one for each, nor while its thread holds Python's lock.
+    """
 
-def _fetch(tensors: dict[str, Tensor], snapshot: _Snapshot) -> dict[str, Tensor]:
-    if not snapshot.copied:
-        return {name: tensor.cpu() for name, tensor in tensors.items()}
-    fetched = {}
-    for device, event in snapshot.copied.items():
-        stream = torch.cuda.Stream(device)
-        stream.wait_event(event)
+    def __init__(self, tensors: Mapping[tuple[str, str], Tensor], device: torch.device) -> None:
+        self.shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        size = sum(_room(tensor.nbytes) for tensor in tensors.values())
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        views = self._views(self.bytes)
+        for dtype in {tensor.dtype for tensor in tensors.values()}:
+            names = [name for name, tensor in tensors.items() if tensor.dtype == dtype]
+            torch._foreach_copy_([views[n] for n in names], [tensors[n] for n in names])
+        self.copied = torch.cuda.Event() if device.type == "cuda" else None
+        if self.copied is not None:
+            self.copied.record(torch.cuda.current_stream(device))
+
+    def on_host(self) -> dict[tuple[str, str], Tensor]:
+        return self._views(self.bytes.cpu() if self.copied is None else self._fetch(self.copied))
+
+    def _fetch(self, copied: torch.cuda.Event) -> Tensor:
+        """Over a stream of its own, in pieces: to pin as much host memory as all of it takes would
+        make the device wait."""
+        host = torch.empty(len(self.bytes), dtype=torch.uint8)
+        pinned = torch.empty(min(PIECE, len(host)), dtype=torch.uint8, pin_memory=True)
+        stream = torch.cuda.Stream(self.bytes.device)
+        stream.wait_event(copied)
         with torch.cuda.stream(stream):
-            for name, tensor in tensors.items():
-                if tensor.device == device:
-                    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                    fetched[name] = host.copy_(tensor, non_blocking=True)
-        stream.synchronize()
-    return {name: fetched.get(name, tensor) for name, tensor in tensors.items()}
+            for source, target in zip(self.bytes.split(PIECE), host.split(PIECE), strict=True):
+                piece = pinned[: len(source)].copy_(source, non_blocking=True)
+                stream.synchronize()
+                target.copy_(piece)
+        return host
+
+    def _views(self, memory: Tensor) -> dict[tuple[str, str], Tensor]:
+        views, begin = {}, 0
+        for name, (shape, dtype) in self.shapes.items():
+            size = shape.numel() * dtype.itemsize
+            views[name] = memory[begin : begin + size].view(dtype).view(shape)
+            begin += _room(size)
+        return views
+
+
+def _room(size: int) -> int:
+    """Bytes for a tensor: the next one starts where copies are fast."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,7 +1,6 @@
 """The training step and the loop around it. Neither knows an objective by name."""
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.objectives.objective import Objective
 from memtrain.objectives.part import WHOLE, Notes, Part, Share, full_tensors
 from memtrain.shapes import Batch, Losses
+from memtrain.train.clock import StageClock
 from memtrain.train.distributed import ALONE, Group, like, spread
 from memtrain.train.engine import Engine
 
@@ -66,7 +66,9 @@ class Trainer:
         objective.beside = engine.beside(self)
         self.step = 0
         self.tokens = 0
-        self.seconds = 0.0
+        self.clock = StageClock(stage.seconds, engine.device, group)
+        self.rate = 0.0
+        """The last step's learning rate."""
 
     def _optimizer(self) -> torch.optim.AdamW:
         """AdamW; vectors (norms, biases) do not decay."""
@@ -93,14 +95,19 @@ class Trainer:
         )
 
     def learning_rate(self, step: int) -> float:
-        """The schedule: linear warm-up, then constant or cosine to 0."""
+        """The schedule: linear warm-up, then constant or cosine to 0.
+
+        With a limit in seconds the clock may be ahead of the steps: then it counts.
+        """
+        peak = self.stage.learning_rate
         warmup = max(1, math.ceil(self.stage.warmup * self.stage.steps))
-        if step < warmup:
-            return self.stage.learning_rate * (step + 1) / warmup
+        at = max(step, self.clock.over * self.stage.steps)
+        if at < warmup:
+            return min(peak, peak * (at + 1) / warmup)
         if self.stage.schedule == "constant":
-            return self.stage.learning_rate
-        done = (step - warmup) / max(1, self.stage.steps - warmup)
-        return self.stage.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+            return peak
+        done = min(1.0, (at - warmup) / max(1, self.stage.steps - warmup))
+        return peak * 0.5 * (1 + math.cos(math.pi * done))
 
     @property
     def capturable(self) -> bool:
@@ -115,13 +122,19 @@ class Trainer:
             DivergedError: a number is not finite. The weights are those of the step before when
                 looking costs nothing; on a GPU the error comes at the next `check`.
         """
-        began = time.perf_counter()
-        self._set_learning_rate()
-        metrics = self._step()
+        with self.clock.running():
+            self._set_learning_rate()
+            metrics = self._step()
+            self.clock.keep_up()
         self.step += 1
         self.tokens += self.stage.batch_size * self.task.sequence_length
-        self.seconds += max(0.0, time.perf_counter() - began)
+        self.clock.look(self.step)
         return metrics
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step was the stage's last, by count or by the clock."""
+        return self.step >= self.stage.steps or self.clock.over >= 1
 
     def compute(self) -> dict[str, Tensor]:
         """Draw, forward, backward, clip, update: what a captured graph replays."""
@@ -180,12 +193,12 @@ class Trainer:
             self.objective.part = WHOLE
 
     def _set_learning_rate(self) -> None:
-        rate = self.learning_rate(self.step)
+        self.rate = self.learning_rate(self.step)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(self.rate)
             else:
-                group["lr"] = rate
+                group["lr"] = self.rate
 
     def _good(self, metrics: dict[str, Tensor], norms: dict[str, Tensor]) -> bool:
         """Whether to update: look at once where that is free, else let the device decide."""
@@ -216,9 +229,8 @@ class Trainer:
         Raises:
             DivergedError: there were any, or with `on_nonfinite=skip` too many in a row.
         """
-        began = time.perf_counter()
-        bad, worst = int(self._bad_steps), int(self._worst_row)  # waits for the device
-        self.seconds += max(0.0, time.perf_counter() - began)
+        with self.clock.running():
+            bad, worst = int(self._bad_steps), int(self._worst_row)  # waits for the device
         if worst > (self.stage.skip_limit if self.stage.on_nonfinite == "skip" else 0):
             raise DivergedError(
                 f"step {self.step} or shortly before: a loss or gradient is not finite"

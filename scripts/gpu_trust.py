@@ -1,0 +1,376 @@
+"""Two claims about a GPU: a checkpoint costs less than a step, and resume is exact to the bit.
+
+    python scripts/gpu_trust.py --out trust.json
+    python scripts/gpu_trust.py --size tiny --device cpu
+
+Stall: trains SMT on random tokens, compiled, with a checkpoint every so many steps, and takes the
+time at the end of each step on the device. Blocks of steps that begin with a checkpoint alternate
+with blocks that do not; the difference of their times is what checkpoints cost.
+
+Resume: trains SMT, DMT and BPTT for a few steps with `engine.deterministic`, once without a stop,
+once stopped in the middle of each stage (SIGTERM) and resumed in a new process. All checkpoints of
+the two must be equal to the bit, weights, optimizer and random state, and so must the metrics, but
+for seconds. The same without deterministic mode, for information; all of these at the same time.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from memtrain.config import BPTTConfig, EngineConfig, LogConfig, RunConfig, Stream
+from memtrain.config_json import read_config, to_json
+from memtrain.data.store import Split, StoreMeta, write_store
+from memtrain.recipes import recipe
+from memtrain.recipes.sizes import SIZES
+from memtrain.run import Run
+from memtrain.train.checkpoint import load_checkpoint, numbered
+from memtrain.train.files import Files
+from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.stop import Interrupted
+from memtrain.train.trainer import Trainer
+
+STAGES = ("smt", "dmt", "bptt")
+STEPS, STOP = 10, 5
+"""Steps of each stage in the resume part, and where it is stopped: a GPU has captured its graph by
+then, and again some steps after."""
+
+
+def random_stream(folder: Path) -> Stream:
+    """Tokens that mean nothing: enough to time and compare steps."""
+    chance = np.random.default_rng(0)
+    meta = StoreMeta(name="noise", vocab_size=256, source="random", document_length=784)
+    splits = {
+        name: Split(chance.integers(0, 256, 784 * documents, dtype=np.uint8))
+        for name, documents in (("train", 1000), ("test", 20))
+    }
+    write_store(folder, meta, splits)
+    return Stream(path=str(folder.resolve()), evaluate_length=32)
+
+
+# ---------------------------------------------------------------------------------------- stall
+
+
+class DiskClock(Files):
+    """The disk, and when each checkpoint was whole on it."""
+
+    def __init__(self) -> None:
+        self.whole: list[float] = []
+
+    def sync(self, path: Path) -> None:
+        super().sync(path)
+        if path.name == "checkpoints":  # the last thing that a save syncs
+            self.whole.append(time.perf_counter())
+
+
+class TimedRun(Run):
+    """A run that notes when its steps end and what its checkpoints take."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.files = self.writer.files = DiskClock()
+        self.ends: list[torch.cuda.Event | float] = []
+        self.begun: list[float] = []
+        self.host: list[float] = []
+        """Seconds in which the host was busy with a checkpoint instead of launching steps."""
+
+    def _step(self, trainer: Trainer, name: str, reporter: Reporter) -> None:
+        super()._step(trainer, name, reporter)
+        self.ends.append(self._now())
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.check()  # the device's work is not the host's
+        self.begun.append(time.perf_counter())
+        super()._save(trainer)
+        self.host.append(time.perf_counter() - self.begun[-1])
+
+    def _now(self) -> torch.cuda.Event | float:
+        if self.engine.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def step_seconds(self) -> list[float]:
+        """How long each step took, from the end of the one before; the first has none before."""
+        if self.engine.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.device)
+        return [_between(one, other) for one, other in zip(self.ends, self.ends[1:], strict=False)]
+
+
+def _between(one: torch.cuda.Event | float, other: torch.cuda.Event | float) -> float:
+    if isinstance(one, torch.cuda.Event) and isinstance(other, torch.cuda.Event):
+        return one.elapsed_time(other) / 1000
+    assert isinstance(one, float) and isinstance(other, float)
+    return other - one
+
+
+def stall(options: argparse.Namespace, data: Stream) -> dict:
+    """What checkpoints cost: blocks of steps with one against blocks without."""
+    block, count = options.block, options.checkpoints
+    base = recipe("text", options.size)
+    config = RunConfig(
+        name="stall",
+        data=data,
+        teacher=base.teacher,
+        cell=base.cell,
+        # One more pair of blocks first: it compiles, and takes memory that the next ones reuse.
+        smt=replace(base.smt, steps=2 * block * (count + 2)),
+        engine=EngineConfig(device=options.device, compile=options.compile),
+        log=LogConfig(
+            every=10**9, evaluate_every=0, evaluate_sequences=1, checkpoint_every=2 * block
+        ),
+    )
+    run = TimedRun.create(config, options.folder / "stall")
+    assert isinstance(run, TimedRun)
+    run.train()
+    seconds = run.step_seconds()  # seconds[n] is step n + 2, counted from 1
+    blocks = [seconds[2 * block * n - 2 :][: 2 * block] for n in range(1, count + 2)]
+    first, measured = blocks[0], blocks[1:]
+    step = median(s for pair in measured for s in pair[block:])
+    with_one, without = (sum(sum(pair[half]) for pair in measured) for half in _halves(block))
+    on_disk = [whole - begun for begun, whole in zip(run.begun, run.files.whole, strict=True)][
+        1 : count + 1
+    ]
+    extra = (with_one - without) / count
+    return {
+        "device": run.engine.device.type,
+        "steps": len(seconds) + 1,
+        "checkpoints": count,
+        "step_seconds": step,
+        "worst_step_without": max(s for pair in measured for s in pair[block:]),
+        "worst_step_with_checkpoint": max(s for pair in measured for s in pair[:block]),
+        "extra_seconds_a_checkpoint": extra,
+        "extra_seconds_of_the_first": sum(first[:block]) - sum(first[block:]),
+        "host_seconds_a_checkpoint": median(run.host[1 : count + 1]),
+        "seconds_until_on_disk": max(on_disk),
+        "on_disk_before_the_block_ends": max(on_disk) < block * step,
+        "below_one_step": extra < step,
+    }
+
+
+def _halves(block: int) -> tuple[slice, slice]:
+    return slice(block), slice(block, 2 * block)
+
+
+# --------------------------------------------------------------------------------------- resume
+
+
+class StopAt(Reporter):
+    """Asks this process to stop when a stage reaches a step, as a scheduler would."""
+
+    def __init__(self, wanted: str) -> None:
+        self.wanted, self.name = wanted, ""
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.name = name
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        if self.name == self.wanted and step == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_until(folder: Path, stage: str) -> None:
+    """What a process of the resume part does: begin or go on, and stop where it is told."""
+    if (folder / "config.json").exists():
+        run = Run.open(folder)
+    else:
+        run = Run.create(read_config(folder.with_suffix(".json")), folder)
+    with contextlib.suppress(Interrupted):
+        run.train(StopAt(stage))
+
+
+def three_stages(options: argparse.Namespace, data: Stream, deterministic: bool) -> RunConfig:
+    """A few steps of each, a checkpoint at every fifth; small batches, the size's own models."""
+    base = recipe("text", options.size)
+    length = min(64, base.dmt.rollout_length)
+    return RunConfig(
+        name="resume",
+        data=data,
+        teacher=base.teacher,
+        cell=base.cell,
+        smt=replace(base.smt, steps=STEPS, batch_size=16),
+        dmt=replace(base.dmt, steps=STEPS, batch_size=8, rollout_length=length),
+        bptt=BPTTConfig(steps=STEPS, batch_size=8, sequence_length=length),
+        engine=EngineConfig(
+            device=options.device, compile=options.compile_resume, deterministic=deterministic
+        ),
+        log=LogConfig(
+            every=1, evaluate_every=0, evaluate_sequences=2, checkpoint_every=STOP, keep=99
+        ),
+    )
+
+
+def start(folder: Path, stage: str) -> subprocess.Popen:
+    command = [sys.executable, __file__, "--train-until", stage, "--folder", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(processes: list[subprocess.Popen]) -> None:
+    for process in processes:
+        said = process.communicate()[1]
+        if process.returncode:
+            raise SystemExit(
+                f"a run failed: {said.strip().splitlines()[-1:]}; see it alone with\n"
+                + " ".join(map(str, process.args))
+            )
+
+
+def resume(options: argparse.Namespace, data: Stream) -> dict:
+    """Whether interrupted runs equal uninterrupted ones."""
+    modes = ["deterministic", "plain"] if options.plain else ["deterministic"]
+    whole = [options.folder / f"{mode}-whole" for mode in modes]
+    cut = [options.folder / f"{mode}-cut" for mode in modes]
+    for folder in (*whole, *cut):
+        deterministic = folder.name.startswith("deterministic")
+        config = three_stages(options, data, deterministic)
+        folder.with_suffix(".json").write_text(to_json(config))
+    unstopped = [start(folder, "") for folder in whole]
+    for stage in (*STAGES, ""):
+        finish([start(folder, stage) for folder in cut])
+    finish(unstopped)
+    return {mode: difference(*pair) for mode, *pair in zip(modes, whole, cut, strict=True)}
+
+
+def difference(one: Path, other: Path) -> dict:
+    """How many tensors of all checkpoints and lines of metrics differ."""
+    paths = [numbered(folder / "checkpoints") for folder in (one, other)]
+    names = [[path.name for path in found] for found in paths]
+    if names[0] != names[1] or len(names[0]) != STEPS // STOP * len(STAGES):
+        raise SystemExit(f"checkpoints {names[0]} and {names[1]}: not those that were expected")
+    tensors, different = 0, []
+    for left, right in zip(*paths, strict=True):
+        pair = load_checkpoint(left), load_checkpoint(right)
+        for kind in ("weights", "optimizer"):
+            wanted, found = (getattr(checkpoint, kind) for checkpoint in pair)
+            tensors += len(wanted)
+            different += [
+                f"{left.name}/{name}"
+                for name in wanted.keys() | found.keys()
+                if name not in wanted
+                or name not in found
+                or not torch.equal(wanted[name], found[name])
+            ]
+    lines = [
+        [
+            {key: value for key, value in line.items() if key != "total_seconds"}
+            for line in MetricsFile(folder / "metrics.jsonl").read()
+        ]
+        for folder in (one, other)
+    ]
+    apart = [a for a, b in zip(*lines, strict=True) if a != b]
+    first = f"{apart[0]['stage']} step {apart[0]['step']}" if apart else ""
+    return {
+        "tensors": tensors,
+        "different_tensors": len(different),
+        "lines": len(lines[0]),
+        "different_lines": len(apart),
+        "first_difference": first or next(iter(sorted(different)), ""),
+        "equal_to_the_bit": not different and not apart,
+    }
+
+
+# ----------------------------------------------------------------------------------------- table
+
+
+def rows(result: dict) -> list[tuple[str, str]]:
+    """What was found, in words."""
+    found = []
+    if "stall" in result:
+        one = result["stall"]
+        found += [
+            ("a step of SMT, median", f"{1000 * one['step_seconds']:.2f} ms"),
+            ("worst step without a checkpoint", f"{1000 * one['worst_step_without']:.2f} ms"),
+            ("worst step with one", f"{1000 * one['worst_step_with_checkpoint']:.2f} ms"),
+            ("extra time of a checkpoint", f"{1000 * one['extra_seconds_a_checkpoint']:.2f} ms"),
+            ("the first one's", f"{1000 * one['extra_seconds_of_the_first']:.2f} ms"),
+            ("host busy with it", f"{1000 * one['host_seconds_a_checkpoint']:.2f} ms"),
+            ("until it is on disk, longest", f"{one['seconds_until_on_disk']:.2f} s"),
+            ("stall below one step", _yes(one["below_one_step"])),
+        ]
+        if not one["on_disk_before_the_block_ends"]:
+            found.append(("", "blocks were too short for this disk: take a larger --block"))
+    for mode, one in result.get("resume", {}).items():
+        apart = f", {one['different_tensors']} of {one['tensors']} tensors and "
+        apart += f"{one['different_lines']} of {one['lines']} lines differ, first "
+        apart += one["first_difference"]
+        said = f" ({one['tensors']} tensors, {one['lines']} lines)"
+        equal = one["equal_to_the_bit"]
+        found.append((f"resume equal to the bit, {mode}", _yes(equal) + (said if equal else apart)))
+    return found
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "NO"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--size", choices=list(SIZES), default="paper")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--part", choices=["all", "stall", "resume"], default="all")
+    parser.add_argument("--checkpoints", type=int, default=5, help="measured in the stall part")
+    parser.add_argument("--block", type=int, default=60, help="steps in a block of the stall part")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile the blocks in the stall part",
+    )
+    parser.add_argument(
+        "--compile-resume",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="compile the blocks in the resume part",
+    )
+    parser.add_argument(
+        "--plain",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also compare without deterministic mode, for information",
+    )
+    parser.add_argument("--folder", type=Path, default=Path("runs/gpu-trust"))
+    parser.add_argument("--out", type=Path, help="a JSON of everything that was measured")
+    parser.add_argument("--train-until", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train_until is not None:
+        train_until(options.folder, options.train_until)
+        return 0
+    shutil.rmtree(options.folder, ignore_errors=True)
+    options.folder.mkdir(parents=True)
+    data = random_stream(options.folder / "noise")
+    began = time.perf_counter()
+    result: dict = {"size": options.size, "torch": torch.__version__}
+    if torch.cuda.is_available():
+        result["gpu"] = torch.cuda.get_device_name()
+    if options.part != "resume":
+        result["stall"] = stall(options, data)
+    if options.part != "stall":
+        result["resume"] = resume(options, data)
+    result["seconds"] = time.perf_counter() - began
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    table = rows(result)
+    width = max(len(name) for name, _ in table)
+    for name, value in table:
+        print(f"{name:<{width}}  {value}")
+    # On a CPU the thread that writes takes a core from the steps: there is nothing to judge.
+    judged = result.get("stall", {}).get("device") == "cuda"
+    good = not judged or result["stall"]["below_one_step"]
+    exact = "resume" not in result or result["resume"]["deterministic"]["equal_to_the_bit"]
+    return 0 if good and exact else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
