@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,10 +45,10 @@ def jobs_of(name: str, folder: Path) -> list[tuple[str, Job]]:
     return [(name, job) for job in load(name).grid(Setup(folder=folder))]
 
 
-def in_process(folder: Path, works: Sequence[Work]) -> Iterator[Event]:
+def in_process(folder: Path, queue: deque[Work]) -> Iterator[Event]:
     """A launcher without processes, for what does not depend on them."""
-    for work in works:
-        yield attempt(work, folder, lambda progress: None)
+    while queue:
+        yield attempt(queue.popleft(), folder, lambda progress: None)
 
 
 def sweep_killed(folder: Path, name: str, kills: int, processes: int) -> int:
@@ -174,7 +175,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
 def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MemtrainError, match="pip install ray"):
-        list(run_on_ray([], tmp_path, 1, ""))
+        list(run_on_ray(deque(), tmp_path, 1, ""))
 
 
 def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch):

@@ -1,5 +1,6 @@
 """One run of a sweep from beginning to end, in whatever process: train, measure, answer."""
 
+import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,6 +82,17 @@ def attempt(work: Work, folder: Path, tell: Tell) -> Done | Failed:
         place.with_name(place.name + ".error.txt").write_text(traceback.format_exc())
         line = (str(error).splitlines() or [""])[0]
         return Failed(work.key, f"{type(error).__name__}: {line} (see {place}.error.txt)")
+    finally:
+        _let_go()
+
+
+def _let_go() -> None:
+    """Free a run's memory for the next one: its models and graphs know each other in circles."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
