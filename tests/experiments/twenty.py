@@ -1,5 +1,6 @@
 """A figure of the tests' own: small runs that take a moment each, one of which fails on demand."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,6 +47,13 @@ class Quick(Twenty):
     runs, steps = 9, 30
 
 
+class Few(Twenty):
+    """Four of them."""
+
+    name = "twenty:Few"
+    runs, steps = 4, 3
+
+
 class Faulty(Twenty):
     """Three runs, of which the second cannot be measured."""
 
@@ -72,4 +80,34 @@ class Deadly(Twenty):
         if run.config.seed == 0 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().measure(run)
+
+
+class Followed(Twenty):
+    """Two tries; then the better one again under another name, and a third run."""
+
+    name = "twenty:Followed"
+    runs, steps = 2, 6
+
+    def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
+        first = self.grid(setup)[0]
+        third = replace(first.config, seed=2)
+        return [
+            Job(config=first.config, tags={"seed": 0, "again": True}),
+            Job(config=third, tags={"seed": 2, "again": True}),
+        ]
+
+
+ALIVE: list[weakref.ref] = []
+"""Runs that were measured, if they are still there."""
+
+
+class Watched(Twenty):
+    """One run, which is remembered but not held."""
+
+    name = "twenty:Watched"
+    runs, steps = 1, 5
+
+    def measure(self, run: Run) -> dict:
+        ALIVE.extend(map(weakref.ref, (run, run.rnn, run.engine)))
         return super().measure(run)

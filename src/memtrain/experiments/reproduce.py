@@ -61,14 +61,14 @@ def outcome(name: str, setup: Setup) -> Outcome:
     figure = load(name)
     jobs = figure.grid(setup)
     results = results_of(setup.folder, [(figure.name, job) for job in jobs])
-    whole = len(results) == len(jobs)  # else what follows it is not known yet
-    if whole:
+    known = len(results) == len(jobs) or not figure.follows_up
+    if known:
         more = figure.follow_up(setup, results)
         jobs += more
         results += results_of(setup.folder, [(figure.name, job) for job in more])
     empty = {_group(job.tags) for job in jobs} - {_group(result.tags) for result in results}
     missing = len(jobs) - len(results)
-    if empty or not whole:
+    if empty or not known:  # not even what is still to come
         sentence = (
             f"{missing} of {len(jobs)} runs are missing, {len(empty)} settings have none; the "
             "same command goes on with them."
