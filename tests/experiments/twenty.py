@@ -9,6 +9,9 @@ from memtrain.config import BPTTConfig, LogConfig
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean
 from memtrain.run import Run
 
+ALONE = replace(TINY, smt=replace(TINY.smt, steps=0), dmt=replace(TINY.dmt, steps=0))
+"""Trained by BPTT only, which is quicker."""
+
 
 class Twenty(Experiment):
     """Twenty runs, each long enough to be killed in the middle."""
@@ -16,12 +19,13 @@ class Twenty(Experiment):
     name = "twenty:Twenty"
     claim = "There are as many results as runs."
     runs, steps = 20, 200
+    base = TINY
 
     def grid(self, setup: Setup) -> list[Job]:
         log = LogConfig(every=5, evaluate_every=0, evaluate_sequences=8, checkpoint_every=10)
         return [
             Job(
-                config=replace(TINY, seed=seed, bptt=BPTTConfig(steps=self.steps), log=log),
+                config=replace(self.base, seed=seed, bptt=BPTTConfig(steps=self.steps), log=log),
                 tags={"seed": seed},
             )
             for seed in range(self.runs)
@@ -52,6 +56,7 @@ class Few(Twenty):
 
     name = "twenty:Few"
     runs, steps = 4, 3
+    base = ALONE
 
 
 class Faulty(Twenty):
@@ -88,6 +93,7 @@ class Followed(Twenty):
 
     name = "twenty:Followed"
     runs, steps = 2, 6
+    base = ALONE
 
     def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
         first = self.grid(setup)[0]
@@ -107,6 +113,7 @@ class Watched(Twenty):
 
     name = "twenty:Watched"
     runs, steps = 1, 5
+    base = ALONE
 
     def measure(self, run: Run) -> dict:
         ALIVE.extend(map(weakref.ref, (run, run.rnn, run.engine)))
