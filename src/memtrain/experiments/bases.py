@@ -38,7 +38,7 @@ def synthetic(
     width = setup.pick(smoke=16, cpu=64, gpu=64, paper=256)
     heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(2, 32), paper=(8, 64))
     layers = setup.pick(smoke=1, cpu=1, gpu=1, paper=4)
-    steps = steps or setup.pick(smoke=12, cpu=900, gpu=900, paper=20_000)
+    steps = steps or setup.pick(smoke=12, cpu=900, gpu=750, paper=20_000)
     return RunConfig(
         name=data.kind,
         seed=seed,
@@ -99,7 +99,7 @@ def natural(
     layers = layers or setup.pick(smoke=1, cpu=2, gpu=4, paper=8)
     tokens = memory_tokens or setup.pick(smoke=2, cpu=4, gpu=8, paper=16)
     heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 32), paper=(8, 64))
-    steps = setup.pick(smoke=10, cpu=1000, gpu=3000, paper=150_000)
+    steps = setup.pick(smoke=10, cpu=1000, gpu=2500, paper=150_000)
     path, evaluate_length = store(setup, name)
     return RunConfig(
         name=name,

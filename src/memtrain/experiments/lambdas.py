@@ -93,9 +93,12 @@ def memory_uniformity(run: Run) -> float:
     count = min(32, run.config.log.evaluate_sequences)
     batch = run.task.held_out(count, torch.Generator().manual_seed(EVALUATION_SEED))
     inputs = batch.inputs.to(run.engine.device)[:, :256]
-    memory = (
-        encode_in_chunks(run.teacher, inputs) if run.teacher is not None else run.rnn.unroll(inputs)
-    )
+    with run.engine.looking():
+        memory = (
+            encode_in_chunks(run.teacher, inputs)
+            if run.teacher is not None
+            else run.rnn.unroll(inputs)
+        )
     return float(uniformity_loss(memory, 2048, torch.Generator().manual_seed(0)))
 
 

@@ -35,13 +35,14 @@ class Length(Experiment):
         found = {"lengths": lengths, "rnn": [], "teacher": []}
         for length in lengths:
             task = build_task(replace(run.config.data, sequence_length=length))
-            result = evaluate(
-                task,
-                run.rnn,
-                run.teacher,
-                sequences=max(16, run.config.log.evaluate_sequences * trained // length),
-                device=run.engine.device,
-            )
+            with run.engine.looking():
+                result = evaluate(
+                    task,
+                    run.rnn,
+                    run.teacher,
+                    sequences=max(16, run.config.log.evaluate_sequences * trained // length),
+                    device=run.engine.device,
+                )
             assert result.teacher is not None
             found["rnn"].append(result.rnn.accuracy)
             found["teacher"].append(result.teacher.accuracy)
