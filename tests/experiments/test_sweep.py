@@ -245,11 +245,16 @@ def test_a_figure_is_not_drawn_while_a_setting_has_nothing(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("uncounted")
-def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path):
+def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path, monkeypatch):
+    seen: list[int] = []
+    monkeypatch.setattr(
+        twenty.Followed, "measure", lambda self, run: seen.append(run.config.seed) or {"n": 1.0}
+    )
     names, setup = ["twenty:Few", "twenty:Followed"], Setup(folder=tmp_path)
     reproduce(names, setup, partial(in_process, tmp_path))
     done = finished(tmp_path)
-    # Tries first, since others wait for them; a run of the same config is measured, not trained.
+    # Tries first, since others wait for them; a run of the same config is not measured again.
+    assert seen == [0, 1, 2]
     assert [figure for figure, _ in done] == ["twenty:Followed"] * 4 + ["twenty:Few"] * 4
     assert len(list((tmp_path / "runs").glob("*/config.json"))) == 3 + 4
     assert outcome("twenty:Followed", setup).complete

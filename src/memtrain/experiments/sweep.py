@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ class _Sweep:
         self.file, self.more = file, more
         file.mend()
         self.done = {_identity(result): result for result in file.read()}
+        self.measured = {place[:3]: result for place, result in self.done.items()}
         self.queue: deque[Work] = deque()
         self.works: dict[str, Work] = {}
         """All that waits or is being done."""
@@ -110,12 +111,30 @@ class _Sweep:
         return self.failed
 
     def add(self, jobs: Sequence[tuple[str, Job]]) -> None:
-        """Queue what has no result; the most urgent run is the next to begin."""
-        missing = [(figure, job) for figure, job in jobs if place_of(figure, job) not in self.done]
+        """Queue what has no result."""
+        missing = self._missing(jobs)
         self.view.expect(len(jobs), len(jobs) - len(missing))
         self._queue(missing)
 
+    def _missing(self, jobs: Sequence[tuple[str, Job]]) -> list[tuple[str, Job]]:
+        """Those without a result. What a figure measured under another name need not be again."""
+        missing = []
+        for figure, job in jobs:
+            place = place_of(figure, job)
+            twin = self.measured.get(place[:3])
+            if twin is None:
+                missing.append((figure, job))
+            elif place not in self.done:
+                self._note(replace(twin, job=job.name, tags=dict(job.tags)))
+        return missing
+
+    def _note(self, result: Result) -> None:
+        self.file.append(result)
+        self.done[_identity(result)] = result
+        self.measured[_identity(result)[:3]] = result
+
     def _queue(self, jobs: Sequence[tuple[str, Job]]) -> None:
+        """The most urgent run is the next to begin."""
         self.later += [(figure, job) for figure, job in jobs if job.key in self.works]
         new = collect([(figure, job) for figure, job in jobs if job.key not in self.works])
         self.works |= {work.key: work for work in new}
@@ -133,10 +152,11 @@ class _Sweep:
         else:
             for result in event.results:
                 if _identity(result) not in self.done:
-                    self.file.append(result)
-                    self.done[_identity(result)] = result
-        jobs, self.later = self.later, []
-        self._queue(jobs)
+                    self._note(result)
+        later, self.later = self.later, []
+        missing = self._missing(later)
+        self.view.expect(0, len(later) - len(missing))
+        self._queue(missing)
         self.add(self.more(self.done))
 
 

@@ -103,23 +103,22 @@ def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
         run, diverged = _trained(work, place, tell)
         curve = [_point(record) for record in run.metrics.read() if "evaluation" in record]
         cost = {name.removeprefix("total_"): value for name, value in run.totals().items()}
-        results = []
-        for asked in work.asked:
-            figure = load(asked.figure)
-            results.append(
-                Result(
-                    figure=asked.figure,
-                    version=figure.version,
-                    job=asked.job,
-                    key=work.key,
-                    tags=asked.tags,
-                    measured=figure.measure(run),
-                    cost=cost,
-                    curve=curve,
-                    diverged=diverged,
-                )
+        figures = {asked.figure: load(asked.figure) for asked in work.asked}
+        measured = {name: figure.measure(run) for name, figure in figures.items()}
+        return [
+            Result(
+                figure=asked.figure,
+                version=figures[asked.figure].version,
+                job=asked.job,
+                key=work.key,
+                tags=asked.tags,
+                measured=measured[asked.figure],
+                cost=cost,
+                curve=curve,
+                diverged=diverged,
             )
-        return results
+            for asked in work.asked
+        ]
 
 
 def _trained(work: Work, place: Path, tell: Tell) -> tuple[Any, str]:
