@@ -84,6 +84,20 @@ def test_reproduce_lists_the_figures_and_teaches(capsys):
     assert "--launcher" in capsys.readouterr().out
 
 
+def test_reproduce_takes_several_figures_and_a_time(here: Path, capsys):
+    assert main(["reproduce", "joint", "length", "--minutes", "0", "--folder", "some"]) == 0
+    said = capsys.readouterr()
+    assert "joint" in said.out and "length" in said.out
+    assert "5 runs are missing after 0 minutes; the same command goes on" in said.err
+    for arguments, told in (
+        (["joint", "lenght"], "did you mean length"),
+        (["joint", "--minutes", "-1"], "minutes=-1.0: must be at least 0"),
+        (["--minutes", "1"], "name at least one"),
+    ):
+        assert main(["reproduce", *arguments]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_train_lists_the_recipes_and_a_recipe_lists_its_knobs(capsys):
     assert main(["train", "--help"]) == 0
     listed = capsys.readouterr().out

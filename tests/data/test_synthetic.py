@@ -1,12 +1,16 @@
 from collections import Counter
+from functools import partial
 from itertools import pairwise, permutations, product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from memtrain.config import Arithmetic, Copy, Recall, Retrieval, Stack
+from memtrain.data import synthetic
 from memtrain.data.synthetic import (
     TASKS,
     RecallTask,
@@ -370,3 +374,68 @@ def test_two_different_examples_fix_all_answers_of_a_prime_modulus():
         first, second = next((one, other) for one, other in pairwise(examples) if one != other)
         ((a, b),) = fitting_rules([first, second], config)
         assert y[::2] == [(a * token + b) % 7 for token in x[::2]]
+
+
+# -------------------------------------------------------------------------------- on a device
+
+SMALL = [Retrieval(), Copy(), Stack(), Recall(), Recall(pairs=2, key_symbols=40), Arithmetic()]
+
+
+class NoHost(TorchDispatchMode):
+    """Refuses what a captured step on a GPU may not do: read a number, or make one elsewhere."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim"), name
+        if not any(isinstance(one, torch.Tensor) for one in tree_leaves(args)):
+            assert (kwargs or {}).get("device") is not None, f"{name} is made on the host"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("config", SMALL, ids=str)
+def test_a_draw_asks_nothing_of_the_host(config, monkeypatch):
+    ranked = partial(draw_distinct_keys, rank=True)  # as on a GPU
+    monkeypatch.setattr(synthetic, "draw_distinct_keys", lambda *a, rank: ranked(*a))
+    with NoHost():
+        TASKS[type(config)](config).sample(3, seeded(0))
+
+
+@pytest.mark.parametrize("config", SMALL, ids=str)
+def test_tasks_are_drawn_on_a_gpu_where_a_step_can_be_captured(config):
+    task = TASKS[type(config)](config)
+    assert task.to(torch.device("cpu")).device.type == "cpu"
+    assert task.to(torch.device("cuda")).device.type == "cuda"
+    assert task.sample(2, seeded(0)).inputs.device.type == "cpu"  # held-out ones stay the same
+
+
+def test_keys_beyond_counting_stay_on_the_host():
+    task = TASKS[Recall](Recall(key_symbols=20, key_length=4))
+    assert task.to(torch.device("cuda")).device.type == "cpu"
+
+
+def test_ranked_keys_are_distinct_and_all_as_likely():
+    config = Recall(pairs=2, key_symbols=3, key_length=2, value_symbols=2)
+    keys = draw_distinct_keys(config, 4000, seeded(0), rank=True)
+    numbers = keys[..., 0] + 3 * keys[..., 1]
+    assert (numbers[:, 0] != numbers[:, 1]).all()
+    assert numbers.flatten().bincount(minlength=9).float().div(8000).sub(1 / 9).abs().max() < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("config", SMALL, ids=str)
+def test_a_draw_is_captured_and_every_replay_draws_anew(config):
+    task = TASKS[type(config)](config).to(torch.device("cuda"))
+    generator = torch.Generator("cuda").manual_seed(0)
+    task.sample(8, generator)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        batch = task.sample(8, generator)
+    seen = set()
+    for _ in range(4):
+        graph.replay()
+        seen.add(str(batch.inputs.tolist()))
+        for x, y in rows(batch):
+            assert type(config) not in SOLVERS or SOLVERS[type(config)](x, config) == y
+    assert len(seen) == 4

@@ -6,23 +6,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import memtrain.experiments.sweep as sweep_module
 from memtrain.errors import MemtrainError
-from memtrain.experiments import load
-from memtrain.experiments.experiment import Job, Setup
-from memtrain.experiments.launch import run_locally, run_on_ray
+from memtrain.experiments import load, mps
+from memtrain.experiments.experiment import Job, Result, Setup
+from memtrain.experiments.launch import default_processes, run_locally, run_on_ray
+from memtrain.experiments.order import urgency
+from memtrain.experiments.reproduce import outcome, reproduce
 from memtrain.experiments.sweep import ResultsFile, results_frame, results_of, sweep
 from memtrain.experiments.work import Done, Event, Work, attempt, collect, locked
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # workers look for `twenty` where their parent does
+
+import twenty  # noqa: E402
 
 SWEEP = """
 import sys
@@ -44,10 +52,10 @@ def jobs_of(name: str, folder: Path) -> list[tuple[str, Job]]:
     return [(name, job) for job in load(name).grid(Setup(folder=folder))]
 
 
-def in_process(folder: Path, works: Sequence[Work]) -> Iterator[Event]:
+def in_process(folder: Path, queue: deque[Work]) -> Iterator[Event]:
     """A launcher without processes, for what does not depend on them."""
-    for work in works:
-        yield attempt(work, folder, lambda progress: None)
+    while queue:
+        yield attempt(queue.popleft(), folder, lambda progress: None)
 
 
 def sweep_killed(folder: Path, name: str, kills: int, processes: int) -> int:
@@ -174,7 +182,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
 def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MemtrainError, match="pip install ray"):
-        list(run_on_ray([], tmp_path, 1, ""))
+        list(run_on_ray(deque(), tmp_path, 1, ""))
 
 
 def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch):
@@ -185,3 +193,154 @@ def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MemtrainError, match="pip install pandas"):
         results_frame(folder)
+
+
+# ------------------------------------------------------------------- time, order and follow-ups
+
+
+def finished(folder: Path) -> list[tuple[str, str]]:
+    return [(result.figure, result.job) for result in ResultsFile(folder).read()]
+
+
+@pytest.fixture
+def uncounted(monkeypatch) -> None:
+    """Runs whose operations are not counted, which under the checks of shapes takes seconds."""
+    monkeypatch.setattr("memtrain.run.sequential_ops", lambda step: 1)
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_no_run_is_begun_after_the_time_and_the_same_command_goes_on(tmp_path: Path, monkeypatch):
+    clock = count(step=20)  # every look at it takes 20 seconds
+    monkeypatch.setattr(sweep_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    setup, launch = Setup(folder=tmp_path), partial(in_process, tmp_path)
+    reproduce(["twenty:Few"], setup, launch, minutes=0.5)
+    before = finished(tmp_path)
+    assert len(before) == 2
+    found = outcome("twenty:Few", setup)
+    assert found.picture is not None and not found.complete  # one setting, some of its seeds
+    assert found.verdict.sentence.endswith("2 of 4 runs are missing (seeds).")
+    reproduce(["twenty:Few"], setup, launch)
+    assert finished(tmp_path)[:2] == before
+    assert_each_once(tmp_path, "twenty:Few")
+    assert outcome("twenty:Few", setup).complete
+
+
+def test_a_figure_is_not_drawn_while_a_setting_has_nothing(tmp_path: Path):
+    setup = Setup(folder=tmp_path)
+    (work, *_) = collect(jobs_of("joint", tmp_path))
+    done = Result(
+        figure="joint",
+        version=1,
+        job=work.asked[0].job,
+        key=work.key,
+        tags=work.asked[0].tags,
+        measured={"rnn_accuracy": 1.0},
+        cost={},
+        curve=[],
+    )
+    ResultsFile(tmp_path).append(done)
+    found = outcome("joint", setup)
+    assert found.picture is None and found.verdict.holds is None
+    assert "3 of 4 runs are missing, 3 settings have none" in found.verdict.sentence
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path, monkeypatch):
+    seen: list[int] = []
+    monkeypatch.setattr(
+        twenty.Followed, "measure", lambda self, run: seen.append(run.config.seed) or {"n": 1.0}
+    )
+    names, setup = ["twenty:Few", "twenty:Followed"], Setup(folder=tmp_path)
+    reproduce(names, setup, partial(in_process, tmp_path))
+    done = finished(tmp_path)
+    # Tries first, since others wait for them; a run of the same config is not measured again.
+    assert seen == [0, 1, 2]
+    assert [figure for figure, _ in done] == ["twenty:Followed"] * 4 + ["twenty:Few"] * 4
+    assert len(list((tmp_path / "runs").glob("*/config.json"))) == 3 + 4
+    assert outcome("twenty:Followed", setup).complete
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_job_whose_run_is_at_work_for_another_measures_it_afterwards(tmp_path: Path):
+    first, second, *_ = jobs_of("twenty:Few", tmp_path)
+    late = (first[0], replace(second[1], tags={"seed": 9}))
+    told = []
+
+    def more(results):
+        told.append(len(results))
+        return [late] if len(results) == 1 and told.count(1) == 1 else []
+
+    assert sweep(tmp_path, [first, second], partial(in_process, tmp_path), more=more) == {}
+    assert [job for _, job in finished(tmp_path)] == ["seed=0", "seed=1", "seed=9"]
+
+
+def test_long_runs_and_awaited_ones_come_first(tmp_path: Path):
+    def one(name: str, **steps: int) -> Work:
+        figure, job = jobs_of(name, tmp_path)[0]
+        bptt = replace(job.config.bptt, **steps)
+        (work,) = collect([(figure, replace(job, config=replace(job.config, bptt=bptt)))])
+        return work
+
+    short, long = one("twenty:Quick", steps=5), one("twenty:Quick", steps=500)
+    awaited = one("twenty:Followed", steps=50)
+    assert sorted([short, long, awaited], key=urgency, reverse=True) == [awaited, long, short]
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_nothing_of_a_run_is_held_when_the_next_begins(tmp_path: Path):
+    (work,) = collect(jobs_of("twenty:Watched", tmp_path))
+    twenty.ALIVE.clear()
+    assert isinstance(attempt(work, tmp_path, lambda progress: None), Done)
+    assert len(twenty.ALIVE) == 3 and [ref() for ref in twenty.ALIVE] == [None] * 3
+
+
+# ------------------------------------------------------------------------------------ one GPU
+
+
+@pytest.mark.parametrize(
+    "gibibytes, scale, expected",
+    [(139, "gpu", 12), (24, "gpu", 2), (8, "gpu", 1), (139, "paper", 1)],
+)
+def test_small_runs_share_a_gpu_as_its_memory_allows(gibibytes, scale, expected, monkeypatch):
+    there = SimpleNamespace(total_memory=gibibytes * 2**30)
+    monkeypatch.setattr("memtrain.train.engine.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: there)
+    monkeypatch.setattr("memtrain.experiments.launch._cores", lambda: 16)
+    assert default_processes("auto", scale) == expected
+
+
+def fake_service(folder: Path, monkeypatch, *, probe: int) -> Path:
+    """A control command that notes what it is told, and a GPU that answers `probe`."""
+    log = folder / "told"
+    control = folder / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "$@" "$(cat)" $CUDA_MPS_PIPE_DIRECTORY >> {log}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv(mps.PIPES, raising=False)
+    monkeypatch.setattr(mps, "PROBE", f"raise SystemExit({probe})")
+    return log
+
+
+@pytest.mark.parametrize("probe", [0, 1])
+def test_the_service_is_started_tried_used_and_ended(probe: int, tmp_path: Path, monkeypatch):
+    log = fake_service(tmp_path, monkeypatch, probe=probe)
+    with mps.shared_gpu() as shared:
+        assert shared is (probe == 0)
+        assert (mps.PIPES in os.environ) is shared  # where it does not work, nobody asks it
+        assert log.read_text().startswith("-d ")
+    assert mps.PIPES not in os.environ
+    started, ended = (line.split() for line in log.read_text().splitlines())
+    assert ended[:3] == ["quit", "-t", "5"] and ended[-1] == started[-1]
+    assert not Path(started[-1]).exists()
+
+
+def test_without_the_service_or_with_the_users_own_nothing_is_started(tmp_path: Path, monkeypatch):
+    log = fake_service(tmp_path, monkeypatch, probe=0)
+    monkeypatch.setenv(mps.PIPES, "/theirs")
+    with mps.shared_gpu() as shared:
+        assert shared and os.environ[mps.PIPES] == "/theirs"
+    monkeypatch.delenv(mps.PIPES)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with mps.shared_gpu() as shared:
+        assert not shared
+    assert not log.exists()

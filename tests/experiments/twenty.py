@@ -1,5 +1,6 @@
 """A figure of the tests' own: small runs that take a moment each, one of which fails on demand."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,9 @@ from memtrain.config import BPTTConfig, LogConfig
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean
 from memtrain.run import Run
 
+ALONE = replace(TINY, smt=replace(TINY.smt, steps=0), dmt=replace(TINY.dmt, steps=0))
+"""Trained by BPTT only, which is quicker."""
+
 
 class Twenty(Experiment):
     """Twenty runs, each long enough to be killed in the middle."""
@@ -15,12 +19,13 @@ class Twenty(Experiment):
     name = "twenty:Twenty"
     claim = "There are as many results as runs."
     runs, steps = 20, 200
+    base = TINY
 
     def grid(self, setup: Setup) -> list[Job]:
         log = LogConfig(every=5, evaluate_every=0, evaluate_sequences=8, checkpoint_every=10)
         return [
             Job(
-                config=replace(TINY, seed=seed, bptt=BPTTConfig(steps=self.steps), log=log),
+                config=replace(self.base, seed=seed, bptt=BPTTConfig(steps=self.steps), log=log),
                 tags={"seed": seed},
             )
             for seed in range(self.runs)
@@ -44,6 +49,14 @@ class Quick(Twenty):
 
     name = "twenty:Quick"
     runs, steps = 9, 30
+
+
+class Few(Twenty):
+    """Four of them."""
+
+    name = "twenty:Few"
+    runs, steps = 4, 3
+    base = ALONE
 
 
 class Faulty(Twenty):
@@ -72,4 +85,36 @@ class Deadly(Twenty):
         if run.config.seed == 0 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().measure(run)
+
+
+class Followed(Twenty):
+    """Two tries; then the better one again under another name, and a third run."""
+
+    name = "twenty:Followed"
+    runs, steps = 2, 6
+    base = ALONE
+
+    def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
+        first = self.grid(setup)[0]
+        third = replace(first.config, seed=2)
+        return [
+            Job(config=first.config, tags={"seed": 0, "again": True}),
+            Job(config=third, tags={"seed": 2, "again": True}),
+        ]
+
+
+ALIVE: list[weakref.ref] = []
+"""Runs that were measured, if they are still there."""
+
+
+class Watched(Twenty):
+    """One run, which is remembered but not held."""
+
+    name = "twenty:Watched"
+    runs, steps = 1, 5
+    base = ALONE
+
+    def measure(self, run: Run) -> dict:
+        ALIVE.extend(map(weakref.ref, (run, run.rnn, run.engine)))
         return super().measure(run)

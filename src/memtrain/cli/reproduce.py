@@ -1,5 +1,6 @@
 """memtrain reproduce and memtrain report."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,11 +14,11 @@ def reproduce(arguments: list[str]) -> int:
     from memtrain.experiments import FIGURES
 
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: memtrain reproduce FIGURE|all [OPTIONS]\n\nFigures:")
+        print("usage: memtrain reproduce FIGURE...|all [OPTIONS]\n\nFigures:")
         for name, title in FIGURES.items():
             print(f"  {name:<20}{title}")
         print(
-            "\nFIGURE may also be a class of yours, my_file:MyFigure."
+            "\nSeveral figures share their processes. A class of yours is my_file:MyFigure."
             "\nStart with `memtrain reproduce gradients` (seconds), then"
             "\n  memtrain reproduce all --scale smoke       all fifteen, minutes on a laptop"
             "\n  memtrain reproduce joint --scale cpu       minutes, small but real"
@@ -34,8 +35,8 @@ def reproduce(arguments: list[str]) -> int:
         """Run the grid of a figure, draw it, and say whether the paper's claim holds here.
         Finished runs are skipped, a stopped sweep goes on, a failed run does not stop the rest."""
 
-        figure: tyro.conf.Positional[str]
-        """A name from `memtrain reproduce`, all, or my_file:MyFigure."""
+        figures: tyro.conf.Positional[tuple[str, ...]]
+        """Names from `memtrain reproduce`, all, or my_file:MyFigure."""
         scale: Literal["smoke", "cpu", "gpu", "paper"] = "smoke"
         """smoke: seconds, shows that it works; cpu: minutes to an hour; gpu: minutes of a large
         GPU; paper: the paper's sizes, days."""
@@ -46,8 +47,13 @@ def reproduce(arguments: list[str]) -> int:
         address: str = ""
         """Of the Ray cluster; without it one is started here."""
         processes: int | None = None
-        """Runs at a time: as many as there are cores, or one on a GPU, unless given. Small runs
-        share a GPU well; try 8."""
+        """Runs at a time: as many as there are cores, unless given; on a GPU at most 12 and 10 GiB
+        each, at the scale paper one."""
+        mps: bool = True
+        """Let kernels of several runs share an NVIDIA GPU, where its Multi-Process Service can be
+        started; it ends with the command."""
+        minutes: float = math.inf
+        """After that many minutes no run is begun; the same command goes on later. 0 only draws."""
         data_dir: Path = Path("data")
         """Where `memtrain data` put mnist, tinystories and sketchy (scales gpu and paper)."""
         device: str = "auto"
@@ -56,8 +62,12 @@ def reproduce(arguments: list[str]) -> int:
         """Print one JSON object of all verdicts as the last line of stdout, nothing else there."""
 
     options = parse(Reproduce, arguments, "memtrain reproduce")
+    if not options.figures:
+        raise MemtrainError("figures: name at least one, or all; memtrain reproduce lists them")
     if options.processes is not None and options.processes < 1:
         raise MemtrainError(f"processes={options.processes}: must be at least 1")
+    if not options.minutes >= 0:
+        raise MemtrainError(f"minutes={options.minutes}: must be at least 0")
 
     from memtrain.experiments.command import run_reproduce
 

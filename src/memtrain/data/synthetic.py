@@ -22,6 +22,25 @@ from memtrain.config import Arithmetic, Copy, Recall, Retrieval, Stack
 from memtrain.data.task import Task
 from memtrain.shapes import IGNORE_INDEX, Batch
 
+LISTED = 4096
+"""Keys that a GPU ranks to draw some of them; of more it would have to look at what it drew."""
+
+
+class SyntheticTask(Task):
+    """A task that is drawn where its generator is: on a GPU, a captured step draws it too."""
+
+    _device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def to(self, device: torch.device) -> Task:
+        if device.type == "cuda":
+            self._device = device
+        return self
+
+
 # ------------------------------------------------------------------------------------ retrieval
 
 
@@ -34,7 +53,7 @@ def retrieval_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 
 
 @final
-class RetrievalTask(Task):
+class RetrievalTask(SyntheticTask):
     """x = [3,4,0,2,1,3,1,0] -> y = [·,·,·,·,·,·,·,2]"""
 
     def __init__(self, config: Retrieval):
@@ -44,15 +63,16 @@ class RetrievalTask(Task):
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         length = self.sequence_length
-        inputs = torch.randint(1, self.vocab_size, (count, length), generator=generator)
+        drawn = {"generator": generator, "device": generator.device}
+        inputs = torch.randint(1, self.vocab_size, (count, length), **drawn)
         # At most T-3, so that the token behind the marker is never the query.
-        marker = torch.randint(length - 2, (count, 1), generator=generator)
+        marker = torch.randint(length - 2, (count, 1), **drawn)
         inputs.scatter_(1, marker, 0)
         inputs[:, -1] = 0
         targets = retrieval_targets(inputs)
         # Drawn even without noise: a seed then gives the same inputs at every noise level.
-        noisy = torch.rand(count, generator=generator) < self.noise
-        noise = torch.randint(1, self.vocab_size, (count,), generator=generator)
+        noisy = torch.rand(count, **drawn) < self.noise
+        noise = torch.randint(1, self.vocab_size, (count,), **drawn)
         targets[:, -1] = torch.where(noisy, noise, targets[:, -1])
         return Batch(inputs, targets)
 
@@ -69,7 +89,7 @@ def copy_batch(strings: Int[Tensor, "B L"]) -> Batch:
 
 
 @final
-class CopyTask(Task):
+class CopyTask(SyntheticTask):
     """x = [3,4,1,2,0,0,0,0] -> y = [·,·,·,·,2,1,4,3]"""
 
     def __init__(self, config: Copy):
@@ -78,7 +98,8 @@ class CopyTask(Task):
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         shape = (count, self.sequence_length // 2)
-        return copy_batch(torch.randint(1, self.vocab_size, shape, generator=generator))
+        drawn = {"generator": generator, "device": generator.device}
+        return copy_batch(torch.randint(1, self.vocab_size, shape, **drawn))
 
 
 # ---------------------------------------------------------------------------------------- stack
@@ -97,7 +118,7 @@ def stack_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 
 
 @final
-class StackTask(Task):
+class StackTask(SyntheticTask):
     """x = [1,0,2,3,0,1,0,0] -> y = [·,1,·,·,3,·,1,2]"""
 
     def __init__(self, config: Stack):
@@ -107,12 +128,13 @@ class StackTask(Task):
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         shape = (count, self.sequence_length)
-        symbols = torch.randint(1, self.vocab_size, shape, generator=generator)
+        drawn = {"generator": generator, "device": generator.device}
+        symbols = torch.randint(1, self.vocab_size, shape, **drawn)
         # A free walk, folded between 0 and the depth: the step is forced where the stack is empty
         # or full and a fair coin elsewhere.
-        walk = (2 * torch.randint(2, shape, generator=generator) - 1).cumsum(1)
+        walk = (2 * torch.randint(2, shape, **drawn) - 1).cumsum(1)
         height = self.depth - (walk % (2 * self.depth) - self.depth).abs()
-        push = height.diff(dim=1, prepend=torch.zeros(count, 1, dtype=torch.long)) > 0
+        push = height.diff(dim=1, prepend=height.new_zeros(count, 1)) > 0
         inputs = torch.where(push, symbols, 0)
         return Batch(inputs, stack_targets(inputs))
 
@@ -124,7 +146,7 @@ def recall_batch(
     keys: Int[Tensor, "B P K"], values: Int[Tensor, "B P L"], query: Int[Tensor, " B"]
 ) -> Batch:
     """Read all pairs, then the key number `query`; say its value from the key's last symbol on."""
-    rows = torch.arange(len(query))
+    rows = torch.arange(len(query), device=query.device)
     asked, answer = keys[rows, query], values[rows, query]  # (B, K), (B, L)
     pairs = torch.cat([keys, values], 2).flatten(1)  # (B, P * (K + L))
     blanks = torch.zeros_like(answer[:, 1:])
@@ -134,33 +156,41 @@ def recall_batch(
     return Batch(inputs, targets)
 
 
+def spellable(config: Recall) -> int:
+    """How many keys there are."""
+    return config.key_symbols**config.key_length
+
+
 def draw_distinct_keys(
-    config: Recall, count: int, generator: torch.Generator
+    config: Recall, count: int, generator: torch.Generator, *, rank: bool = False
 ) -> Int[Tensor, "B P K"]:
-    """Draw the keys of each sequence without replacement, as strings over 0..key_symbols-1."""
+    """Draw the keys of each sequence without replacement, as strings over 0..key_symbols-1.
+
+    With `rank` nothing on the host depends on what was drawn, however many keys there are.
+    """
     symbols, length = config.key_symbols, config.key_length
-    spellable = symbols**length
-    if spellable <= 4 * config.pairs:
-        ranks = torch.rand(count, spellable, dtype=torch.float64, generator=generator)
+    drawn = {"generator": generator, "device": generator.device}
+    if rank or spellable(config) <= 4 * config.pairs:
+        ranks = torch.rand(count, spellable(config), dtype=torch.float64, **drawn)
         numbers = ranks.argsort(1)[:, : config.pairs, None]  # (B, P, 1)
-        return numbers // symbols ** torch.arange(length) % symbols
+        return numbers // symbols ** torch.arange(length, device=numbers.device) % symbols
     # Too many to list, perhaps beyond int64. Redrawing repeats until none is left favours no key:
     # only equality is looked at, so every choice of distinct keys is as likely as any other.
     # A key repeats with probability below 1/4, so the loop is short.
-    keys = torch.randint(symbols, (count, config.pairs, length), generator=generator)
-    unsure = torch.arange(count)
+    keys = torch.randint(symbols, (count, config.pairs, length), **drawn)
+    unsure = torch.arange(count, device=keys.device)
     while len(unsure):
-        drawn = keys[unsure]
-        same = (drawn[:, :, None] == drawn[:, None]).all(-1)  # (N, P, P)
+        some = keys[unsure]
+        same = (some[:, :, None] == some[:, None]).all(-1)  # (N, P, P)
         repeats = same.tril(-1).any(-1)  # (N, P): equal to an earlier key
-        drawn[repeats] = torch.randint(symbols, (int(repeats.sum()), length), generator=generator)
-        keys[unsure] = drawn
+        some[repeats] = torch.randint(symbols, (int(repeats.sum()), length), **drawn)
+        keys[unsure] = some
         unsure = unsure[repeats.any(1)]
     return keys
 
 
 @final
-class RecallTask(Task):
+class RecallTask(SyntheticTask):
     """x = [b,1,a,3,d,2,a] -> y = [·,·,·,·,·,·,3]
 
     Token 0 is the blank; then come the keys' symbols, then the values'.
@@ -172,12 +202,17 @@ class RecallTask(Task):
         self.sequence_length = (config.pairs + 1) * pair_length - 1
         self.config = config
 
+    def to(self, device: torch.device) -> Task:
+        return super().to(device) if spellable(self.config) <= LISTED else self
+
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         config = self.config
-        keys = 1 + draw_distinct_keys(config, count, generator)
+        drawn = {"generator": generator, "device": generator.device}
+        rank = generator.device.type != "cpu"
+        keys = 1 + draw_distinct_keys(config, count, generator, rank=rank)
         shape = (count, config.pairs, config.value_length)
-        values = torch.randint(config.value_symbols, shape, generator=generator)
-        query = torch.randint(config.pairs, (count,), generator=generator)
+        values = torch.randint(config.value_symbols, shape, **drawn)
+        query = torch.randint(config.pairs, (count,), **drawn)
         return recall_batch(keys, 1 + config.key_symbols + values, query)
 
     def describe(self, inputs: list[int], targets: list[int]) -> str:
@@ -205,7 +240,7 @@ def arithmetic_batch(
 
 
 @final
-class ArithmeticTask(Task):
+class ArithmeticTask(SyntheticTask):
     """x = [x0,y0,x1,y1,...] -> y = [y0,·,y1,·,...]"""
 
     def __init__(self, config: Arithmetic):
@@ -215,8 +250,9 @@ class ArithmeticTask(Task):
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         config = self.config
-        x = torch.randint(config.vocab_size, (count, config.examples), generator=generator)
-        a, b = torch.randint(config.difficulty, (2, count), generator=generator)
+        drawn = {"generator": generator, "device": generator.device}
+        x = torch.randint(config.vocab_size, (count, config.examples), **drawn)
+        a, b = torch.randint(config.difficulty, (2, count), **drawn)
         return arithmetic_batch(x, a, b, config.vocab_size)
 
 

@@ -24,18 +24,21 @@ def synthetic(
     *,
     memory_tokens: int = 1,
     learning_rate: float = 3e-3,
+    steps: int = 0,
     seed: int = 0,
 ) -> RunConfig:
     """A synthetic task: T_c = T_f = T, every timestep trained, as in the paper.
 
+    0 takes the scale's own number of steps; DMT has half of them.
     DMT's gradients go through the rollout: one-step DMT is not robust here (docs/LOG.md). The
     paper's encoder reads a window for every timestep, which wants a GPU; the small scales take
-    the causal one.
+    the causal one. Heads of 32 are the smallest that our kernels take: a step of the cell is then
+    half as many kernels, and the number of kernels is what small runs cost.
     """
     width = setup.pick(smoke=16, cpu=64, gpu=64, paper=256)
-    heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 16), paper=(8, 64))
+    heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(2, 32), paper=(8, 64))
     layers = setup.pick(smoke=1, cpu=1, gpu=1, paper=4)
-    steps = setup.pick(smoke=12, cpu=900, gpu=900, paper=20_000)
+    steps = steps or setup.pick(smoke=12, cpu=900, gpu=750, paper=20_000)
     return RunConfig(
         name=data.kind,
         seed=seed,
@@ -82,18 +85,21 @@ def natural(
     width: int = 0,
     layers: int = 0,
     cell: str = "transformer",
+    one_step: bool = False,
     seed: int = 0,
 ) -> RunConfig:
     """mnist, tinystories or sketchy, one random timestep a window, the paper's encoder.
 
-    0 takes the scale's own size. A GRU or an MLP cell keeps the memory's shape.
+    0 takes the scale's own size. A GRU or an MLP cell keeps the memory's shape. `one_step` takes
+    the paper's DMT, as the scale paper does; else gradients pass through the last steps before
+    each label and the teacher's decoder reads what they lead to, as in the recipes.
     """
     context = context_length or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
     width = width or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
     layers = layers or setup.pick(smoke=1, cpu=2, gpu=4, paper=8)
     tokens = memory_tokens or setup.pick(smoke=2, cpu=4, gpu=8, paper=16)
     heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 32), paper=(8, 64))
-    steps = setup.pick(smoke=10, cpu=1000, gpu=3000, paper=150_000)
+    steps = setup.pick(smoke=10, cpu=1000, gpu=2500, paper=150_000)
     path, evaluate_length = store(setup, name)
     return RunConfig(
         name=name,
@@ -124,16 +130,31 @@ def natural(
             learning_rate=setup.pick(smoke=1e-3, cpu=1e-3, gpu=1e-3, paper=3e-4),
             future_length=setup.pick(smoke=8, cpu=16, gpu=32, paper=64),
         ),
-        dmt=DMTConfig(
-            steps=setup.pick(smoke=4, cpu=150, gpu=250, paper=1500),
-            batch_size=setup.pick(smoke=4, cpu=16, gpu=64, paper=64),
-            learning_rate=setup.pick(smoke=3e-4, cpu=3e-4, gpu=3e-4, paper=1e-4),
-            rollout_length=setup.pick(smoke=16, cpu=64, gpu=256, paper=256),
-            empty_start=0.5,
-            label_stride=setup.pick(smoke=2, cpu=2, gpu=8, paper=8),
-        ),
+        dmt=_dmt(setup, one_step or setup.scale == "paper"),
         engine=EngineConfig(device=setup.device, compile=setup.scale == "paper"),
         log=_log(setup, steps, sequences=setup.pick(smoke=8, cpu=32, gpu=64, paper=64)),
+    )
+
+
+def _dmt(setup: Setup, one_step: bool) -> DMTConfig:
+    """DMT on a stream: the paper's, or through segments, which need fewer labels (docs/LOG.md)."""
+    stage = DMTConfig(
+        steps=setup.pick(smoke=4, cpu=150, gpu=250, paper=1500),
+        batch_size=setup.pick(smoke=4, cpu=16, gpu=64, paper=64),
+        learning_rate=setup.pick(smoke=3e-4, cpu=3e-4, gpu=3e-4, paper=1e-4),
+        rollout_length=setup.pick(smoke=16, cpu=64, gpu=256, paper=256),
+        empty_start=0.5,
+        label_stride=setup.pick(smoke=2, cpu=2, gpu=8, paper=8),
+    )
+    if one_step:
+        return stage
+    return replace(
+        stage,
+        label_stride=setup.pick(smoke=4, cpu=8, gpu=16, paper=16),
+        segment=setup.pick(smoke=2, cpu=8, gpu=8, paper=8),
+        dynamics_weight=1.0,
+        decode_weight=1.0,
+        future_length=setup.pick(smoke=8, cpu=16, gpu=32, paper=64),
     )
 
 
@@ -175,11 +196,11 @@ def bptt_twin(
 
 
 def _log(setup: Setup, steps: int, *, sequences: int) -> LogConfig:
-    """About ten looks along a run, and few checkpoints."""
-    looks = setup.pick(smoke=1, cpu=8, gpu=10, paper=50)
+    """A few looks along a run, and few checkpoints: next to small runs both take long."""
+    looks = setup.pick(smoke=1, cpu=8, gpu=5, paper=50)
     return LogConfig(
         every=max(1, steps // 50),
         evaluate_every=max(1, steps // looks),
         evaluate_sequences=sequences,
-        checkpoint_every=max(1, steps // setup.pick(smoke=1, cpu=4, gpu=2, paper=50)),
+        checkpoint_every=max(1, steps // setup.pick(smoke=1, cpu=4, gpu=1, paper=50)),
     )

@@ -3,7 +3,8 @@
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,52 @@ from rich.table import Table
 from memtrain.errors import MemtrainError
 from memtrain.experiments.experiment import Setup
 from memtrain.experiments.launch import default_processes, run_locally, run_on_ray
+from memtrain.experiments.mps import shared_gpu
 from memtrain.experiments.report import write_report
 from memtrain.experiments.reproduce import Outcome, figure_names, outcome, reproduce
+from memtrain.experiments.sweep import Launch
+from memtrain.train.engine import pick_device
 
 
 def run_reproduce(options: Any) -> int:
     """Run, draw, judge; 1 if a run failed."""
     folder = options.folder or Path("runs") / f"reproduce-{options.scale}"
-    names = figure_names(options.figure)
+    names = figure_names(options.figures)
     setup = Setup(
         scale=options.scale, folder=folder, data_dir=options.data_dir, device=options.device
     )
-    processes = options.processes or default_processes(options.device)
-    launch = partial(run_locally, folder=folder, processes=processes)
-    if options.launcher == "ray":
-        launch = partial(run_on_ray, folder=folder, processes=processes, address=options.address)
-    failed = reproduce(names, setup, launch)
+    with _launcher(options, folder) as launch:
+        failed = reproduce(names, setup, launch, minutes=options.minutes)
     found = [outcome(name, setup) for name in names]
+    missing = sum(len(one.jobs) - len(one.results) for one in found)
     if options.json:
         record = {"scale": setup.scale, "figures": _plain(found), "failed": failed}
-        print(json.dumps(_finite(record)))
+        print(json.dumps(_finite(record | {"missing": missing})))
     else:
         _print_verdicts(found, setup)
         print(f"\nfolder  {folder}\npage    memtrain report {folder}")
     if failed:
         print(f"memtrain: {len(failed)} runs failed; the same command tries again", file=sys.stderr)
+    elif missing:
+        told = f"{missing} runs are missing after {options.minutes:g} minutes"
+        print(f"memtrain: {told}; the same command goes on", file=sys.stderr)
     return 1 if failed else 0
+
+
+@contextmanager
+def _launcher(options: Any, folder: Path) -> Iterator[Launch]:
+    """Where runs happen, as the options say."""
+    processes = options.processes or default_processes(options.device, options.scale)
+    if options.launcher == "ray":
+        yield partial(run_on_ray, folder=folder, processes=processes, address=options.address)
+        return
+    on_gpu = pick_device(options.device).type == "cuda"
+    several = on_gpu and processes > 1 and options.mps
+    with shared_gpu() if several else nullcontext(False) as shared:
+        if on_gpu:
+            way = "at the same time (MPS)" if shared else "in turns (no MPS)"
+            print(f"{processes} runs at a time, kernels {way}", file=sys.stderr)
+        yield partial(run_locally, folder=folder, processes=processes)
 
 
 def _plain(found: Sequence[Outcome]) -> dict[str, Any]:
@@ -51,6 +72,7 @@ def _plain(found: Sequence[Outcome]) -> dict[str, Any]:
             "numbers": one.verdict.numbers,
             "picture": str(one.picture) if one.picture else None,
             "runs": len(one.results),
+            "missing": len(one.jobs) - len(one.results),
         }
         for one in found
     }

@@ -138,6 +138,11 @@ class Experiment(ABC):
 
         return FIGURES.get(self.name, self.name)
 
+    @property
+    def follows_up(self) -> bool:
+        """Whether more runs wait for the grid's results."""
+        return type(self).follow_up is not Experiment.follow_up
+
     @abstractmethod
     def grid(self, setup: Setup) -> list[Job]:
         """The runs."""

@@ -40,6 +40,8 @@ class Gradients(Experiment):
                         config,
                         cell=replace(config.cell, kind=cell),
                         bptt=BPTTConfig(steps=1),
+                        # Norms over many decades, in the precision that they are compared in.
+                        engine=replace(config.engine, precision="fp32"),
                         # The gain is no knob of a run; its place in the name keeps the runs apart.
                         name=f"retrieval-gain{gain:g}",
                     )

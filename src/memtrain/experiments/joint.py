@@ -31,15 +31,13 @@ class Joint(Experiment):
         ]
 
     def _job(self, setup: Setup, length: int, future: int, joint: bool, seed: int) -> Job:
-        config = synthetic(setup, Retrieval(sequence_length=length), seed=seed)
         # SMT alone, longer: DMT through time would assign credit in a way of its own. All steps
         # are decoded, since with a short future few of them are asked for anything.
         steps = setup.pick(smoke=12, cpu=1500, gpu=1500, paper=20_000)
+        config = synthetic(setup, Retrieval(sequence_length=length), steps=steps, seed=seed)
         config = replace(
             config,
-            smt=replace(
-                config.smt, steps=steps, future_length=future, joint=joint, decode_timesteps=0
-            ),
+            smt=replace(config.smt, future_length=future, joint=joint, decode_timesteps=0),
             dmt=replace(config.dmt, steps=0),
         )
         return Job(config=config, tags={"T_f": future, "joint": joint, "T": length, "seed": seed})

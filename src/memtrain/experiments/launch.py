@@ -1,17 +1,19 @@
 """Where a sweep's runs happen: in processes of this machine, or on a Ray cluster.
 
-A launcher takes work and yields events as they come. It writes no results and keeps no state:
-a run's own checkpoints are what a killed run goes on from.
+A launcher takes work out of a queue when it can begin it, and yields events as they come; between
+two of them the queue may grow or be emptied. It writes no results and keeps no state: a run's own
+checkpoints are what a killed run goes on from.
 """
 
 import multiprocessing
 import os
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from memtrain.errors import MemtrainError
 from memtrain.experiments.work import Event, Failed, Progress, Work, attempt
@@ -20,11 +22,25 @@ RETRIES = 1
 """How often a run whose process died is given to another."""
 
 
-def default_processes(device: str) -> int:
-    """As many as there are cores; on a GPU one run after another."""
+ON_A_GPU = 12
+"""Small runs that share a GPU; with more, kernels wait for one another."""
+RUN_BYTES = 10 * 2**30
+"""What such a run takes of a GPU's memory at most: its graphs, an evaluation, CUDA itself."""
+
+
+def default_processes(device: str, scale: str) -> int:
+    """As many as there are cores; on a GPU, small runs while there is room, large ones in turn."""
+    import torch
+
     from memtrain.train.engine import pick_device
 
-    return 1 if pick_device(device).type == "cuda" else _cores()
+    place = pick_device(device)
+    if place.type != "cuda":
+        return _cores()
+    if scale == "paper":
+        return 1
+    room = torch.cuda.get_device_properties(place).total_memory // RUN_BYTES
+    return max(1, min(_cores(), ON_A_GPU, room))
 
 
 def _cores() -> int:
@@ -56,21 +72,20 @@ class _Worker:
         self.process.kill()
 
 
-def run_locally(works: Sequence[Work], folder: Path, processes: int) -> Iterator[Event]:
+def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Event]:
     """Events of all work, `processes` runs at a time."""
-    waiting = deque((work, RETRIES) for work in works)
     # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // processes))
-    retries: dict[str, int] = {}
+    deaths: Counter[str] = Counter()
     workers: list[_Worker] = []
     try:
-        while waiting or any(worker.work for worker in workers):
-            while waiting and len(workers) < processes:
+        while queue or any(worker.work for worker in workers):
+            idle = [worker for worker in workers if worker.work is None]
+            while len(idle) < len(queue) and len(workers) < processes:
                 workers.append(_Worker(folder, threads))
-            for worker in workers:
-                if worker.work is None and waiting:
-                    work, retries[work.key] = waiting.popleft()
-                    worker.give(work)
+                idle.append(workers[-1])
+            for worker in idle[: len(queue)]:
+                worker.give(queue.popleft())
             busy = [worker for worker in workers if worker.work]
             wait([worker.connection for worker in busy])
             for worker in busy:
@@ -82,8 +97,9 @@ def run_locally(works: Sequence[Work], folder: Path, processes: int) -> Iterator
                 except EOFError:  # it died
                     workers.remove(worker)
                     worker.close()
-                    if retries[worker.work.key]:
-                        waiting.appendleft((worker.work, retries[worker.work.key] - 1))
+                    deaths[worker.work.key] += 1
+                    if deaths[worker.work.key] <= RETRIES:
+                        queue.appendleft(worker.work)
                     else:
                         code = worker.process.exitcode
                         yield Failed(worker.work.key, f"its process died twice (exit code {code})")
@@ -125,13 +141,11 @@ def _die_with_parent() -> None:
 # ----------------------------------------------------------------------------------------- Ray
 
 
-def run_on_ray(
-    works: Sequence[Work], folder: Path, processes: int, address: str
-) -> Iterator[Event]:
+def run_on_ray(queue: deque[Work], folder: Path, processes: int, address: str) -> Iterator[Event]:
     """The same on a Ray cluster, whose machines must all see the folder.
 
     Args:
-        works: what to do.
+        queue: what to do.
         folder: the sweep's folder, on a disk that all machines share.
         processes: runs that share one GPU, where there are GPUs.
         address: of the cluster; empty starts one on this machine.
@@ -148,13 +162,18 @@ def run_on_ray(
         init(address=address or None, log_to_driver=False, ignore_reinit_error=True)
     except ConnectionError as error:
         raise MemtrainError(f"address={address}: {str(error).splitlines()[0]}") from None
-    gpus = ray.cluster_resources().get("GPU", 0)
+    resources = ray.cluster_resources()
+    gpus = resources.get("GPU", 0)
     share = 1 / processes if gpus else 0
+    places = max(1, int(gpus * processes if gpus else resources.get("CPU", 1)))
     # Ray starts a task again when its worker dies; the run then goes on from its checkpoint.
     task = ray.remote(num_cpus=1, num_gpus=share, max_retries=3)(_perform_on_ray)
-    pending = {task.remote(work, str(folder.resolve())): work.key for work in works}
+    pending: dict[Any, str] = {}
     try:
-        while pending:
+        while queue or pending:
+            while queue and len(pending) < places:
+                work = queue.popleft()
+                pending[task.remote(work, str(folder.resolve()))] = work.key
             ready, _ = ray.wait(list(pending), num_returns=1)
             for reference in ready:
                 key = pending.pop(reference)

@@ -23,13 +23,9 @@ class Length(Experiment):
         length = setup.pick(smoke=8, cpu=16, gpu=16, paper=32)
         jobs = []
         for seed in setup.seeds:
-            config = synthetic(setup, Stack(sequence_length=length), memory_tokens=2, seed=seed)
             steps = setup.pick(smoke=12, cpu=1200, gpu=3000, paper=20_000)
-            config = replace(
-                config,
-                smt=replace(config.smt, steps=steps),
-                dmt=replace(config.dmt, steps=steps // 2),
-            )
+            data = Stack(sequence_length=length)
+            config = synthetic(setup, data, memory_tokens=2, steps=steps, seed=seed)
             jobs.append(Job(config=config, tags={"T": length, "seed": seed}))
         return jobs
 
@@ -39,13 +35,14 @@ class Length(Experiment):
         found = {"lengths": lengths, "rnn": [], "teacher": []}
         for length in lengths:
             task = build_task(replace(run.config.data, sequence_length=length))
-            result = evaluate(
-                task,
-                run.rnn,
-                run.teacher,
-                sequences=max(16, run.config.log.evaluate_sequences * trained // length),
-                device=run.engine.device,
-            )
+            with run.engine.looking():
+                result = evaluate(
+                    task,
+                    run.rnn,
+                    run.teacher,
+                    sequences=max(16, run.config.log.evaluate_sequences * trained // length),
+                    device=run.engine.device,
+                )
             assert result.teacher is not None
             found["rnn"].append(result.rnn.accuracy)
             found["teacher"].append(result.teacher.accuracy)

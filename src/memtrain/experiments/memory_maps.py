@@ -60,14 +60,16 @@ class MemoryMaps(Experiment):
         jobs = []
         for task, (data, _, _) in TASKS.items():
             for seed in setup.seeds:
-                config = synthetic(setup, data, seed=seed)
                 steps = setup.pick(smoke=12, cpu=1500, gpu=4000, paper=20_000)
+                config = synthetic(setup, data, steps=steps, seed=seed)
                 config = replace(
                     config,
                     teacher=replace(config.teacher, normalize_memory=False),
                     cell=replace(config.cell, kind=f"{__name__}:PlaneCell", memory_dim=2),
-                    smt=replace(config.smt, steps=steps, decode_timesteps=0),
+                    smt=replace(config.smt, decode_timesteps=0),
                     dmt=replace(config.dmt, steps=steps // 3),
+                    # Two numbers have to hold everything: bf16 would leave each some 8 bits.
+                    engine=replace(config.engine, precision="fp32"),
                 )
                 jobs.append(Job(config=config, tags={"task": task, "seed": seed}))
         return jobs

@@ -92,7 +92,7 @@ def method_config(setup: Setup, data: str, method: str, rate: float, seed: int) 
     if way != "BPTT":
         return config
     length = setup.pick(smoke=16, cpu=64, gpu=256, paper=784 if data == "mnist" else 256)
-    steps = setup.pick(smoke=6, cpu=300, gpu=300, paper=20_000)
+    steps = setup.pick(smoke=6, cpu=300, gpu=200, paper=20_000)
     config = replace(config, dmt=replace(config.dmt, batch_size=config.smt.batch_size))
     return bptt_twin(setup, config, rate, steps=steps, length=length)
 

@@ -21,10 +21,8 @@ from memtrain.experiments.work import Done, Event, Failed, Progress, Work
 class View:
     """Shows events on stderr. Use it as a context."""
 
-    def __init__(
-        self, total: int, done: int, works: Mapping[str, Work], *, seconds: float = 10.0
-    ) -> None:
-        self.total, self.done, self.failed = total, done, 0
+    def __init__(self, works: Mapping[str, Work], *, seconds: float = 10.0) -> None:
+        self.total = self.done = self.first = self.failed = 0
         self.works = works
         self.active: dict[str, Progress] = {}
         self.console = Console(stderr=True, highlight=False)
@@ -32,7 +30,12 @@ class View:
         self.bars = self._bars() if live else None
         self.lines: dict[str, int] = {}
         self.seconds, self.spoke, self.began = seconds, time.monotonic(), time.monotonic()
-        self.first = done
+
+    def expect(self, jobs: int, done: int) -> None:
+        """So many more, of which some are done already."""
+        self.total += jobs
+        self.done += done
+        self.first += done
 
     def _bars(self) -> Bars:
         return Bars(
@@ -89,7 +92,7 @@ class View:
 
     def _draw(self, event: Event, work: Work) -> None:
         assert self.bars is not None
-        self.bars.update(self.overall, completed=self.done)
+        self.bars.update(self.overall, total=self.total, completed=self.done)
         if isinstance(event, Progress):
             if event.key not in self.lines:
                 self.lines[event.key] = self.bars.add_task("", total=event.steps)

@@ -1,15 +1,16 @@
 """`memtrain reproduce`: the grids of some figures, then their pictures and verdicts."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memtrain.errors import MemtrainError
 from memtrain.experiments import FIGURES, load
 from memtrain.experiments.drawing import save
-from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict
-from memtrain.experiments.sweep import Launch, results_of, sweep
+from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Tag, Verdict
+from memtrain.experiments.sweep import Launch, Place, place_of, results_of, sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,61 +22,83 @@ class Outcome:
     results: list[Result]
     verdict: Verdict
     picture: Path | None
-    """None while runs are missing."""
+    """None while a setting has no run."""
 
     @property
     def complete(self) -> bool:
         return len(self.results) == len(self.jobs)
 
 
-def reproduce(names: Sequence[str], setup: Setup, launch: Launch) -> dict[str, str]:
-    """Run what is missing of the figures' grids; returns the runs that failed, with the reason."""
+def reproduce(
+    names: Sequence[str], setup: Setup, launch: Launch, *, minutes: float = math.inf
+) -> dict[str, str]:
+    """Run what is missing of the figures' grids; returns the runs that failed, with the reason.
+
+    The runs of all figures share the launcher, so none of it is idle while one figure ends.
+    """
     figures = [load(name) for name in names]
-    first = [(figure.name, job) for figure in figures for job in figure.grid(setup)]
-    _remember(setup, [figure.name for figure in figures])
-    failed = sweep(setup.folder, first, launch)
-    then = []
-    for figure in figures:
-        jobs = _with_follow_up(figure, setup)[0]
-        then += [(figure.name, job) for job in jobs]
-    return failed | sweep(setup.folder, then, launch)
+    grids = {figure.name: figure.grid(setup) for figure in figures}
+    _remember(setup, list(grids))
+    jobs = [(name, job) for name, grid in grids.items() for job in grid]
+    places = {name: [place_of(name, job) for job in grid] for name, grid in grids.items()}
+    waiting = {figure.name: figure for figure in figures if figure.follows_up}
 
+    def more(results: Mapping[Place, Result]) -> list[tuple[str, Job]]:
+        """The follow-ups of figures whose grid is just done."""
+        due = []
+        for name, figure in list(waiting.items()):
+            if all(place in results for place in places[name]):
+                del waiting[name]
+                found = [results[place] for place in places[name]]
+                due += [(name, job) for job in figure.follow_up(setup, found)]
+        return due
 
-def _with_follow_up(figure: Experiment, setup: Setup) -> tuple[list[Job], list[Result]]:
-    """All jobs of a figure and their results; the follow-up is there once the grid is done."""
-    jobs = figure.grid(setup)
-    results = results_of(setup.folder, [(figure.name, job) for job in jobs])
-    if len(results) == len(jobs):
-        more = figure.follow_up(setup, results)
-        jobs += more
-        results += results_of(setup.folder, [(figure.name, job) for job in more])
-    return jobs, results
+    return sweep(setup.folder, jobs, launch, more=more, minutes=minutes)
 
 
 def outcome(name: str, setup: Setup) -> Outcome:
-    """Draw and judge a figure from the results that are there."""
+    """Draw and judge a figure from the results that are there, if that is enough."""
     figure = load(name)
-    jobs, results = _with_follow_up(figure, setup)
+    jobs = figure.grid(setup)
+    results = results_of(setup.folder, [(figure.name, job) for job in jobs])
+    known = len(results) == len(jobs) or not figure.follows_up
+    if known:
+        more = figure.follow_up(setup, results)
+        jobs += more
+        results += results_of(setup.folder, [(figure.name, job) for job in more])
+    empty = {_group(job.tags) for job in jobs} - {_group(result.tags) for result in results}
     missing = len(jobs) - len(results)
-    if missing:
-        sentence = f"{missing} of {len(jobs)} runs are missing; reproduce it again to run them."
+    if empty or not known:  # not even what is still to come
+        sentence = (
+            f"{missing} of {len(jobs)} runs are missing, {len(empty)} settings have none; the "
+            "same command goes on with them."
+        )
         verdict = Verdict(holds=None, sentence=sentence, numbers={})
         return Outcome(figure, jobs, results, verdict, None)
     picture = setup.folder / "figures" / f"{figure.name.replace(':', '.')}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     save(figure.plot(setup, results), picture)
-    return Outcome(figure, jobs, results, figure.verdict(setup, results), picture)
+    verdict = figure.verdict(setup, results)
+    if missing:
+        told = f"{verdict.sentence} {missing} of {len(jobs)} runs are missing (seeds)."
+        verdict = replace(verdict, sentence=told)
+    return Outcome(figure, jobs, results, verdict, picture)
+
+
+def _group(tags: Mapping[str, Tag]) -> tuple:
+    """A setting: all but the seed."""
+    return tuple(sorted((name, str(tag)) for name, tag in tags.items() if name != "seed"))
 
 
 # ---------------------------------------------------------------------------------- the folder
 
 
-def figure_names(asked: str) -> list[str]:
-    """`all`, one name, or a figure of the user's."""
-    if asked == "all":
-        return list(FIGURES)
-    load(asked)  # says what is wrong with it, before anything runs
-    return [asked]
+def figure_names(asked: Sequence[str]) -> list[str]:
+    """Names, `all`, or figures of the user's, each once."""
+    names = [name for one in asked for name in (FIGURES if one == "all" else (one,))]
+    for name in names:
+        load(name)  # says what is wrong with it, before anything runs
+    return list(dict.fromkeys(names))
 
 
 def _remember(setup: Setup, names: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """One run of a sweep from beginning to end, in whatever process: train, measure, answer."""
 
+import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,6 +82,17 @@ def attempt(work: Work, folder: Path, tell: Tell) -> Done | Failed:
         place.with_name(place.name + ".error.txt").write_text(traceback.format_exc())
         line = (str(error).splitlines() or [""])[0]
         return Failed(work.key, f"{type(error).__name__}: {line} (see {place}.error.txt)")
+    finally:
+        _let_go()
+
+
+def _let_go() -> None:
+    """Free a run's memory for the next one: its models and graphs know each other in circles."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
@@ -91,23 +103,22 @@ def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
         run, diverged = _trained(work, place, tell)
         curve = [_point(record) for record in run.metrics.read() if "evaluation" in record]
         cost = {name.removeprefix("total_"): value for name, value in run.totals().items()}
-        results = []
-        for asked in work.asked:
-            figure = load(asked.figure)
-            results.append(
-                Result(
-                    figure=asked.figure,
-                    version=figure.version,
-                    job=asked.job,
-                    key=work.key,
-                    tags=asked.tags,
-                    measured=figure.measure(run),
-                    cost=cost,
-                    curve=curve,
-                    diverged=diverged,
-                )
+        figures = {asked.figure: load(asked.figure) for asked in work.asked}
+        measured = {name: figure.measure(run) for name, figure in figures.items()}
+        return [
+            Result(
+                figure=asked.figure,
+                version=figures[asked.figure].version,
+                job=asked.job,
+                key=work.key,
+                tags=asked.tags,
+                measured=measured[asked.figure],
+                cost=cost,
+                curve=curve,
+                diverged=diverged,
             )
-        return results
+            for asked in work.asked
+        ]
 
 
 def _trained(work: Work, place: Path, tell: Tell) -> tuple[Any, str]:
