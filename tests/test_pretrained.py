@@ -117,6 +117,14 @@ def test_what_the_package_holds_loads_and_writes():
         assert np.isfinite(generate(model, count=1, length=length).tokens).all()
 
 
+def test_mnist_small_draws_pen_strokes_inside_a_blank_margin():
+    pictures = generate(load_pretrained("mnist-small"), count=8, seed=0).pictures()
+    pictures = pictures / pictures.max()
+    assert pictures.shape == (8, 28, 28)
+    assert 0.05 < pictures.mean() < 0.3
+    assert pictures[:, :2].mean() < 0.01 and pictures[:, :, :2].mean() < 0.01
+
+
 def test_weights_travel_with_the_package():
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert "pretrained/*.safetensors" in text and "pretrained/*.json" in text

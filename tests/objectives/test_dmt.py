@@ -310,6 +310,29 @@ class TestLabels:
         assert {tuple(steps[0].tolist()) for _, steps, _ in calls} == {(t,) for t in range(5)}
 
 
+class TestReadout:
+    def test_every_nth_memory_is_read_from_every_offset_in_turn(self):
+        objective = tiny_dmt(readout_stride=3)
+        rollouts, generator = record_rollout(objective), seeded()
+        seen = set()
+        for _ in range(40):
+            batch = random_batch(2, 8)
+            losses = objective(batch, generator)
+            memories = rollouts[-1][-1]
+            by_offset = {}
+            for offset in range(3):
+                read = [offset, offset + 3]
+                logits = objective.rnn.predict(memories[:, read])
+                loss = F.cross_entropy(logits.flatten(0, 1), batch.targets[:, read].flatten())
+                by_offset[offset] = loss.item()
+            found = [
+                o for o, loss in by_offset.items() if abs(loss - losses.parts["readout"]) < 1e-6
+            ]
+            assert len(found) == 1
+            seen.update(found)
+        assert seen == {0, 1, 2}
+
+
 class TestStart:
     @BOTH
     def test_taught_rollouts_start_right_after_the_teachers_step(self, encoder):

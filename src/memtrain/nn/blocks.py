@@ -16,6 +16,8 @@ class Rotary(nn.Module):
 
     cosine: Tensor
     sine: Tensor
+    half_cosine: Tensor
+    half_sine: Tensor
 
     def __init__(self, head_dim: int, positions: int = 512, base: float = 10_000.0) -> None:
         super().__init__()
@@ -29,6 +31,17 @@ class Rotary(nn.Module):
         angle = torch.arange(positions, dtype=torch.float64)[:, None] / self.base**half
         self.register_buffer("cosine", angle.cos().float().to(device), persistent=False)
         self.register_buffer("sine", angle.sin().float().to(device), persistent=False)
+        self.register_buffer("half_cosine", self.cosine.half(), persistent=False)
+        self.register_buffer("half_sine", self.sine.half(), persistent=False)
+
+    def tables(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines to turn rows of this precision: for 16 bits, 16 will do.
+
+        fp16 for bf16 too: it has more digits, and no angle needs the range.
+        """
+        if kind.itemsize == 2:
+            return self.half_cosine, self.half_sine
+        return self.cosine, self.sine
 
     def reserve(self, positions: int) -> None:
         """Make sure that positions 0..positions-1 are in the tables."""
@@ -143,17 +156,13 @@ class Attention(nn.Module):
         self, fast: FastAttention, x: Tensor, rotary: Rotary, keep: slice | None, causal: bool
     ) -> Tensor:
         if keep is None:
-            return fast.whole(self.project_in(x), rotary.cosine, rotary.sine, self.heads, causal)
+            qkv = self.project_in(x)
+            return fast.whole(qkv, *rotary.tables(qkv.dtype), self.heads, causal)
         query_weight, rest = self._weights()
-        return fast.some(
-            F.linear(x[:, keep], query_weight),
-            F.linear(x, rest),
-            rotary.cosine,
-            rotary.sine,
-            self.heads,
-            range(x.shape[1])[keep].start,
-            causal,
-        )
+        query, key_value = F.linear(x[:, keep], query_weight), F.linear(x, rest)
+        cosine, sine = rotary.tables(query.dtype)
+        first = range(x.shape[1])[keep].start
+        return fast.some(query, key_value, cosine, sine, self.heads, first, causal)
 
     def _weights(self) -> tuple[Tensor, Tensor]:
         """The projection to queries, and that to keys and values."""

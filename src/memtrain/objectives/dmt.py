@@ -68,7 +68,8 @@ class DMT(Objective):
             predicted = self._segments(before, inputs, labelled)
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
         dynamics = dynamics_loss(predicted, labels, weight, self.part)
-        readout = readout_loss(self.rnn, rollout.detach(), targets, self.part)
+        read = self._read(steps.shape[1], generator, steps.device)
+        readout = readout_loss(self.rnn, rollout[:, read].detach(), targets[:, read], self.part)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         parts = {"dynamics": dynamics.detach(), "readout": readout.detach()}
         if config.decode_weight:
@@ -111,6 +112,16 @@ class DMT(Objective):
             memory[taught:] = memories[taught - asking :]
             first[taught:] = after[taught:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
+
+    def _read(
+        self, rollout: int, generator: torch.Generator, device: torch.device
+    ) -> slice | Int[Tensor, " S"]:
+        """Every `readout_stride`-th step from a random offset, always as many."""
+        stride = min(self.config.readout_stride, rollout)
+        if stride == 1:
+            return slice(None)
+        offset = torch.randint(stride, (), generator=generator, device=generator.device)
+        return offset.to(device) + stride * torch.arange(rollout // stride, device=device)
 
     def _segments(
         self,

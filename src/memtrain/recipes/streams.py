@@ -64,7 +64,7 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
     A higher rate that falls with a cosine needs fewer steps than the paper's constant one
     (150,000 at 3e-4). DMT goes past the paper: rollouts start from the empty memory too, labels
     stand at every 16th step, gradients pass through the 8 steps before each, the teacher's decoder
-    reads what they lead to, and there are more steps.
+    reads what they lead to, and there are more steps. The readout learns at every 4th step.
     """
     return RunConfig(
         name=name,
@@ -84,6 +84,7 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
             rollout_length=256,
             empty_start=0.5,
             label_stride=16,
+            readout_stride=4,
             segment=8,
             dynamics_weight=1.0,
             decode_weight=1.0,
