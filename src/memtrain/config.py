@@ -382,6 +382,9 @@ class SMTConfig(StageConfig):
     """Let the dynamics loss shape the teacher's memories too; off: it trains the cell alone."""
     decode_weight: float = 1.0
     """Weight of the decoding loss."""
+    next_weight: float = 0.0
+    """Weight of the decoding loss of the next target alone, on top of its share in the whole: it
+    is what the RNN will be asked (the paper: 0)."""
     dynamics_weight: float = 0.1
     """Weight of the dynamics loss."""
     uniformity_weight: float = 0.001
@@ -399,7 +402,7 @@ class SMTConfig(StageConfig):
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
         _at_least(self, 1, "future_length", hint="the paper uses 64")
-        _at_least(self, 0, "timesteps", "decode_timesteps", "decode_weight")
+        _at_least(self, 0, "timesteps", "decode_timesteps", "decode_weight", "next_weight")
         _at_least(self, 0, "dynamics_weight", "uniformity_weight")
         _at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
         _fraction(self, "short_contexts")
@@ -434,16 +437,23 @@ class DMTConfig(StageConfig):
     """The readout learns from every n-th of them, at a random offset."""
     decode_weight: float = 0.0
     """Weight of the teacher's decoder, telling the future from the cell's steps (the paper: 0)."""
+    next_weight: float = 0.0
+    """Weight of the same of the next target alone, on top of its share (the paper: 0)."""
     future_length: int = 64
-    """How many targets it tells (with decode_weight)."""
+    """How many targets it tells (with decode_weight or next_weight)."""
 
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
         _at_least(self, 0, "rollout_length", "start_weight")
-        _at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight")
+        _at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight", "next_weight")
         _at_least(self, 1, "future_length")
         _at_least(self, 1, "label_stride", "readout_stride", "segment")
         _fraction(self, "empty_start")
+
+    @property
+    def tells_future(self) -> bool:
+        """Whether the teacher's decoder has a say."""
+        return self.decode_weight > 0 or self.next_weight > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

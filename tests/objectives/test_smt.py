@@ -205,15 +205,15 @@ class TestEquations:
 
     @pytest.mark.parametrize("joint", [True, False], ids=["joint", "detached"])
     @TIMESTEPS
-    def test_the_total_weighs_the_three_parts(self, timesteps, joint):
+    def test_the_total_weighs_the_parts(self, timesteps, joint):
         batch = random_batch(3, 6)
-        weights = (0.3, 7.0, 0.02)
-        names = ("decode", "dynamics", "uniformity")
+        weights = (0.3, 7.0, 0.02, 0.5)
+        names = ("decode", "dynamics", "uniformity", "next")
         options: dict[str, Any] = {
             f"{name}_weight": w for name, w in zip(names, weights, strict=True)
         }
         losses = tiny_smt(timesteps=timesteps, joint=joint, **options)(batch, seeded())
-        plain = tiny_smt(timesteps=timesteps, joint=joint)(batch, seeded())
+        plain = tiny_smt(timesteps=timesteps, joint=joint, next_weight=1.0)(batch, seeded())
         assert not any(part.requires_grad for part in losses.parts.values())
         for name in names:
             assert_close(losses.parts[name], plain.parts[name])

@@ -45,14 +45,18 @@ def future_loss(
     steps: Int[Tensor, "B S"],
     future_length: int,
     part: Part = WHOLE,
-) -> Float[Tensor, ""]:
-    """L^dec of the teacher's decoder: the futures of memories that were made after `steps`."""
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """L^dec of the teacher's decoder, of the futures of memories that were made after `steps`;
+    and that of the first target of each future, which the memory alone has to tell."""
     window = gather_window(batch, steps, future_length)
     inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
-    positions = None
+    positions, first = None, targets[:, :1]
     if targets.device.type == "cpu":
         positions, targets = asked_positions(targets)
-    return decode_loss(teacher.decode(memory.flatten(0, 1), inputs, positions), targets, part)
+        first = targets.where(positions == 0, IGNORE_INDEX)
+    logits = teacher.decode(memory.flatten(0, 1), inputs, positions)
+    next_loss = decode_loss(logits[:, : first.shape[1]], first, part)
+    return decode_loss(logits, targets, part), next_loss
 
 
 def dynamics_loss(

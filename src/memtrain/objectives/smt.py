@@ -19,7 +19,8 @@ from memtrain.shapes import Batch, Losses
 
 
 class SMT(Objective):
-    """decode_weight · L^dec + dynamics_weight · L^dyn + uniformity_weight · L^unif."""
+    """decode_weight · L^dec + dynamics_weight · L^dyn + uniformity_weight · L^unif, and
+    next_weight · L^dec of the next target."""
 
     def __init__(self, config: SMTConfig, teacher: Teacher, rnn: RNN) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class SMT(Objective):
             uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         rows = torch.arange(len(steps), device=steps.device)[:, None]
         future = config.future_length, self.part
-        decode = future_loss(
+        decode, next_target = future_loss(
             self.teacher, batch, memory[rows, asked], steps.gather(1, asked), *future
         )
         self.beside.join()
@@ -70,6 +71,8 @@ class SMT(Objective):
             + config.uniformity_weight * uniformity
         )
         parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
+        if config.next_weight:
+            total, parts["next"] = total + config.next_weight * next_target, next_target
         return Losses(total, {name: part.detach() for name, part in parts.items()})
 
     def _timesteps(
