@@ -437,23 +437,16 @@ class DMTConfig(StageConfig):
     """The readout learns from every n-th of them, at a random offset."""
     decode_weight: float = 0.0
     """Weight of the teacher's decoder, telling the future from the cell's steps (the paper: 0)."""
-    next_weight: float = 0.0
-    """Weight of the same of the next target alone, on top of its share (the paper: 0)."""
     future_length: int = 64
-    """How many targets it tells (with decode_weight or next_weight)."""
+    """How many targets it tells (with decode_weight)."""
 
     def __post_init__(self) -> None:
         StageConfig.__post_init__(self)
         _at_least(self, 0, "rollout_length", "start_weight")
-        _at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight", "next_weight")
+        _at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight")
         _at_least(self, 1, "future_length")
         _at_least(self, 1, "label_stride", "readout_stride", "segment")
         _fraction(self, "empty_start")
-
-    @property
-    def tells_future(self) -> bool:
-        """Whether the teacher's decoder has a say."""
-        return self.decode_weight > 0 or self.next_weight > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -310,22 +310,6 @@ class TestLabels:
         assert {tuple(steps[0].tolist()) for _, steps, _ in calls} == {(t,) for t in range(5)}
 
 
-class TestNext:
-    def test_its_weight_adds_the_next_targets_loss(self):
-        batch = random_batch(3, 6)
-        plain, weighted = (
-            tiny_dmt(decode_weight=0.5, next_weight=weight)(batch, seeded())
-            for weight in (0.0, 2.0)
-        )
-        assert plain.parts["next"] > 0 and weighted.parts == plain.parts
-        assert_close(weighted.total - plain.total, 2 * plain.parts["next"])
-
-    def test_alone_it_asks_the_decoder_too(self):
-        losses = tiny_dmt(next_weight=1.0)(random_batch(3, 6), seeded())
-        expected = 10 * losses.parts["dynamics"] + losses.parts["readout"] + losses.parts["next"]
-        assert_close(losses.total.detach(), expected)
-
-
 class TestReadout:
     def test_every_nth_memory_is_read_from_every_offset_in_turn(self):
         objective = tiny_dmt(readout_stride=3)

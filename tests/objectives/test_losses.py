@@ -9,8 +9,8 @@ from conftest import VOCAB, gradients, random_batch, random_tokens, seeded, tiny
 from memtrain.objectives.losses import (
     decode_loss,
     dynamics_loss,
-    future_loss,
     readout_loss,
+    tell_future,
     uniformity_loss,
 )
 from memtrain.shapes import IGNORE_INDEX
@@ -64,13 +64,13 @@ class TestReadoutLoss:
         assert memories.grad is not None and not memories.grad.any()
 
 
-class TestFutureLoss:
-    def test_the_second_is_that_of_the_first_target_of_every_future(self):
+class TestFuture:
+    def test_the_next_loss_is_that_of_the_first_target_of_every_future(self):
         teacher, batch = tiny_teacher(), random_batch(3, 8)
         batch.targets[:, ::3] = IGNORE_INDEX
         steps = torch.tensor([[0, 4, 7], [1, 3, 5], [2, 6, 7]])
         memory = teacher.encode(batch.inputs, steps)
-        whole, first = future_loss(teacher, batch, memory, steps, 4)
+        told = tell_future(teacher, batch, memory, steps, 4)
         logits = [teacher.predict(memory[row, None, k])[0] for row in range(3) for k in range(3)]
         asked = [
             cross_entropy(one.tolist(), target)
@@ -80,8 +80,8 @@ class TestFutureLoss:
             if target != IGNORE_INDEX
         ]
         assert 0 < len(asked) < 9
-        assert first.item() == pytest.approx(sum(asked) / len(asked), abs=1e-5)
-        assert whole.item() != pytest.approx(first.item(), abs=1e-3)
+        assert told.next_loss().item() == pytest.approx(sum(asked) / len(asked), abs=1e-5)
+        assert told.loss().item() != pytest.approx(told.next_loss().item(), abs=1e-3)
 
 
 class TestDynamicsLoss:

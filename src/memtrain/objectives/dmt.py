@@ -4,7 +4,7 @@ The rollout runs without autograd. What trains is one step from each rolled-out 
 the teacher's next memory, all steps at once; the teacher is frozen. The readout learns the
 targets from the same rolled-out memories, and its loss does not reach the cell. What can reach it,
 past the paper, is the teacher's decoder: `decode_weight` asks that the future be told from the
-cell's own steps, `next_weight` that the next target be.
+cell's own steps.
 """
 
 import torch
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from memtrain.config import DMTConfig
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import dynamics_loss, future_loss, readout_loss
+from memtrain.objectives.losses import dynamics_loss, readout_loss, tell_future
 from memtrain.objectives.objective import Objective
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
 class DMT(Objective):
     """dynamics_weight · MSE(rollout, teacher) + readout_weight · next-target loss, and
-    decode_weight · L^dec of the cell's steps + next_weight · L^dec of their next targets."""
+    decode_weight · L^dec of the cell's steps."""
 
     def __init__(self, config: DMTConfig, teacher: Teacher, rnn: RNN) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class DMT(Objective):
         """A rollout, a context where the teacher's memory is its start, a future to be told."""
         config = self.config
         context = self.teacher.config.context_length if config.empty_start < 1 else 0
-        future = config.future_length if config.tells_future else 0
+        future = config.future_length if config.decode_weight else 0
         return context + (config.rollout_length or 256) + future
 
     def from_nothing(self, rows: int) -> int:
@@ -72,15 +72,13 @@ class DMT(Objective):
         readout = readout_loss(self.rnn, rollout[:, read].detach(), targets[:, read], self.part)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         parts = {"dynamics": dynamics.detach(), "readout": readout.detach()}
-        if config.tells_future:
+        if config.decode_weight:
             # A step that is idle has no future: it lies beyond the end.
             real = inside[:, labelled] & (counts > 0)
             due = steps[:, labelled].where(real, batch.inputs.shape[1])
-            decode, next_target = future_loss(
-                self.teacher, batch, predicted, due, config.future_length, self.part
-            )
-            total = total + config.decode_weight * decode + config.next_weight * next_target
-            parts |= {"decode": decode.detach(), "next": next_target.detach()}
+            told = tell_future(self.teacher, batch, predicted, due, config.future_length)
+            decode = told.loss(self.part)
+            total, parts["decode"] = total + config.decode_weight * decode, decode.detach()
         return Losses(total, parts)
 
     def _start(

@@ -1,5 +1,7 @@
 """One pure function an equation of the paper."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -38,25 +40,38 @@ def readout_loss(
     return decode_loss(rnn.predict(memories), targets, part)
 
 
-def future_loss(
+class Told(NamedTuple):
+    """What the teacher's decoder tells of the futures of N memories, and what they were."""
+
+    logits: Float[Tensor, "N A V"]
+    targets: Int[Tensor, "N A"]
+    first: Int[Tensor, "N _"]
+    """The targets again, but only each memory's first: it has to tell that unaided."""
+
+    def loss(self, part: Part = WHOLE) -> Float[Tensor, ""]:
+        """L^dec of all of them."""
+        return decode_loss(self.logits, self.targets, part)
+
+    def next_loss(self, part: Part = WHOLE) -> Float[Tensor, ""]:
+        """L^dec of the first ones."""
+        return decode_loss(self.logits[:, : self.first.shape[1]], self.first, part)
+
+
+def tell_future(
     teacher: Teacher,
     batch: Batch,
     memory: Float[Tensor, "B S M D"],
     steps: Int[Tensor, "B S"],
     future_length: int,
-    part: Part = WHOLE,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """L^dec of the teacher's decoder, of the futures of memories that were made after `steps`;
-    and that of the first target of each future, which the memory alone has to tell."""
+) -> Told:
+    """Ask the teacher's decoder for the futures of memories that were made after `steps`."""
     window = gather_window(batch, steps, future_length)
     inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
     positions, first = None, targets[:, :1]
     if targets.device.type == "cpu":
         positions, targets = asked_positions(targets)
         first = targets.where(positions == 0, IGNORE_INDEX)
-    logits = teacher.decode(memory.flatten(0, 1), inputs, positions)
-    next_loss = decode_loss(logits[:, : first.shape[1]], first, part)
-    return decode_loss(logits, targets, part), next_loss
+    return Told(teacher.decode(memory.flatten(0, 1), inputs, positions), targets, first)
 
 
 def dynamics_loss(

@@ -12,7 +12,7 @@ from memtrain.config import SMTConfig
 from memtrain.nn.cells import CELL_CLASSES
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import dynamics_loss, future_loss, uniformity_loss
+from memtrain.objectives.losses import dynamics_loss, tell_future, uniformity_loss
 from memtrain.objectives.objective import Objective, draw_steps
 from memtrain.objectives.part import full_tensors
 from memtrain.shapes import Batch, Losses
@@ -60,10 +60,14 @@ class SMT(Objective):
             everyones = self.part.gather(memory)
             uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         rows = torch.arange(len(steps), device=steps.device)[:, None]
-        future = config.future_length, self.part
-        decode, next_target = future_loss(
-            self.teacher, batch, memory[rows, asked], steps.gather(1, asked), *future
+        told = tell_future(
+            self.teacher,
+            batch,
+            memory[rows, asked],
+            steps.gather(1, asked),
+            config.future_length,
         )
+        decode = told.loss(self.part)
         self.beside.join()
         total = (
             config.decode_weight * decode
@@ -72,7 +76,8 @@ class SMT(Objective):
         )
         parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
         if config.next_weight:
-            total, parts["next"] = total + config.next_weight * next_target, next_target
+            parts["next"] = told.next_loss(self.part)
+            total = total + config.next_weight * parts["next"]
         return Losses(total, {name: part.detach() for name, part in parts.items()})
 
     def _timesteps(
