@@ -121,6 +121,14 @@ class TestRollouts:
         assert asked == [Sampler()] * len(set(chunk_sizes(length)))
 
 
+def test_a_rehearsal_leaves_no_graph_behind(rnn):
+    rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+    graphed.rehearsing = True
+    with torch.no_grad():
+        assert rnn.unroll(random_tokens(2, CHUNK)).shape[1] == CHUNK
+    assert not graphed.chunks
+
+
 def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
     parts = fast_parts(rnn)
     rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, nullcontext)

@@ -46,6 +46,10 @@ class DMT(Objective):
     def capturable(self) -> bool:
         return True
 
+    @property
+    def rehearsable(self) -> bool:
+        return True
+
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         memory, steps = self._start(batch, generator)

@@ -44,6 +44,11 @@ class Objective(nn.Module, ABC):
         return False
 
     @property
+    def rehearsable(self) -> bool:
+        """Whether a step is short enough to be taken once more, for its kernels to be known."""
+        return False
+
+    @property
     def applies_once(self) -> bool:
         """Whether a step uses every trained matrix in one product only."""
         return False

@@ -42,6 +42,10 @@ class SMT(Objective):
         return True
 
     @property
+    def rehearsable(self) -> bool:
+        return True
+
+    @property
     def applies_once(self) -> bool:
         """A user's cell may do what it likes."""
         return type(self.rnn.cell) in CELL_CLASSES.values()

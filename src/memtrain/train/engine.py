@@ -164,17 +164,25 @@ class Engine:
         return trainer.compute
 
     def _rehearse(self, trainer: "StepOwner") -> None:
-        """Have all kernels compiled at once, while torch compiles what lies between them.
-
-        Not where graphs would be captured on the way: they would have no kernels in them.
-        """
-        if not self.kernels or not trainer.objective.applies_once:
+        """Have all kernels compiled at once, while torch compiles what lies between them."""
+        if not self.kernels or not trainer.objective.rehearsable:
             return
         from memtrain.nn.kernels.rehearsal import rehearsal
 
+        rollouts = [
+            module.fast_unroll
+            for module in trainer.objective.modules()
+            if isinstance(module, RNN) and isinstance(module.fast_unroll, GraphedUnroll)
+        ]
         eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
-        with rehearsal(), eager:
-            trainer.rehearse()
+        for rollout in rollouts:
+            rollout.rehearsing = True
+        try:
+            with rehearsal(), eager:
+                trainer.rehearse()
+        finally:
+            for rollout in rollouts:
+                rollout.rehearsing = False
 
 
 WORKSPACES = (":4096:8", ":16:8")

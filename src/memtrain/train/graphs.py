@@ -63,13 +63,16 @@ class GraphedUnroll:
         self.parts = parts
         self.precision = precision
         self.chunks: dict[tuple[torch.Size, int], _Chunk] = {}
+        self.rehearsing = False
+        """Whether kernels are compiled and not launched: a graph would stay empty."""
 
     def __call__(
         self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
         self.parts.refresh()
-        if torch.cuda.is_current_stream_capturing():  # a graph holds no graphs
+        # A graph holds no graphs.
+        if self.rehearsing or torch.cuda.is_current_stream_capturing():
             with self.parts.active(), self.precision():
                 return torch.stack(self._steps(inputs.T.contiguous().unbind(), memory), dim=1)
         memories = []
