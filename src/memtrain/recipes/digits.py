@@ -34,6 +34,7 @@ def digits() -> RunConfig:
             timesteps=16,
             decode_timesteps=8,
             future_length=16,
+            next_weight=1.0,
         ),
         dmt=DMTConfig(
             steps=600,

@@ -62,7 +62,7 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
     """The paper's models; the RNN also learns to start from nothing.
 
     A higher rate that falls with a cosine needs fewer steps than the paper's constant one
-    (150,000 at 3e-4). DMT goes past the paper: rollouts start from the empty memory too, labels
+    (150,000 at 3e-4), and the next target counts for more. DMT goes past the paper: rollouts start from the empty memory too, labels
     stand at every 16th step, gradients pass through the 8 steps before each, the teacher's decoder
     reads what they lead to, and there are more steps. The readout learns at every 4th step.
     """
@@ -76,9 +76,10 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
             batch_size=size.batch_size,
             learning_rate=5e-4,
             schedule="cosine",
+            next_weight=0.25,
         ),
         dmt=DMTConfig(
-            steps=1_500,
+            steps=3_000,
             batch_size=size.batch_size // 2,
             learning_rate=1.5e-4,
             rollout_length=256,
@@ -129,13 +130,18 @@ def _laptop(name: str, data: Stream, size: Size) -> RunConfig:
             timesteps=16,
             decode_timesteps=8,
             future_length=32,
+            next_weight=1.0,
         ),
         dmt=DMTConfig(
             steps=300,
             batch_size=size.batch_size,
             learning_rate=3e-4,
             rollout_length=160,
-            label_stride=2,
+            label_stride=8,
+            segment=8,
+            dynamics_weight=1.0,
+            decode_weight=1.0,
+            future_length=32,
         ),
         log=LogConfig(evaluate_every=250, evaluate_sequences=16),
     )
