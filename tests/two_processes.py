@@ -117,3 +117,4 @@ if __name__ == "__main__":
         processes, Path(sys.argv[2])
     )
     processes.leave()
+    processes.end(0)

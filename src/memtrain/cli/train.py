@@ -152,13 +152,12 @@ def _train(run: Any, reporter: Any) -> int:
         if run.group.main:
             how = f"go on with: memtrain resume {run.folder}"
             print(f"memtrain: {interrupted}; {how}", file=sys.stderr)
-        return 0 if interrupted.signal_number == signal.SIGTERM else 130
+        return run.group.end(0 if interrupted.signal_number == signal.SIGTERM else 130)
     result = run.evaluate()
     run.group.leave()
-    if not run.group.main:
-        return 0
-    print_evaluation(run, result)
-    print(f"\nrun folder  {run.folder}")
-    if run.spelling is not None:
-        print(f"let it write  memtrain generate {run.folder}")
-    return 0
+    if run.group.main:
+        print_evaluation(run, result)
+        print(f"\nrun folder  {run.folder}")
+        if run.spelling is not None:
+            print(f"let it write  memtrain generate {run.folder}")
+    return run.group.end(0)

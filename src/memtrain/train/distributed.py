@@ -5,6 +5,7 @@ its rows, so a run does not depend on how many there are, up to the order of sum
 """
 
 import os
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -93,6 +94,18 @@ class Group:
         """Part in peace; after an error the process just ends."""
         if self.size > 1:
             dist.destroy_process_group()
+
+    def end(self, status: int) -> int:
+        """End this process, if it is one of several; else hand the status on.
+
+        At once: torch's threads may still run while Python takes itself down, which now and then
+        ended a finished process with SIGABRT, and torchrun would start all of them again.
+        """
+        if self.size > 1:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        return status
 
     def spread_teacher(self, teacher: Teacher, device: torch.device) -> None:
         """FSDP2: every process keeps a slice of each weight, and all of them add up gradients."""
