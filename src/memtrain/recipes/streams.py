@@ -73,14 +73,14 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
         teacher=size.teacher,
         cell=size.cell,
         smt=SMTConfig(
-            steps=35_000,
+            steps=24_000,
             batch_size=size.batch_size,
             learning_rate=5e-4,
             schedule="cosine",
             next_weight=0.25,
         ),
         dmt=DMTConfig(
-            steps=3_000,
+            steps=4_000,
             batch_size=size.batch_size // 2,
             learning_rate=1.5e-4,
             rollout_length=256,

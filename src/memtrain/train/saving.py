@@ -18,8 +18,6 @@ from memtrain.train.files import DISK, Files
 
 PIECE = 2**24
 """Bytes that are fetched from a device at once."""
-ALIGNMENT = 64
-"""Tensors of a copy start at a multiple of this many bytes."""
 
 
 class CheckpointWriter:
@@ -96,8 +94,8 @@ class _Snapshot:
         self.names = list(named)
         self.progress = copy.deepcopy(checkpoint.progress)
         self.packs = [
-            _Pack({name: t.detach() for name, t in named.items() if t.device == device}, device)
-            for device in {tensor.device for tensor in named.values()}
+            _Pack({name: t.detach() for name, t in named.items() if (t.device, t.dtype) == kind})
+            for kind in {(tensor.device, tensor.dtype) for tensor in named.values()}
         ]
 
     def on_host(self) -> Checkpoint:
@@ -112,50 +110,38 @@ class _Snapshot:
 
 
 class _Pack:
-    """The tensors of one device, one behind another in one piece of its memory.
+    """The tensors of one device and one kind, one behind another in one piece of its memory.
 
     So hundreds of them are copied by few kernels, and fetched by few copies: a step does not wait
     while the host launches one for each, nor while its thread holds Python's lock.
     """
 
-    def __init__(self, tensors: Mapping[tuple[str, str], Tensor], device: torch.device) -> None:
-        self.shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        size = sum(_room(tensor.nbytes) for tensor in tensors.values())
-        self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
-        views = self._views(self.bytes)
-        for dtype in {tensor.dtype for tensor in tensors.values()}:
-            names = [name for name, tensor in tensors.items() if tensor.dtype == dtype]
-            torch._foreach_copy_([views[n] for n in names], [tensors[n] for n in names])
-        self.copied = torch.cuda.Event() if device.type == "cuda" else None
+    def __init__(self, tensors: Mapping[tuple[str, str], Tensor]) -> None:
+        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        self.row = torch._utils._flatten_dense_tensors(list(tensors.values()))
+        if any(self.row.data_ptr() == tensor.data_ptr() for tensor in tensors.values()):
+            self.row = self.row.clone()  # of one tensor alone it made no copy
+        self.copied = torch.cuda.Event() if self.row.device.type == "cuda" else None
         if self.copied is not None:
-            self.copied.record(torch.cuda.current_stream(device))
+            self.copied.record(torch.cuda.current_stream(self.row.device))
 
     def on_host(self) -> dict[tuple[str, str], Tensor]:
-        return self._views(self.bytes.cpu() if self.copied is None else self._fetch(self.copied))
+        row = self.row if self.copied is None else self._fetch(self.copied)
+        parts = row.split([shape.numel() for shape in self.shapes.values()])
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(shape) for (name, shape), part in named}
 
     def _fetch(self, copied: torch.cuda.Event) -> Tensor:
         """Over a stream of its own, in pieces: to pin as much host memory as all of it takes would
         make the device wait."""
-        host = torch.empty(len(self.bytes), dtype=torch.uint8)
+        source = self.row.view(torch.uint8)
+        host = torch.empty(len(source), dtype=torch.uint8)
         pinned = torch.empty(min(PIECE, len(host)), dtype=torch.uint8, pin_memory=True)
-        stream = torch.cuda.Stream(self.bytes.device)
+        stream = torch.cuda.Stream(self.row.device)
         stream.wait_event(copied)
         with torch.cuda.stream(stream):
-            for source, target in zip(self.bytes.split(PIECE), host.split(PIECE), strict=True):
-                piece = pinned[: len(source)].copy_(source, non_blocking=True)
+            for piece, target in zip(source.split(PIECE), host.split(PIECE), strict=True):
+                there = pinned[: len(piece)].copy_(piece, non_blocking=True)
                 stream.synchronize()
-                target.copy_(piece)
-        return host
-
-    def _views(self, memory: Tensor) -> dict[tuple[str, str], Tensor]:
-        views, begin = {}, 0
-        for name, (shape, dtype) in self.shapes.items():
-            size = shape.numel() * dtype.itemsize
-            views[name] = memory[begin : begin + size].view(dtype).view(shape)
-            begin += _room(size)
-        return views
-
-
-def _room(size: int) -> int:
-    """Bytes for a tensor: the next one starts where copies are fast."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+                target.copy_(there)
+        return host.view(self.row.dtype)
