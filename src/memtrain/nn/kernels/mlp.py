@@ -10,14 +10,12 @@ value: what lies outside is read as zero and not written.
 """
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memtrain.nn.kernels.functions import gelu, gelu_slope
-from memtrain.nn.kernels.sums import column_sums
 
 # A program owns BO columns and takes TURNS row tiles, `step` apart. Where a tile holds all of the
 # inner dimension (BI >= INNER), the columns' weights are read once and stay in shared memory.
@@ -187,7 +185,8 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor,
 
 
 def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """(g W) * GELU'(before), (R, O), and the columns' sums of it and of g, (O + I) in fp32."""
+    """(g W) * GELU'(before), (R, O), and shares of the columns' sums of it and of g, (_, O + I) in
+    fp32, to be added up."""
     launch = Launch(gradient, weight.shape[1], backward=True)
     out = torch.empty_like(before)
     sums = gradient.new_empty(launch.step, launch.outer + launch.inner, dtype=torch.float32)
@@ -203,91 +202,4 @@ def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple
         **launch.constants,
         SLICE=max(16, triton.next_power_of_2(triton.cdiv(launch.inner, launch.column_tiles))),
     )
-    return out, column_sums(sums)
-
-
-# ------------------------------------------------------------------------------- torch operators
-
-
-@torch.library.custom_op("memtrain::mlp", mutates_args=())
-def mlp(
-    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The MLP's output (R, W), and what its gradient needs: GELU's input and output, (R, O)."""
-    before, after = run_up(x, up, up_bias, keep=True)
-    return F.linear(after, down, down_bias), before, after
-
-
-@mlp.register_fake
-def _(
-    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden = len(x), len(up)
-    return x.new_empty(len(x), len(down)), x.new_empty(hidden), x.new_empty(hidden)
-
-
-@torch.library.custom_op("memtrain::mlp_only", mutates_args=())
-def mlp_only(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """`mlp` where no gradient will be asked for."""
-    return F.linear(run_up(x, up, up_bias, keep=False)[1], down, down_bias)
-
-
-@mlp_only.register_fake
-def _(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(down))
-
-
-@torch.library.custom_op("memtrain::mlp_backward", mutates_args=())
-def mlp_backward(gradient: Tensor, down: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    return run_down_backward(gradient, down, before)
-
-
-@mlp_backward.register_fake
-def _(gradient: Tensor, down: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(before), gradient.new_empty(sum(down.shape), dtype=torch.float32)
-
-
-def _context(ctx, inputs, output) -> None:
-    x, up, up_bias, down, down_bias = inputs
-    _, before, after = output
-    ctx.set_materialize_grads(False)
-    ctx.bias_kinds = up_bias.dtype, down_bias.dtype
-    ctx.save_for_backward(x, up, down, before, after)
-
-
-def _gradient(ctx, gradient, *_):
-    x, up, down, before, after = ctx.saved_tensors
-    gradient = gradient.contiguous()
-    wanted = ctx.needs_input_grad
-    before_gradient, sums = mlp_backward(gradient, down, before)
-    up_bias, down_bias = sums.split([len(up), len(down)])
-    return (
-        before_gradient @ up if wanted[0] else None,
-        before_gradient.T @ x if wanted[1] else None,
-        up_bias.to(ctx.bias_kinds[0]),
-        gradient.T @ after if wanted[3] else None,
-        down_bias.to(ctx.bias_kinds[1]),
-    )
-
-
-mlp.register_autograd(_gradient, setup_context=_context)
-
-
-class KernelMLP:
-    """What `nn.blocks.Block` calls in the place of its `mlp`."""
-
-    @staticmethod
-    def serves(layers: nn.Sequential) -> bool:
-        """Whether all rows begin where descriptors ask for it."""
-        up, _, _ = layers
-        return up.in_features % 16 == 0 and up.out_features % 16 == 0
-
-    def __call__(self, layers: nn.Sequential, x: Tensor) -> Tensor:
-        up, _, down = layers
-        device = x.device.type
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        rows = x.to(kind).flatten(0, -2).contiguous()
-        # The first bias is added in fp32, the second as autocast does.
-        given = rows, up.weight.to(kind), up.bias, down.weight.to(kind), down.bias.to(kind)
-        out = mlp(*given)[0] if torch.is_grad_enabled() else mlp_only(*given)
-        return out.unflatten(0, x.shape[:-1])
+    return out, sums
