@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +35,7 @@ from memtrain.data.store import Split, StoreMeta, write_store
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
 from memtrain.run import Run
+from memtrain.stage import StageLoop
 from memtrain.train.checkpoint import load_checkpoint, numbered
 from memtrain.train.files import Files
 from memtrain.train.metrics import MetricsFile, Reporter
@@ -85,17 +86,11 @@ class TimedRun(Run):
         self.host: list[float] = []
         """Seconds in which the host was busy with a checkpoint instead of launching steps."""
 
-    def _step(self, trainer: Trainer, name: str, reporter: Reporter) -> None:
-        super()._step(trainer, name, reporter)
-        self.ends.append(self._now())
+    def _stage_loop(self, name: str, trainer: Trainer, reporter: Reporter) -> StageLoop:
+        loop = super()._stage_loop(name, trainer, reporter)
+        return TimedLoop(run=self, **{one.name: getattr(loop, one.name) for one in fields(loop)})
 
-    def _save(self, trainer: Trainer) -> None:
-        trainer.check()  # the device's work is not the host's
-        self.begun.append(time.perf_counter())
-        super()._save(trainer)
-        self.host.append(time.perf_counter() - self.begun[-1])
-
-    def _now(self) -> torch.cuda.Event | float:
+    def now(self) -> torch.cuda.Event | float:
         if self.engine.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -107,6 +102,23 @@ class TimedRun(Run):
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize(self.engine.device)
         return [_between(one, other) for one, other in zip(self.ends, self.ends[1:], strict=False)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedLoop(StageLoop):
+    """The loop of such a run."""
+
+    run: TimedRun
+
+    def step(self) -> None:
+        StageLoop.step(self)
+        self.run.ends.append(self.run.now())
+
+    def save(self) -> None:
+        self.trainer.check()  # the device's work is not the host's
+        self.run.begun.append(time.perf_counter())
+        StageLoop.save(self)
+        self.run.host.append(time.perf_counter() - self.run.begun[-1])
 
 
 def _between(one: torch.cuda.Event | float, other: torch.cuda.Event | float) -> float:

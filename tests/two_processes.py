@@ -11,6 +11,7 @@ from conftest import TINY
 from memtrain.config import EngineConfig, LogConfig, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.run import Run
+from memtrain.stage import StageLoop
 from memtrain.train.distributed import Group, join
 from memtrain.train.metrics import Reporter
 from memtrain.train.stop import Interrupted
@@ -100,14 +101,14 @@ def die(group: Group, folder: Path) -> None:
         except MemtrainError as error:
             print(error, flush=True)  # os._exit does not
             os._exit(2)
-    original = run._step
+    original = StageLoop.step
 
-    def step(trainer, name, reporter) -> None:
-        if (name, trainer.step) == ("dmt", 20):
+    def step(self: StageLoop) -> None:
+        if (self.name, self.trainer.step) == ("dmt", 20):
             os.kill(os.getpid(), signal.SIGKILL)
-        original(trainer, name, reporter)
+        original(self)
 
-    run._step = step  # type: ignore[method-assign]
+    StageLoop.step = step
     run.train()
 
 

@@ -5,20 +5,17 @@ runs/NAME/config.json       the whole RunConfig
           checkpoints/      the last few and the best, each enough to go on to the bit
 """
 
-import shutil
-import signal
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from memtrain.config import RunConfig
-from memtrain.config_json import read_config, to_json
 from memtrain.data.build import build_task
 from memtrain.data.spelling import Spelling
 from memtrain.data.task import Task, check_task
-from memtrain.errors import CheckpointError, DivergedError, MemtrainError
+from memtrain.errors import MemtrainError
 from memtrain.eval.cost import sequential_ops
 from memtrain.eval.evaluate import Evaluation, evaluate
 from memtrain.nn.build import build_models
@@ -27,17 +24,17 @@ from memtrain.objectives.dmt import DMT
 from memtrain.objectives.objective import Objective
 from memtrain.objectives.part import full_tensors
 from memtrain.objectives.smt import SMT
+from memtrain.run_folder import check_imports, check_progress, make_folder, read_folder
+from memtrain.stage import StageLoop, totals
 from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
 from memtrain.train.distributed import ALONE, Group, lost_worker
-from memtrain.train.engine import Engine, out_of_memory
-from memtrain.train.files import write_whole
+from memtrain.train.engine import Engine
 from memtrain.train.metrics import MetricsFile, Reporter
 from memtrain.train.saving import CheckpointWriter
-from memtrain.train.stop import Interrupted, stop_signals
+from memtrain.train.stop import Interrupted
 from memtrain.train.trainer import Trainer
 
-DRAFT = ".draft-config.json"
-"""What is left of a run that was killed before it began."""
+__all__ = ["Interrupted", "Run"]
 
 
 class Run:
@@ -97,7 +94,7 @@ class Run:
             config = replace(config, cell=replace(config.cell, kind=kind))
         run = cls(config, folder, cell=cell, task=task, group=group)
         if group.main:
-            _make_folder(config, folder, overwrite)
+            make_folder(config, folder, overwrite)
         group.wait()
         return run
 
@@ -125,17 +122,9 @@ class Run:
             group: the processes that train it together; all must see the folder.
         """
         folder = Path(folder)
-        path = folder / "config.json"
-        if not path.is_file():
-            raise MemtrainError(f"{folder}: no run there (config.json is missing)")
-        config = read_config(path)
+        config = read_folder(folder)
         if not allow_code:
-            named = [config.cell.kind] if ":" in config.cell.kind and cell is None else []
-            named += [config.data.path] if config.data.kind == "custom" and task is None else []
-            if named:
-                raise MemtrainError(
-                    f"{folder}: this run imports {named[0]}; pass --allow-code if you trust it"
-                )
+            check_imports(folder, config, cell_given=cell is not None, task_given=task is not None)
         run = cls(config, folder, cell=cell, task=task, group=group)
         checkpoint, problems = latest_checkpoint(folder / "checkpoints", best=best)
         for problem in problems:
@@ -146,18 +135,7 @@ class Run:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         progress = self.progress | checkpoint.progress
-        stage, done = progress["stage"], progress["stages"]
-        steps = [self.config.stages()[name].steps for name in self.stages]
-        if (
-            stage > len(steps)
-            or [one.get("name") for one in done] != self.stages[: len(done)]
-            or len(done) != stage + (progress["step"] > 0)
-            or (progress["step"] and progress["step"] > steps[stage])
-            or any({"tokens", "seconds", "sequential_ops_a_step"} - one.keys() for one in done)
-        ):
-            raise CheckpointError(
-                f"{self.folder}: the checkpoint's progress does not fit the config"
-            )
+        check_progress(self.folder, self.config, progress)
         try:
             self._models().load_state_dict(checkpoint.weights)
         except RuntimeError as error:
@@ -236,6 +214,7 @@ class Run:
         objective = self.objective(name)
         seed = self.config.seed * 8 + index  # every stage has chance of its own
         trainer = Trainer(objective, stage, self.task, self.engine, seed, self.group)
+        loop = self._stage_loop(name, trainer, reporter)
         with trainer.frozen_rest():
             if self.progress["step"]:
                 assert self.pending is not None
@@ -249,102 +228,22 @@ class Run:
                     {"name": name, "sequential_ops_a_step": self._sequential_ops(objective)}
                 )
             self.pending = None
-            reporter.stage(name, trainer.step, stage.steps)
-            with stop_signals() as stop:
-                while trainer.step < stage.steps:
-                    self._step(trainer, name, reporter)
-                    if self._stopped(stop.signal_number, trainer):
-                        self._save(trainer)
-                        self.writer.wait()
-                        message = f"stopped after step {trainer.step} of {name}, all is saved"
-                        raise Interrupted(message, stop.signal_number or signal.SIGTERM)
-                    if trainer.done:
-                        break
-            trainer.objective.settle()
+            loop.train()
         self.progress |= {"stage": index + 1, "step": 0}
-        self._save(trainer)
+        loop.save()
 
-    def _stopped(self, signal_number: int, trainer: Trainer) -> bool:
-        """Whether all stop now. Processes agree where they wait for one another anyway."""
-        if trainer.done:
-            return False
-        if self.group.size > 1 and trainer.step % self.config.log.every:
-            return False
-        return self.group.highest(signal_number, self.engine.device) > 0
-
-    def _step(self, trainer: Trainer, name: str, reporter: Reporter) -> None:
-        log = self.config.log
-        self.writer.check()
-        stage = self.progress["stages"][self.progress["stage"]]
-        try:
-            metrics = trainer.train_step()
-            last = trainer.done
-            written = trainer.step % log.every == 0 or last
-            looked = last or (log.evaluate_every and trainer.step % log.evaluate_every == 0)
-            saved = trainer.step % log.checkpoint_every == 0
-            if written or looked or saved:
-                self._tell_skipped(trainer.check(), stage, trainer.step, reporter)
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(error, name, trainer.stage, trainer.ordered) from None
-        except DivergedError as error:
-            raise DivergedError(
-                f"{name} {error}: stopped; the last good checkpoint stays, try a smaller "
-                f"{name}.learning_rate"
-            ) from None
-        self.progress["step"] = trainer.step
-        self.progress["global_step"] += 1
-        stage |= {
-            "steps": trainer.step,
-            "tokens": trainer.tokens,
-            "sequential_ops": trainer.step * stage["sequential_ops_a_step"],
-            "seconds": trainer.clock.seconds,
-        }
-        if trainer.clock.start_up is not None:
-            stage["start_up_seconds"] = trainer.clock.start_up
-        if written or looked:
-            values = {key: float(value) for key, value in metrics.items()}
-            record = {"stage": name, "step": trainer.step, **self.totals(), **values}
-            record["learning_rate"] = trainer.rate
-            if looked:
-                trainer.objective.settle()
-                evaluation = self.evaluate(log.evaluate_sequences)
-                record["evaluation"] = asdict(evaluation)
-                saved |= self._is_best(evaluation, name, trainer.step)
-            if self.group.main:
-                self.metrics.append(record)
-            if trainer.stage.seconds:
-                reporter.clock(trainer.clock.left)
-            reporter.advance(trainer.step, values)
-        if saved and not last:
-            self._save(trainer)
-
-    def _is_best(self, evaluation: Evaluation, name: str, step: int) -> bool:
-        """Note the lowest held-out loss of the RNN, from the empty memory, in all stages."""
-        best, nats = self.progress.get("best"), evaluation.rnn.nats
-        if best is not None and not nats < best["nats"]:
-            return False
-        at = {"stage": name, "step": step, "global_step": self.progress["global_step"]}
-        self.progress["best"] = at | {"nats": nats}
-        return True
-
-    def _tell_skipped(self, bad: int, stage: dict, step: int, reporter: Reporter) -> None:
-        if bad > stage.get("skipped", 0):
-            stage["skipped"] = bad
-            reporter.say(
-                f"{stage['name']} step {step}: {bad} steps so far had a loss or gradient that is "
-                "not finite; their updates were left out"
-            )
-
-    def _save(self, trainer: Trainer) -> None:
-        trainer.check()
-        number, begun = self.progress["global_step"], self.writer.begun
-        if number == begun and self.progress["step"]:
-            return  # this very step is saved, or being saved
-        self.progress["metrics_bytes"] = self.metrics.length()
-        weights = full_tensors(self._models().state_dict())
-        checkpoint = Checkpoint(weights, trainer.tensors(), self.progress)
-        if self.group.main:
-            self.writer.save(number, checkpoint, self.metrics.sync)
+    def _stage_loop(self, name: str, trainer: Trainer, reporter: Reporter) -> StageLoop:
+        return StageLoop(
+            name=name,
+            trainer=trainer,
+            log=self.config.log,
+            progress=self.progress,
+            metrics=self.metrics,
+            writer=self.writer,
+            reporter=reporter,
+            weights=lambda: full_tensors(self._models().state_dict()),
+            evaluate=self.evaluate,
+        )
 
     def _sequential_ops(self, objective: Objective) -> int:
         """Operations on the critical path of one step, counted on a batch of two sequences."""
@@ -357,11 +256,7 @@ class Run:
 
     def totals(self) -> dict[str, int | float]:
         """Steps, tokens, sequential operations and training seconds of all stages so far."""
-        stages = self.progress["stages"]
-        return {
-            f"total_{key}": sum(stage.get(key, 0) for stage in stages)
-            for key in ("steps", "tokens", "sequential_ops", "seconds")
-        }
+        return totals(self.progress)
 
     def evaluate(
         self,
@@ -409,20 +304,3 @@ class Run:
         if self.teacher is None or teacher.encoder == "causal":
             return tokens
         return min(tokens, positions // teacher.context_length)
-
-
-def _make_folder(config: RunConfig, folder: Path, overwrite: bool) -> None:
-    """Make the run's folder, with its config: what is there and no run is never touched."""
-    if (folder / "config.json").exists():
-        if not overwrite:
-            raise MemtrainError(
-                f"{folder}: a run is there already; --resume goes on with it, "
-                "--overwrite starts anew, --folder takes another place"
-            )
-        for name in ("checkpoints", "figures", "samples"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
-    elif folder.exists() and {p.name for p in folder.iterdir()} - {DRAFT}:
-        raise MemtrainError(f"{folder}: holds files that are no run; take an empty folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.json", to_json(config).encode())

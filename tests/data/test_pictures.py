@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from memtrain.data import pictures as pictures_module
 from memtrain.data.pictures import (
     Picture,
     decode_pictures,
     encode_pictures,
+    files,
     read_folder,
     read_idx,
 )
@@ -297,7 +297,7 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: P
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(2**20))
-    monkeypatch.setattr(pictures_module, "MAX_FILE_BYTES", 2**20 - 1)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 2**20 - 1)
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
     with pytest.raises(MemtrainError, match="'a.png' unpacks to 1,048,576 bytes"):
         read_folder(path)

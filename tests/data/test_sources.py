@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from memtrain.data import sources
 from memtrain.data.pictures import Picture, decode_pictures
 from memtrain.data.sources import prepare, prepare_images, prepare_text, prepare_tokens
+from memtrain.data.sources.held_out import held_out_names, split_stream
 from memtrain.data.store import Store, open_store
 from memtrain.data.text import decode_text
 from memtrain.errors import MemtrainError
@@ -282,9 +282,9 @@ def test_sketchy_refuses_what_it_cannot_read(tmp_path: Path):
 
 @given(st.sets(st.text(), min_size=2), st.floats(0.01, 0.99))
 def test_each_side_of_a_split_by_name_holds_something(names: set[str], share: float):
-    held = sources._held_out_names(names, share)
+    held = held_out_names(names, share)
     assert held and held < names
-    assert held == sources._held_out_names(sorted(names), share)
+    assert held == held_out_names(sorted(names), share)
 
 
 # ------------------------------------------------------------------------------------------- text
@@ -313,7 +313,7 @@ def test_every_document_is_on_one_side(count: int, share: float):
     lengths = NOISE.integers(1, 5, count)
     starts = np.cumsum(lengths) - lengths
     tokens = np.repeat(np.arange(count), lengths)
-    splits = sources._split_stream(tokens, starts, share)
+    splits = split_stream(tokens, starts, share)
     again = [splits[name].tokens[splits[name].starts].tolist() for name in ("train", "test")]
     assert again[0] + again[1] == list(range(count)) and all(again)
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrain.data import store as store_module
 from memtrain.data.pictures import Picture
-from memtrain.data.store import Split, StoreMeta, open_store, require_tokens, write_store
+from memtrain.data.store import Split, StoreMeta, open_store, require_tokens, write_store, writing
+from memtrain.data.store import format as store_format
 from memtrain.errors import MemtrainError
 
 
@@ -131,7 +131,7 @@ def test_any_tokens_survive(data, vocab_size: int, tmp_path_factory: pytest.Temp
 
 
 def test_a_stream_longer_than_a_block_is_written_whole(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(store_module, "_BLOCK", 2)
+    monkeypatch.setattr(store_format, "BLOCK", 2)
     store = write_store(tmp_path / "long", meta(), SPLITS)
     assert open_store(store.folder, verify=True).tokens("train").tolist() == [1, 2, 3, 9, 0]
 
@@ -212,7 +212,7 @@ def test_a_failure_leaves_what_there_was(
     def fail(*_: Path) -> None:
         raise error
 
-    monkeypatch.setattr(store_module, failing, fail)
+    monkeypatch.setattr(writing, failing, fail)
     with pytest.raises((MemtrainError, KeyboardInterrupt)) as caught:
         write_store(folder, meta(), {**SPLITS, "test": stream(7, 7)}, overwrite=True)
     assert "No space left" in str(caught.value) or caught.type is KeyboardInterrupt
@@ -256,14 +256,14 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
 
 
 def test_of_two_processes_that_write_one_store_the_quicker_wins(tmp_path: Path, monkeypatch):
-    sync = store_module._sync
+    sync = writing._sync
 
     def overtaken(path: Path) -> None:
-        monkeypatch.setattr(store_module, "_sync", sync)
+        monkeypatch.setattr(writing, "_sync", sync)
         monkeypatch.setattr(os, "getpid", lambda: os.getppid())
         write_store(tmp_path / "toy", meta(name="quicker"), SPLITS)
 
-    monkeypatch.setattr(store_module, "_sync", overtaken)
+    monkeypatch.setattr(writing, "_sync", overtaken)
     said = refusal(lambda: write_store(tmp_path / "toy", meta(name="slower"), SPLITS))
     assert "is prepared already" in said
     assert open_store(tmp_path / "toy", verify=True).meta.name == "quicker"

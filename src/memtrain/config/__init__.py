@@ -1,0 +1,46 @@
+"""Every knob of a run.
+
+A `RunConfig` is data + teacher + cell + up to three stages. All of it is frozen, validated when
+made, and goes to JSON and back without loss. Nothing here imports torch, so that `--help` and
+recipes are quick.
+"""
+
+from memtrain.config.data import (
+    Arithmetic,
+    Copy,
+    Custom,
+    DataConfig,
+    Digits,
+    Recall,
+    Retrieval,
+    Stack,
+    Stream,
+)
+from memtrain.config.models import CELLS, CellConfig, TeacherConfig
+from memtrain.config.rules import CUSTOM_PATH, MOST
+from memtrain.config.run import EngineConfig, LogConfig, RunConfig
+from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
+
+__all__ = [
+    "Arithmetic",
+    "BPTTConfig",
+    "CELLS",
+    "CUSTOM_PATH",
+    "CellConfig",
+    "Copy",
+    "Custom",
+    "DMTConfig",
+    "DataConfig",
+    "Digits",
+    "EngineConfig",
+    "LogConfig",
+    "MOST",
+    "Recall",
+    "Retrieval",
+    "RunConfig",
+    "SMTConfig",
+    "Stack",
+    "StageConfig",
+    "Stream",
+    "TeacherConfig",
+]

@@ -1,0 +1,71 @@
+"""The rules that fields of a config obey, and how a breach is said: field, value, rule, remedy."""
+
+import re
+from dataclasses import fields
+
+from memtrain.errors import MemtrainError
+
+CUSTOM_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""A class of the user's, as package.module:Class."""
+
+
+def at_least(config: object, minimum: int | float, *names: str, hint: str = "") -> None:
+    """These fields are no smaller; `hint` says why, or what is usual."""
+    for name in names:
+        value = getattr(config, name)
+        if not value >= minimum:  # nan is not either
+            raise MemtrainError(f"{name}={value}: must be at least {minimum}{hint and '; ' + hint}")
+
+
+def fraction(config: object, *names: str) -> None:
+    """These fields are shares of a whole."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value <= 1:
+            raise MemtrainError(f"{name}={value}: must be between 0 and 1")
+
+
+def at_most(config: object, name: str, limit: int, why: str) -> None:
+    """This field is no larger than others allow."""
+    if getattr(config, name) > limit:
+        raise MemtrainError(f"{name}={getattr(config, name)}: must be at most {limit}, {why}")
+
+
+MOST = {
+    "sequence_length": 2**24,
+    "vocab_size": 2**20,
+    "depth": 2**20,
+    "pairs": 2**20,
+    "key_length": 4096,
+    "value_length": 2**20,
+    "key_symbols": 2**16,
+    "value_symbols": 2**16,
+    "examples": 2**20,
+    "evaluate_length": 2**24,
+    "context_length": 2**20,
+    "future_length": 2**20,
+    "encoder_layers": 256,
+    "decoder_layers": 256,
+    "layers": 256,
+    "width": 2**16,
+    "memory_tokens": 2**16,
+    "memory_dim": 2**16,
+    "heads": 1024,
+    "head_dim": 2**14,
+    "batch_size": 2**20,
+    "steps": 10**12,
+    "seconds": 10**9,
+    "threads": 4096,
+    "keep": 10**6,
+    "evaluate_sequences": 2**24,
+}
+"""Far beyond any use: a config that says more is damaged or hostile."""
+
+
+def within(config: object) -> None:
+    """Every size of a config is below its limit."""
+    for one in fields(config):  # type: ignore[arg-type]
+        value, limit = getattr(config, one.name), MOST.get(one.name)
+        if limit is not None and value > limit:
+            shown = value if value < 10**15 else "a number of that length"
+            raise MemtrainError(f"{one.name}={shown}: must be at most {limit:,}")

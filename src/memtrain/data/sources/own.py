@@ -1,0 +1,139 @@
+"""Files of the user's own: text, images, and arrays of tokens."""
+
+from pathlib import Path
+
+import numpy as np
+
+from memtrain.data import download
+from memtrain.data.pictures import read_folder
+from memtrain.data.sources.encoding import (
+    dropped_note,
+    encode_named,
+    skipped_note,
+    spell_pictures,
+)
+from memtrain.data.sources.held_out import (
+    check_share,
+    held_out_count,
+    held_out_names,
+    split_pictures,
+    split_stream,
+)
+from memtrain.data.store import Split, Store, StoreMeta, check_place, open_array, write_store
+from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB, read_text
+from memtrain.errors import MemtrainError
+
+
+def prepare_text(
+    path: Path,
+    out: Path,
+    *,
+    mode: str = "bytes",
+    separator: bool = False,
+    held_out: float = 0.1,
+    overwrite: bool = False,
+) -> Store:
+    """Any text file or folder of them; see `read_text` and `encode_text`.
+
+    The last share of the documents is held out; of a single document, its last bytes.
+    """
+    check_place(out, overwrite)
+    check_share(held_out)
+    encoded = encode_named(read_text(path), mode, separator, str(path))
+    meta = StoreMeta(
+        name=path.resolve().stem,
+        vocab_size=TEXT_VOCAB,
+        source=str(path),
+        text=True,
+        separator=SEPARATOR_TOKEN if separator else None,
+        notes=dropped_note(encoded, ""),
+    )
+    splits = split_stream(encoded.tokens, encoded.starts, held_out)
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def prepare_images(
+    path: Path,
+    out: Path,
+    *,
+    size: int | tuple[int, int] | None = None,
+    levels: int = 256,
+    patch: int = 1,
+    threshold: int | None = None,
+    held_out: float = 0.1,
+    overwrite: bool = False,
+) -> Store:
+    """Any folder or zip of PNG and JPEG files, in grey; see `read_folder` and `encode_pictures`.
+
+    Args:
+        path: the folder or zip.
+        out: the store's folder.
+        size: (height, width), or one number for both, to resize to.
+        levels: grey levels.
+        patch: side of the squares that make one token.
+        threshold: darker is ink; needs two levels.
+        held_out: share of the images in test; an image's side follows from its name.
+        overwrite: replace a store that is there.
+    """
+    check_place(out, overwrite)
+    check_share(held_out)
+    pictures = read_folder(path, (size, size) if isinstance(size, int) else size)
+    picture, tokens = spell_pictures(pictures, levels=levels, patch=patch, threshold=threshold)
+    held = held_out_names(pictures.names, held_out)
+    splits = split_pictures(tokens, [name in held for name in pictures.names])
+    meta = StoreMeta(
+        name=path.resolve().stem,
+        vocab_size=picture.vocab_size,
+        source=str(path),
+        document_length=picture.length,
+        picture=picture,
+        notes=skipped_note(pictures),
+    )
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def prepare_tokens(
+    path: Path,
+    out: Path,
+    *,
+    vocab_size: int | None = None,
+    held_out: float = 0.1,
+    overwrite: bool = False,
+) -> Store:
+    """Any .npy of tokens: one stream (1-D), or documents of one length (2-D).
+
+    The last share of the documents is held out; of a stream, its last tokens.
+    """
+    check_place(out, overwrite)
+    check_share(held_out)
+    try:
+        array = open_array(path)
+    except FileNotFoundError:
+        raise MemtrainError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise MemtrainError(f"{path}: {download.first_line(error)}") from None
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+        raise MemtrainError(
+            f"{path}: {array.dtype} of shape {array.shape}: must be whole numbers, "
+            "1-D (a stream) or 2-D (documents x length)"
+        )
+    if not array.size:
+        raise MemtrainError(f"{path}: holds no tokens, at least 4 are needed, 2 a split")
+    low, high = int(array.min()), int(array.max())
+    if low < 0:
+        raise MemtrainError(f"{path}: holds {low}; tokens are 0 or more")
+    if vocab_size is not None and high >= vocab_size:
+        raise MemtrainError(f"vocab_size={vocab_size}: {path} holds the token {high}")
+    meta = StoreMeta(
+        name=path.resolve().stem,
+        vocab_size=high + 1 if vocab_size is None else vocab_size,
+        source=str(path),
+        document_length=array.shape[1] if array.ndim == 2 else None,
+    )
+    if array.ndim == 1:
+        splits = split_stream(array, np.zeros(1, np.int64), held_out)
+    else:
+        count = held_out_count(len(array), held_out, f"{path}: documents")
+        rows = {"train": array[:-count], "test": array[-count:]}
+        splits = {name: Split(part.reshape(-1)) for name, part in rows.items()}
+    return write_store(out, meta, splits, overwrite=overwrite)

@@ -1,0 +1,34 @@
+"""Prepared data: token streams on disk, written once and memory-mapped afterwards.
+
+A store is a folder with
+
+- `train.bin` and `test.bin`: tokens as little-endian uint8 or uint16 and nothing else;
+- `train.starts.npy` and `test.starts.npy`: where each document starts, as int64; absent when
+  every document has the same length;
+- `meta.json`: what the tokens are, how many, and a sha256 of each `.bin`.
+
+It is written beside its place, synced to disk and renamed, so a reader never meets half of one.
+"""
+
+from memtrain.data.store.format import (
+    Split,
+    SplitInfo,
+    Store,
+    StoreMeta,
+    open_array,
+    require_tokens,
+)
+from memtrain.data.store.opening import open_store
+from memtrain.data.store.writing import check_place, write_store
+
+__all__ = [
+    "Split",
+    "SplitInfo",
+    "Store",
+    "StoreMeta",
+    "check_place",
+    "open_array",
+    "open_store",
+    "require_tokens",
+    "write_store",
+]

@@ -1,0 +1,128 @@
+"""Opens a store, if its meta and its files are as they were written."""
+
+import hashlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_origin
+
+import numpy as np
+
+from memtrain.bounded import parse_json, read_text
+from memtrain.data.pictures import Picture
+from memtrain.data.store.format import (
+    MIN_TOKENS,
+    SPLITS,
+    STORE_VERSION,
+    SplitInfo,
+    Store,
+    StoreMeta,
+    are_starts,
+    blocks,
+    check_tokens,
+    open_array,
+)
+from memtrain.errors import MemtrainError
+
+MAX_META_BYTES = 2**20
+
+
+def open_store(folder: Path, *, verify: bool = False) -> Store:
+    """Open a store that `write_store` made.
+
+    Args:
+        folder: where it is.
+        verify: also compare the checksums, which reads every byte.
+
+    Raises:
+        MemtrainError: there is none, another version wrote it, or its files are not as written.
+    """
+    path = folder / "meta.json"
+    if not path.is_file():
+        raise MemtrainError(f"{folder}: no prepared data here (no meta.json); prepare it first")
+    try:
+        plain = parse_json(read_text(path, MAX_META_BYTES), "meta.json")
+        meta, splits = _read_meta(plain)
+        store = Store(folder, meta, splits)
+        for name in SPLITS:
+            _check_files(store, name, verify)
+    except MemtrainError as error:
+        raise MemtrainError(f"{folder}: {error}; prepare it again") from None
+    except OSError as error:
+        raise MemtrainError(f"{folder}: {error.filename}: {error.strerror or error}") from None
+    except ValueError as error:  # JSON, UTF-8
+        raise MemtrainError(f"{path}: {error}; prepare it again") from None
+    return store
+
+
+def _read_meta(plain: Any) -> tuple[StoreMeta, dict[str, SplitInfo]]:
+    if not isinstance(plain, dict):
+        raise MemtrainError("meta.json: must be a JSON object")
+    version = plain.pop("version", None)
+    if version != STORE_VERSION:
+        raise MemtrainError(f"version {version}, this memtrain reads version {STORE_VERSION}")
+    dtype, splits = plain.pop("dtype", None), plain.pop("splits", None)
+    if isinstance(plain.get("notes"), list):
+        plain["notes"] = tuple(plain["notes"])
+    if isinstance(plain.get("picture"), dict):
+        plain["picture"] = _record(Picture, plain["picture"], "meta.json: picture")
+    meta = _record(StoreMeta, plain, "meta.json")
+    if dtype != meta.dtype.name:
+        raise MemtrainError(
+            f"meta.json: dtype {dtype!r}: {meta.vocab_size} tokens are stored as {meta.dtype.name}"
+        )
+    if not isinstance(splits, dict) or splits.keys() != set(SPLITS):
+        raise MemtrainError(f"meta.json: splits: must be {' and '.join(SPLITS)}")
+    infos = {name: _record(SplitInfo, splits[name], f"meta.json: {name}") for name in SPLITS}
+    return meta, infos
+
+
+def _record(cls: type, plain: Any, where: str) -> Any:
+    """Make a dataclass of a JSON object that has exactly its fields, each of its type."""
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(cls)}
+    if not isinstance(plain, dict):
+        raise MemtrainError(f"{where}: must be a JSON object")
+    for name in sorted(kinds.keys() ^ plain.keys()):
+        raise MemtrainError(f"{where}: {name}: {'missing' if name in kinds else 'unknown field'}")
+    for name, kind in kinds.items():
+        value = plain[name]
+        if get_origin(kind) is tuple:
+            right = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        else:
+            # bool is an int to Python, not to a reader.
+            right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if not right:
+            raise MemtrainError(f"{where}: {name}={value!r}: wrong type")
+    return cls(**plain)
+
+
+def _check_files(store: Store, name: str, verify: bool) -> None:
+    info, meta = store.splits[name], store.meta
+    if info.tokens < MIN_TOKENS:
+        raise MemtrainError(f"{name}: {info.tokens} tokens, at least {MIN_TOKENS} are needed")
+    path = store.folder / f"{name}.bin"
+    found, expected = path.stat().st_size, info.tokens * meta.dtype.itemsize
+    if found != expected:
+        raise MemtrainError(f"{name}.bin has {found:,} bytes, {expected:,} were written")
+    if verify:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != info.sha256:
+            raise MemtrainError(f"{name}.bin is not what was written (checksum)")
+    _check_documents(store, name)
+    if meta.vocab_size <= np.iinfo(meta.dtype).max:  # else every number is a token
+        for block in blocks(store.tokens(name)):
+            check_tokens(block, meta, name)
+
+
+def _check_documents(store: Store, name: str) -> None:
+    info, length = store.splits[name], store.meta.document_length
+    if length is not None:
+        right = info.documents * length == info.tokens
+    else:
+        try:
+            starts = open_array(store.folder / f"{name}.starts.npy")
+        except ValueError:  # no array, a pickle, cut short
+            raise MemtrainError(f"{name}.starts.npy is not what was written") from None
+        right = starts.shape == (info.documents,) and are_starts(starts, info.tokens)
+    if not right:
+        raise MemtrainError(f"{name} does not hold {info.documents:,} documents, as its meta says")

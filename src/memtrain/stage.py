@@ -1,0 +1,157 @@
+"""One stage of a run, step by step: what is written, looked at and saved, and when it stops."""
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memtrain.config import LogConfig
+from memtrain.errors import DivergedError
+from memtrain.eval.evaluate import Evaluation
+from memtrain.train.checkpoint import Checkpoint
+from memtrain.train.engine import out_of_memory
+from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.saving import CheckpointWriter
+from memtrain.train.stop import Interrupted, stop_signals
+from memtrain.train.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageLoop:
+    """The loop around a trainer's steps. It keeps the run's progress up to date."""
+
+    name: str
+    """The stage's name."""
+    trainer: Trainer
+    """Takes the steps."""
+    log: LogConfig
+    """How often to write, look and save."""
+    progress: dict[str, Any]
+    """How far the run is; the last of its stages is this one."""
+    metrics: MetricsFile
+    """Where the numbers go."""
+    writer: CheckpointWriter
+    """Where the checkpoints go."""
+    reporter: Reporter
+    """Hears how it goes."""
+    weights: Callable[[], Mapping[str, Tensor]]
+    """The run's models as a checkpoint has them."""
+    evaluate: Callable[[int], Evaluation]
+    """Scores the models as they are now on so many held-out sequences."""
+
+    def train(self) -> None:
+        """Take the steps that are left.
+
+        Raises:
+            Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last full step is on disk.
+            DivergedError: a number stopped being finite.
+        """
+        trainer = self.trainer
+        self.reporter.stage(self.name, trainer.step, trainer.stage.steps)
+        with stop_signals() as stop:
+            while trainer.step < trainer.stage.steps:
+                self.step()
+                if self._stopped(stop.signal_number):
+                    self.save()
+                    self.writer.wait()
+                    message = f"stopped after step {trainer.step} of {self.name}, all is saved"
+                    raise Interrupted(message, stop.signal_number or signal.SIGTERM)
+                if trainer.done:
+                    break
+        trainer.objective.settle()
+
+    def _stopped(self, signal_number: int) -> bool:
+        """Whether all stop now. Processes agree where they wait for one another anyway."""
+        trainer = self.trainer
+        if trainer.done:
+            return False
+        if trainer.group.size > 1 and trainer.step % self.log.every:
+            return False
+        return trainer.group.highest(signal_number, trainer.engine.device) > 0
+
+    def step(self) -> None:
+        """One step, and what is due after it: a line of metrics, an evaluation, a checkpoint."""
+        log, trainer = self.log, self.trainer
+        self.writer.check()
+        stage = self.progress["stages"][self.progress["stage"]]
+        try:
+            metrics = trainer.train_step()
+            last = trainer.done
+            written = trainer.step % log.every == 0 or last
+            looked = last or (log.evaluate_every and trainer.step % log.evaluate_every == 0)
+            saved = trainer.step % log.checkpoint_every == 0
+            if written or looked or saved:
+                self._tell_skipped(trainer.check(), stage)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(error, self.name, trainer.stage, trainer.ordered) from None
+        except DivergedError as error:
+            raise DivergedError(
+                f"{self.name} {error}: stopped; the last good checkpoint stays, try a smaller "
+                f"{self.name}.learning_rate"
+            ) from None
+        self.progress["step"] = trainer.step
+        self.progress["global_step"] += 1
+        stage |= {
+            "steps": trainer.step,
+            "tokens": trainer.tokens,
+            "sequential_ops": trainer.step * stage["sequential_ops_a_step"],
+            "seconds": trainer.clock.seconds,
+        }
+        if trainer.clock.start_up is not None:
+            stage["start_up_seconds"] = trainer.clock.start_up
+        if written or looked:
+            values = {key: float(value) for key, value in metrics.items()}
+            record = {"stage": self.name, "step": trainer.step, **totals(self.progress), **values}
+            record["learning_rate"] = trainer.rate
+            if looked:
+                trainer.objective.settle()
+                evaluation = self.evaluate(log.evaluate_sequences)
+                record["evaluation"] = asdict(evaluation)
+                saved |= self._is_best(evaluation)
+            if trainer.group.main:
+                self.metrics.append(record)
+            if trainer.stage.seconds:
+                self.reporter.clock(trainer.clock.left)
+            self.reporter.advance(trainer.step, values)
+        if saved and not last:
+            self.save()
+
+    def _is_best(self, evaluation: Evaluation) -> bool:
+        """Note the lowest held-out loss of the RNN, from the empty memory, in all stages."""
+        best, nats = self.progress.get("best"), evaluation.rnn.nats
+        if best is not None and not nats < best["nats"]:
+            return False
+        step, global_step = self.trainer.step, self.progress["global_step"]
+        at = {"stage": self.name, "step": step, "global_step": global_step}
+        self.progress["best"] = at | {"nats": nats}
+        return True
+
+    def _tell_skipped(self, bad: int, stage: dict[str, Any]) -> None:
+        if bad > stage.get("skipped", 0):
+            stage["skipped"] = bad
+            self.reporter.say(
+                f"{stage['name']} step {self.trainer.step}: {bad} steps so far had a loss or "
+                "gradient that is not finite; their updates were left out"
+            )
+
+    def save(self) -> None:
+        """Save the run as it stands; the checkpoint is written while training goes on."""
+        self.trainer.check()
+        number, begun = self.progress["global_step"], self.writer.begun
+        if number == begun and self.progress["step"]:
+            return  # this very step is saved, or being saved
+        self.progress["metrics_bytes"] = self.metrics.length()
+        checkpoint = Checkpoint(self.weights(), self.trainer.tensors(), self.progress)
+        if self.trainer.group.main:
+            self.writer.save(number, checkpoint, self.metrics.sync)
+
+
+def totals(progress: Mapping[str, Any]) -> dict[str, int | float]:
+    """Steps, tokens, sequential operations and training seconds of all stages so far."""
+    return {
+        f"total_{key}": sum(stage.get(key, 0) for stage in progress["stages"])
+        for key in ("steps", "tokens", "sequential_ops", "seconds")
+    }
