@@ -9,6 +9,7 @@ is imported. Fresh random inputs each time; NaN never passes.
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -194,6 +195,41 @@ def recomputed_stack_case(device, kind, rows, length, width, keep) -> None:
     names = ["input", *(name for name, _ in fast.named_parameters())]
     for part, one, other in zip(names, got, wanted, strict=True):
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
+def later_case(device) -> None:
+    """Gradients of weights that may wait are the same to the bit, also in a captured graph."""
+    later = Later()
+    stack = Stack(256, 3, 8, 64).to(device)
+    for block in stack.blocks:
+        assert isinstance(block, Block)
+        block.fast = KernelBlock(block, later)
+        for weight in block.parameters():
+            weight.data = weight.data.bfloat16() if weight.dim() > 1 else weight.data
+    weights = list(stack.blocks.parameters())
+    x = torch.randn(100, 272, 256, device=device).bfloat16()
+
+    def gradients(may_wait: bool) -> tuple[Tensor, ...]:
+        with later.allowed() if may_wait else nullcontext():
+            loss = stack(x, keep=slice(-16, None)).square().sum()
+        found = torch.autograd.grad(loss, weights)
+        later.join()
+        return found
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            gradients(may_wait=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            replayed = gradients(may_wait=True)
+        for turn in range(3):
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            for name, found in (("at once", gradients(True)), ("replayed", replayed)):
+                pairs = zip(found, gradients(False), strict=True)
+                different = sum(not torch.equal(one, other) for one, other in pairs)
+                check(f"later: {name}, turn {turn}", float(different), 0.0)
 
 
 def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal, **path) -> None:
@@ -460,7 +496,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         ]
         # Few rows that are too wide to be read at once.
         stacks += [(batch, 17, 512, 3, 8, 64, slice(16), False) for batch in (1, 3, 128)]
-        cases.append(rnn_case)
+        cases += [rnn_case, partial(later_case, device)]
     cases += [partial(stack_case, device, *stack) for stack in stacks]
     cases += step_cases(device)
     return cases + [

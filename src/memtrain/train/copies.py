@@ -12,7 +12,9 @@ class _Copy(torch.autograd.Function):
     """All weights in other precisions in few kernels, and so go their gradients back."""
 
     @staticmethod
-    def forward(ctx, later: Later, kinds: list[torch.dtype], *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx, later: Later, kinds: list[torch.dtype], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.later = later
         ctx.kinds = [weight.dtype for weight in weights]

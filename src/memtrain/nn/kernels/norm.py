@@ -154,7 +154,7 @@ def run_forward(x: Tensor, update: Tensor | None, weight: Tensor) -> tuple[Tenso
 def run_backward(
     total: Tensor, weight: Tensor, normed_gradient: Tensor, total_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the sum (R, W), and shares of the weight's, (_, W) in fp32, to be added up."""
+    """The gradient of the sum (R, W), and shares of the weight's, (_, W) in fp32, to add up."""
     launch = Launch(total, backward=True)
     out = torch.empty_like(total)
     sums = total.new_empty(launch.programs, total.shape[1], dtype=torch.float32)
