@@ -132,7 +132,7 @@ def table_case(device, rows, symbols, width) -> None:
     check(f"gradient of a table R{rows} V{symbols} W{width}", error, limit)
 
 
-def norm_case(device, kind, rows, width, add, through, **tile) -> None:
+def norm_case(device, kind, rows, width, add, through, wide_norm=False, **tile) -> None:
     """Sum, norm and gradients against fp64; `through`: the sum has a gradient of its own.
 
     `tile` changes how the backward pass runs.
@@ -144,12 +144,14 @@ def norm_case(device, kind, rows, width, add, through, **tile) -> None:
     # A stream much larger or smaller than 1, as deep ones are.
     x = (make() * 10 ** torch.randn(rows, 1, device=device)).to(kind)
     update = make().to(kind) if add else None
-    of_normed, of_total = make().to(kind), make().to(kind) if through else None
+    normed_kind = torch.float32 if wide_norm else kind
+    of_normed, of_total = make().to(normed_kind), make().to(kind) if through else None
     gain = torch.randn(width, device=device).to(kind).float()
     usual = norm.tiles
     norm.tiles = lambda *shape: usual(*shape) | (tile if shape[-1] else {})
-    total, normed = norm.run_forward(x, update, gain)
-    of_x, shares = norm.run_backward(total, gain, of_normed, of_total)
+    total, normed = norm.run_forward(x, update, gain, normed_kind)
+    of_x, shares = norm.run_backward(total, gain, of_normed, of_total, kind)
+    assert normed.dtype == normed_kind and of_x.dtype == kind
     norm.tiles = usual
     wide = (x.double() + (0 if update is None else update.double())).requires_grad_()
     weight = gain.double().requires_grad_()
@@ -159,7 +161,7 @@ def norm_case(device, kind, rows, width, add, through, **tile) -> None:
         loss = loss + (wide * of_total.double()).sum()
     wanted, of_gain = torch.autograd.grad(loss, [wide, weight])
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
-    name = f"norm {kind} R{rows} W{width} {add=} {through=} {tile or ''}"
+    name = f"norm {kind} R{rows} W{width} {add=} {through=} {wide_norm=} {tile or ''}"
     # Gradients shrink as rows grow: row by row, or small rows alone would be seen.
     size = wanted.norm(dim=1, keepdim=True)
     for part, got, expected in (
@@ -448,6 +450,7 @@ def norm_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
     cases = [partial(norm_case, device, kind, *shape, True, True) for shape in shapes]
     for add, through in ((True, False), (False, False), (False, True)):
         cases.append(partial(norm_case, device, kind, 37, 48, add, through))
+    cases.append(partial(norm_case, device, kind, 37, 48, True, False, True))
     # Programs that take several turns, the last of them beyond the end; loads made turns ahead.
     for stages in (1, 2, 3):
         turns = {"BR": 4, "per_processor": 1, "num_warps": 4, "STAGES": stages}

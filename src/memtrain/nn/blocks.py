@@ -131,7 +131,8 @@ class Attention(nn.Module):
 
 @runtime_checkable
 class FastBlock(Protocol):
-    """What an engine may put in the place of the reference, the halves of `Block.forward`."""
+    """What an engine may put in the place of the reference: the halves of `Block.forward`, and a
+    stack's last sum and norm."""
 
     def serves(self, length: int) -> bool: ...
 
@@ -140,6 +141,8 @@ class FastBlock(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
     def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def end(self, layer: RMSNorm, x: Tensor, update: Tensor) -> Tensor: ...
 
 
 class Block(nn.Module):
@@ -245,7 +248,9 @@ class Stack(nn.Module):
         for block in inner:
             x, update = block(x, update, self.rotary, None, causal, mask)
         x, update = last(x, update, self.rotary, keep, causal, mask)
-        x = self.norm((x + update).float())
+        assert isinstance(last, Block)
+        fast = last.fast
+        x = self.norm((x + update).float()) if fast is None else fast.end(self.norm, x, update)
         return x if head is None else head(x)
 
 

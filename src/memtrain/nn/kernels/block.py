@@ -1,4 +1,4 @@
-"""A Transformer block from kernels: its two halves, each with its gradient.
+"""A Transformer block from kernels: its two halves and a stack's end, each with its gradient.
 
 Written out by hand, so that on the way back the gradients of activations come first, and those of
 weights when there is room (`later.py`). The reference is `nn.blocks.Block`.
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memtrain.nn.blocks import Attention, Block, Rotary
+from memtrain.nn.blocks import Attention, Block, RMSNorm, Rotary
 from memtrain.nn.kernels import attention, mlp, norm
 from memtrain.nn.kernels.attention import Heads
 from memtrain.nn.kernels.later import AtOnce, Later
@@ -146,6 +146,25 @@ class _Finish(torch.autograd.Function):
         )  # fmt: skip
 
 
+class _End(torch.autograd.Function):
+    """The norm in fp32 of the stream with its last update."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, update: Tensor, gain: Tensor, put: AtOnce) -> Tensor:
+        total, normed = norm.run_forward(_flat(x), _flat(update), gain, torch.float32)
+        ctx.save_for_backward(total, gain)
+        ctx.kind, ctx.put = x.dtype, put
+        return normed.view(x.shape)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        total, gain = ctx.saved_tensors
+        out, shares = norm.run_backward(total, gain, _flat(gradient), None, ctx.kind)
+        of_gain = ctx.put(lambda: column_sums(shares).to(gain.dtype), (shares,))
+        of_x = out.view(gradient.shape)
+        return of_x, of_x, of_gain, None
+
+
 def _flat(x: Tensor) -> Tensor:
     """Rows of all sequences, (R, W)."""
     return x.flatten(0, -2).contiguous()
@@ -216,6 +235,11 @@ class KernelBlock:
             down.bias,
             self.later.now(),
         )
+
+    def end(self, layer: RMSNorm, x: Tensor, update: Tensor) -> Tensor:
+        """A stack's last norm, in fp32."""
+        kind = _kind(x)
+        return _End.apply(x.to(kind), update.to(kind), layer.weight, self.later.now())
 
 
 def fits_heads(layer: Attention) -> bool:

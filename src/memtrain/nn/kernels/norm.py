@@ -68,11 +68,14 @@ def _backward(
 ):
     """out = the gradient of `total`, by itself and through its norm; sums = that of the weight.
 
+    The weight is rounded as it was forward: to the norm's precision, which its gradient has too.
+
     A program takes TURNS tiles, `step` apart, and adds up its own share of the weight's gradient.
     """
     kind = out.dtype.element_ty
+    rounded = normed_gradient.dtype.element_ty
     column = tl.arange(0, BW)
-    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(kind).to(tl.float32)
+    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(rounded).to(tl.float32)
     weight_gradient = tl.zeros((BR, BW), tl.float32)
     for turn in tl.range(TURNS, num_stages=STAGES):
         row = (tl.program_id(0) + turn * step) * BR + tl.arange(0, BR)
@@ -133,11 +136,13 @@ class Launch:
         self.constants = {"WIDTH": width, "BW": triton.next_power_of_2(width), **tile}
 
 
-def run_forward(x: Tensor, update: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x + update, where there is one, and its norm, (R, W)."""
+def run_forward(
+    x: Tensor, update: Tensor | None, weight: Tensor, kind: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + update, where there is one, and its norm, (R, W), in a wider precision if asked for."""
     launch = Launch(x, backward=False)
-    normed = torch.empty_like(x)
-    total = x if update is None else torch.empty_like(x)
+    normed = torch.empty_like(x, dtype=kind)
+    total = x if update is None else torch.empty_like(normed)
     _forward[launch.grid](
         x,
         x if update is None else update,
@@ -152,11 +157,16 @@ def run_forward(x: Tensor, update: Tensor | None, weight: Tensor) -> tuple[Tenso
 
 
 def run_backward(
-    total: Tensor, weight: Tensor, normed_gradient: Tensor, total_gradient: Tensor | None
+    total: Tensor,
+    weight: Tensor,
+    normed_gradient: Tensor,
+    total_gradient: Tensor | None,
+    kind: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the sum (R, W), and shares of the weight's, (_, W) in fp32, to add up."""
+    """The gradient of the sum (R, W), in another precision if asked for, and shares of the
+    weight's, (_, W) in fp32, to add up."""
     launch = Launch(total, backward=True)
-    out = torch.empty_like(total)
+    out = torch.empty_like(total, dtype=kind)
     sums = total.new_empty(launch.programs, total.shape[1], dtype=torch.float32)
     _backward[launch.grid](
         total,
