@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 RMS_EPSILON = 1e-6
@@ -42,6 +42,11 @@ class Rotary(nn.Module):
         if kind.itemsize == 2:
             return self.half_cosine, self.half_sine
         return self.cosine, self.sine
+
+    def phase(self, positions: int, kind: torch.dtype) -> Complex[Tensor, "L 1 1 E/2"]:
+        """The angles of positions 0..positions-1 as complex numbers, to turn pairs of `kind`."""
+        cosine, sine = self.cosine[:positions].to(kind), self.sine[:positions].to(kind)
+        return torch.complex(cosine, sine)[:, None, None]
 
     def reserve(self, positions: int) -> None:
         """Make sure that positions 0..positions-1 are in the tables."""
@@ -290,7 +295,8 @@ class Stack(nn.Module):
         for block in inner:
             x, update = block(x, update, self.rotary, None, causal, mask)
         x, update = last(x, update, self.rotary, keep, causal, mask)
-        x = self.norm((x + update).float())
+        x = x + update
+        x = self.norm(x.float() if x.dtype.itemsize == 2 else x)
         return x if head is None else head(x)
 
 

@@ -16,6 +16,7 @@ from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import Lookup
 from memtrain.nn.rnn import RNN, Choose
 from memtrain.nn.teacher import Decoder
+from memtrain.nn.unrolled import UnrolledTransformer
 from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.shapes import Batch, Losses
 from memtrain.train.copies import OnCopies
@@ -24,7 +25,7 @@ from memtrain.train.graphs import FastParts, GraphedStep, GraphedUnroll, Graphed
 FAST: dict[type[nn.Module], tuple[str, ...]] = {
     Attention: ("fast",),
     Block: ("fast_mlp", "fast_norm"),
-    RNN: ("fast_unroll", "fast_write"),
+    RNN: ("fast_unroll", "fast_write", "whole_unroll"),
 }
 """Where a model holds what stands in for its reference."""
 
@@ -104,7 +105,9 @@ class Engine:
                 setattr(module, name, fast)
 
     def prepare_rnn(self, rnn: RNN) -> None:
-        """Roll out through captured graphs where there are any."""
+        """Roll out through captured graphs where there are any, or as one function on a CPU."""
+        if self.config.fast and self.device.type == "cpu" and type(rnn.cell) is TransformerCell:
+            rnn.whole_unroll = UnrolledTransformer(rnn.cell)
         if self.fast:
             parts = self._fast_parts(rnn)
             rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, self._graph_precision)

@@ -1,0 +1,205 @@
+"""A Transformer cell unrolled as one function, its gradient written out.
+
+On a CPU a step of a small cell is a hundred short operations, and autograd's records of them cost
+more than the numbers. Here nothing is recorded: what the tokens alone decide is computed for all
+steps before the loop, and the gradients of weights, which no step waits for, for all steps after
+it. Only the memory goes from step to step. The mathematics is that of `TransformerCell`.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding, rms_norm
+
+from memtrain.nn import written_out
+from memtrain.nn.blocks import RMS_EPSILON, Block
+from memtrain.nn.cells import TransformerCell
+from memtrain.nn.written_out import Kept, Shape, Weights, normalize, normalize_backward
+
+
+class UnrolledTransformer:
+    """Stands in for the loop over a Transformer cell, with and without autograd."""
+
+    def __init__(self, cell: TransformerCell) -> None:
+        self.cell = cell
+
+    def serves(self, memory: Tensor) -> bool:
+        """Whether numbers have one precision throughout: casts are not written out."""
+        kind = self.cell.embedding.weight.dtype
+        return memory.dtype == kind and not torch.is_autocast_enabled(memory.device.type)
+
+    def __call__(
+        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
+    ) -> Float[Tensor, "B T M D"]:
+        """The memories after each input."""
+        cell = self.cell
+        rows, steps = inputs.shape
+        blocks = [block for block in cell.stack.blocks if isinstance(block, Block)]
+        weights = [_fold(block) for block in blocks]
+        heads = blocks[0].attention.heads
+        kept = steps if torch.is_grad_enabled() else 1
+        shape = Shape(steps, rows, cell.memory_tokens, heads, kept)
+        tokens, projected = self._tokens(inputs.T, weights[0].project_in)
+        cell.stack.rotary.reserve(cell.memory_tokens + 1)
+        memories = _Unrolled.apply(
+            shape,
+            cell.stack.rotary.phase(cell.memory_tokens + 1, memory.dtype),
+            memory.transpose(0, 1).flatten(0, 1),  # (M·B, D)
+            tokens if len(blocks) > 1 else None,
+            projected,
+            cell.from_memory.weight.T if isinstance(cell.from_memory, nn.Linear) else None,
+            self._last(),
+            *(weight for block in weights for weight in block),
+        )
+        assert isinstance(memories, Tensor)
+        return memories.unflatten(1, (cell.memory_tokens, rows)).permute(2, 0, 1, 3)
+
+    def _tokens(
+        self, inputs: Int[Tensor, "T B"], project_in: Float[Tensor, "3 W I"]
+    ) -> tuple[Float[Tensor, "T B W"], Float[Tensor, "T 3 B I"]]:
+        """The tokens of all steps, and their queries, keys and values in the first block: those of
+        all symbols are looked up where there are fewer symbols than tokens."""
+        table = self.cell.embedding.weight
+        tokens = embedding(inputs, table)
+        few = len(table) < inputs.numel()
+        normed = _normalized(table if few else tokens.flatten(0, 1))
+        projected = torch.bmm(normed.expand(3, -1, -1), project_in)
+        if few:
+            projected = embedding(inputs, projected.transpose(0, 1).flatten(1))
+            return tokens, projected.unflatten(-1, (3, -1)).transpose(1, 2)
+        return tokens, projected.unflatten(1, inputs.shape).transpose(0, 1)
+
+    def _last(self) -> Float[Tensor, "W D"] | Float[Tensor, " W"]:
+        """The last norm's weight, in the projection to the memory if there is one."""
+        gain, out = self.cell.stack.norm.weight, self.cell.to_memory
+        return (out.weight * gain).T if isinstance(out, nn.Linear) else gain
+
+
+def _normalized(x: Float[Tensor, "R W"]) -> Float[Tensor, "R W"]:
+    return rms_norm(x, (x.shape[-1],), eps=RMS_EPSILON)
+
+
+def _fold(block: Block) -> Weights:
+    """The two numbers of a head that turn together are put side by side: a turn is then a product
+    of complex numbers. Queries and keys are reordered alike, so their products stay."""
+    attention, up, down = block.attention, block.mlp[0], block.mlp[2]
+    assert isinstance(up, nn.Linear) and isinstance(down, nn.Linear)
+    size = attention.head_dim
+    query, key, value = (attention.project_in.weight * block.attention_norm.weight).chunk(3)
+    query, key = (
+        part.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+        for part in (query / size**0.5, key)
+    )
+    return Weights(
+        torch.stack([query, key, value]).transpose(1, 2),
+        attention.project_out.weight.T,
+        (up.weight * block.mlp_norm.weight).T,
+        up.bias,
+        down.weight.T,
+        down.bias,
+    )
+
+
+class _Unrolled(torch.autograd.Function):
+    """Memories (T, M·B, D) of all steps."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        shape: Shape,
+        phase: Tensor,
+        memory: Float[Tensor, "R D"],
+        tokens: Float[Tensor, "T B W"] | None,
+        projected: Float[Tensor, "T 3 B I"],
+        from_memory: Float[Tensor, "D W"] | None,
+        last: Tensor,
+        *flat: Tensor,
+    ) -> Tensor:
+        blocks = _blocks(shape, phase, flat)
+        pairs = projected[:, :2].unflatten(-1, (shape.heads, -1, 2)).contiguous()
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * phase[-1])
+        turned = turned.flatten(-3)  # (T, 2, B, I)
+        rows, width = len(memory), last.shape[0]
+        new = memory.new_empty
+        normed, scale = new(shape.kept, rows, width), new(shape.kept, rows, 1)
+        memories, of_made = new(shape.steps, *memory.shape), new(shape.kept, rows, 1)
+        if shape.kept > 1:
+            blocks[0].kept.projected[:, :2, -1] = turned
+            blocks[0].kept.projected[:, 2, -1] = projected[:, 2]
+        state = memory
+        for step in range(shape.steps):
+            at = step if shape.kept > 1 else 0
+            if shape.kept == 1:
+                blocks[0].at[0].projected[:2, -1] = turned[step]
+                blocks[0].at[0].projected[2, -1] = projected[step, 2]
+            x = state if from_memory is None else state @ from_memory
+            for block in blocks:
+                token = tokens[step] if tokens is not None and block.first else None
+                x = block.forward(at, x, token)
+            normalize(x, normed[at], scale[at])
+            made = normed[at] * last if last.dim() == 1 else normed[at] @ last
+            normalize(made, memories[step], of_made[at])
+            state = memories[step]
+        ctx.shape, ctx.phase, ctx.count = shape, phase, len(flat)
+        everything = [part for block in blocks for part in block.kept]
+        ctx.save_for_backward(
+            memory, from_memory, last, memories, normed, scale, of_made, *flat, *everything
+        )
+        return memories
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        shape, phase = ctx.shape, ctx.phase
+        memory, from_memory, last, memories, normed, scale, of_made, *rest = ctx.saved_tensors
+        blocks = _blocks(shape, phase, rest[: ctx.count], rest[ctx.count :])
+        for block in blocks:
+            block.begin_backward()
+        of_last, of_x = torch.empty_like(memories), torch.empty_like(normed)
+        passed = torch.zeros_like(memory)
+        for at in reversed(range(shape.steps)):
+            made = normalize_backward(gradient[at] + passed, memories[at], of_made[at])
+            of_last[at] = made
+            x = made * last if last.dim() == 1 else made @ last.T
+            x = normalize_backward(x, normed[at], scale[at])
+            for block in reversed(blocks):
+                x = block.backward(at, x)
+            of_x[at] = x
+            passed = x if from_memory is None else x @ from_memory.T
+        token = blocks[0].of_projected[:, :, -1]  # (T, 3, B, I)
+        pairs = torch.view_as_complex(token[:, :2].unflatten(-1, (shape.heads, -1, 2)))
+        pairs.mul_(phase[-1].conj())
+        return (
+            None,
+            None,
+            passed,
+            blocks[0].of_token if len(blocks) > 1 else None,
+            token,
+            _product(torch.cat([memory[None], memories[:-1]]), of_x) if from_memory is not None else None,
+            (normed * of_last).sum((0, 1)) if last.dim() == 1 else _product(normed, of_last),
+            *(weight for block in blocks for weight in block.weight_gradients()),
+        )
+
+
+def _blocks(
+    shape: Shape, phase: Tensor, flat: tuple[Tensor, ...] | list[Tensor], kept: list[Tensor] | None = None
+) -> list[written_out.Block]:
+    count = len(flat) // len(Weights._fields)
+    size, held = len(Weights._fields), len(Kept._fields)
+    return [
+        written_out.Block(
+            shape,
+            phase,
+            Weights(*flat[i * size : (i + 1) * size]),
+            first=i == 0,
+            last=i == count - 1,
+            kept=Kept(*kept[i * held : (i + 1) * held]) if kept else None,
+        )
+        for i in range(count)
+    ]
+
+
+def _product(left: Float[Tensor, "T R W"], right: Float[Tensor, "T R D"]) -> Float[Tensor, "W D"]:
+    """Summed over steps and rows."""
+    return left.flatten(0, 1).T @ right.flatten(0, 1)
