@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, rms_norm
 from memtrain.nn import written_out
 from memtrain.nn.blocks import RMS_EPSILON, Block
 from memtrain.nn.cells import TransformerCell
-from memtrain.nn.written_out import Kept, Shape, Weights, normalize, normalize_backward
+from memtrain.nn.written_out import Kept, Shape, Weights, along, normalize, total_product
 
 
 class UnrolledTransformer:
@@ -117,34 +117,36 @@ class _Unrolled(torch.autograd.Function):
         *flat: Tensor,
     ) -> Tensor:
         blocks = _blocks(shape, phase, flat)
+        for block in blocks:
+            block.prepare()
         pairs = projected[:, :2].unflatten(-1, (shape.heads, -1, 2)).contiguous()
         turned = torch.view_as_real(torch.view_as_complex(pairs) * phase[-1])
-        turned = turned.flatten(-3)  # (T, 2, B, I)
-        rows, width = len(memory), last.shape[0]
-        new = memory.new_empty
-        normed, scale = new(shape.kept, rows, width), new(shape.kept, rows, 1)
-        memories, of_made = new(shape.steps, *memory.shape), new(shape.kept, rows, 1)
-        if shape.kept > 1:
-            blocks[0].kept.projected[:, :2, -1] = turned
-            blocks[0].kept.projected[:, 2, -1] = projected[:, 2]
-        state = memory
-        for step in range(shape.steps):
-            at = step if shape.kept > 1 else 0
-            if shape.kept == 1:
-                blocks[0].at[0].projected[:2, -1] = turned[step]
-                blocks[0].at[0].projected[2, -1] = projected[step, 2]
+        turned = torch.cat([turned.flatten(-3), projected[:, 2:]], dim=1)  # (T, 3, B, I)
+        into = blocks[0].kept.projected[:, :, -1]
+        if shape.kept == shape.steps:
+            into.copy_(turned)
+        new, rows = memory.new_empty, len(memory)
+        normed, scale = new(shape.kept, rows, len(last)), new(shape.kept, rows, 1)
+        memories, memory_scale = new(shape.steps, *memory.shape), new(shape.kept, rows, 1)
+        views = [part.unbind() for part in (normed, scale, memory_scale)]
+        state, epsilon = memory, memory.new_tensor(RMS_EPSILON)
+        for step, after in enumerate(memories.unbind()):
+            at = min(step, shape.kept - 1)
+            if shape.kept < shape.steps:
+                into[0].copy_(turned[step])
             x = state if from_memory is None else state @ from_memory
             for block in blocks:
                 token = tokens[step] if tokens is not None and block.first else None
                 x = block.forward(at, x, token)
-            normalize(x, normed[at], scale[at])
-            made = normed[at] * last if last.dim() == 1 else normed[at] @ last
-            normalize(made, memories[step], of_made[at])
-            state = memories[step]
+            unit, unit_scale, after_scale = (view[at] for view in views)
+            normalize(x, epsilon, unit, unit_scale)
+            made = unit * last if last.dim() == 1 else unit @ last
+            normalize(made, epsilon, after, after_scale)
+            state = after
         ctx.shape, ctx.phase, ctx.count = shape, phase, len(flat)
         everything = [part for block in blocks for part in block.kept]
         ctx.save_for_backward(
-            memory, from_memory, last, memories, normed, scale, of_made, *flat, *everything
+            memory, from_memory, last, memories, normed, scale, memory_scale, *flat, *everything
         )
         return memories
 
@@ -152,32 +154,39 @@ class _Unrolled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         shape, phase = ctx.shape, ctx.phase
-        memory, from_memory, last, memories, normed, scale, of_made, *rest = ctx.saved_tensors
+        memory, from_memory, last, memories, normed, scale, memory_scale, *rest = ctx.saved_tensors
         blocks = _blocks(shape, phase, rest[: ctx.count], rest[ctx.count :])
         for block in blocks:
-            block.begin_backward()
-        of_last, of_x = torch.empty_like(memories), torch.empty_like(normed)
+            block.prepare_backward()
+        of_made, of_x = torch.empty_like(memories), torch.empty_like(blocks[0].kept.normed)
+        views = (gradient, memories, memory_scale, of_made, normed, scale, of_x)
+        views = list(zip(*(view.unbind() for view in views), strict=True))
+        back = last.mT if last.dim() == 2 else None
+        # Where each block's gradient goes: to the block before it.
+        below = [of_x.unbind(), *(block.of_out_at for block in blocks)]
         passed = torch.zeros_like(memory)
         for at in reversed(range(shape.steps)):
-            made = normalize_backward(gradient[at] + passed, memories[at], of_made[at])
-            of_last[at] = made
-            x = made * last if last.dim() == 1 else made @ last.T
-            x = normalize_backward(x, normed[at], scale[at])
-            for block in reversed(blocks):
-                x = block.backward(at, x)
-            of_x[at] = x
-            passed = x if from_memory is None else x @ from_memory.T
+            given, after, after_scale, made, unit, unit_scale, x = views[at]
+            torch.mul(along(given + passed, after), after_scale, out=made)
+            of_unit = made * last if back is None else made @ back
+            torch.mul(along(of_unit, unit), unit_scale, out=below[-1][at])
+            for i in reversed(range(len(blocks))):
+                blocks[i].backward(at, below[i][at])
+            passed = x if from_memory is None else x @ from_memory.mT
         token = blocks[0].of_projected[:, :, -1]  # (T, 3, B, I)
         pairs = torch.view_as_complex(token[:, :2].unflatten(-1, (shape.heads, -1, 2)))
         pairs.mul_(phase[-1].conj())
+        of_from_memory = None
+        if from_memory is not None:
+            of_from_memory = total_product(torch.cat([memory[None], memories[:-1]]), of_x)
         return (
             None,
             None,
             passed,
-            blocks[0].of_token if len(blocks) > 1 else None,
+            blocks[0].of_attended[:, blocks[0].rows_in :] if len(blocks) > 1 else None,
             token,
-            _product(torch.cat([memory[None], memories[:-1]]), of_x) if from_memory is not None else None,
-            (normed * of_last).sum((0, 1)) if last.dim() == 1 else _product(normed, of_last),
+            of_from_memory,
+            (normed * of_made).sum((0, 1)) if back is None else total_product(normed, of_made),
             *(weight for block in blocks for weight in block.weight_gradients()),
         )
 
@@ -198,8 +207,3 @@ def _blocks(
         )
         for i in range(count)
     ]
-
-
-def _product(left: Float[Tensor, "T R W"], right: Float[Tensor, "T R D"]) -> Float[Tensor, "W D"]:
-    """Summed over steps and rows."""
-    return left.flatten(0, 1).T @ right.flatten(0, 1)

@@ -5,13 +5,11 @@ two batched products. What a step keeps for the gradient lies in buffers of all 
 gradients of weights are one product each.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
-from torch.nn.functional import gelu
 
 from memtrain.nn.blocks import RMS_EPSILON
 
@@ -54,7 +52,10 @@ class Kept(NamedTuple):
 class Block:
     """One block of the unrolled cell. It gets [memory, token] or, the first, the memory's rows;
     the token's queries, keys and values it then finds in `kept.projected`. The last block returns
-    the memory's rows alone."""
+    the memory's rows alone.
+
+    Every view of a step is made beforehand: made in the loop, views take a third of its time.
+    """
 
     def __init__(
         self,
@@ -74,7 +75,12 @@ class Block:
         # Position 0 is not turned.
         self.phase = phase[: self.given] if self.given > 1 else None
         self.kept = kept or self._buffers()
-        self.at = [Kept(*parts) for parts in zip(*(part.unbind() for part in self.kept), strict=True)]
+        self.at = [
+            Kept(*parts) for parts in zip(*(part.unbind() for part in self.kept), strict=True)
+        ]
+        self.heads = self._all_heads(self.kept.projected)
+        self.width = weights.up.shape[0]
+        self.epsilon = weights.up.new_tensor(RMS_EPSILON)
 
     def _buffers(self) -> Kept:
         _, width, inner = self.weights.project_in.shape
@@ -92,84 +98,104 @@ class Block:
             new(steps, self.rows_out, hidden),
         )
 
+    def _all_heads(self, projected: Float[Tensor, "T 3 L B I"]) -> list[tuple[Tensor, ...]]:
+        """Of each step: queries, keys and values, (N, L, E), and the pairs to turn."""
+        steps, rows = len(projected), self.shape.rows * self.shape.heads
+        heads = projected.view(steps, 3, self.positions, rows, -1).transpose(2, 3)
+        query, key, value = heads.unbind(1)
+        pairs = projected[:, :2, : self.given].unflatten(-1, (self.shape.heads, -1, 2))
+        return list(
+            zip(
+                query[:, :, : self.asking].unbind(),
+                key.unbind(),
+                value.unbind(),
+                torch.view_as_complex(pairs).unbind(),
+                strict=True,
+            )
+        )
+
+    def _rows(self, x: Float[Tensor, "*T Q I"]) -> Float[Tensor, "*T N K E"]:
+        """Rows as heads."""
+        rows = self.shape.rows * self.shape.heads
+        return x.view(*x.shape[:-2], self.asking, rows, -1).transpose(-2, -3)
+
+    def prepare(self) -> None:
+        """The views of the forward pass."""
+        kept, shape = self.kept, self.shape
+        self.normed_thrice = kept.normed[:, None].expand(-1, 3, -1, -1).unbind()
+        projected = kept.projected[:, :, : self.given]
+        self.projected = projected.view(shape.kept, 3, self.rows_in, -1).unbind()
+        self.mixed = self._rows(kept.mixed).unbind()
+
     def forward(
         self, at: int, x: Float[Tensor, "R W"], token: Float[Tensor, "B W"] | None
     ) -> Float[Tensor, "Q W"]:
         """Step `at`; `token` is the rest of the first block's stream, if anyone will read it."""
         kept, weights = self.at[at], self.weights
-        normalize(x, kept.normed, kept.scale)
-        projected = torch.bmm(kept.normed.expand(3, -1, -1), weights.project_in)
-        kept.projected[:, : self.given] = projected.view(3, self.given, self.shape.rows, -1)
+        query, key, value, pairs = self.heads[at]
+        normalize(x, self.epsilon, kept.normed, kept.scale)
+        torch.bmm(self.normed_thrice[at], weights.project_in, out=self.projected[at])
         if self.phase is not None:
-            self._turn(kept.projected[:2, : self.given], self.phase)
-        query, key, value = map(self._heads, kept.projected)
-        scores = torch.bmm(query[:, : self.asking], key.transpose(1, 2))
-        torch.softmax(scores, -1, out=kept.attention)
-        mixed = torch.bmm(kept.attention, value)  # (N, K, E)
-        self._rows(kept.mixed).copy_(mixed)
+            pairs.mul_(self.phase)
+        torch.softmax(torch.bmm(query, key.mT), -1, out=kept.attention)
+        torch.bmm(kept.attention, value, out=self.mixed[at])
         x = x[: self.rows_out] if token is None else torch.cat([x, token])
         x = torch.addmm(x, kept.mixed, weights.project_out)
-        normalize(x, kept.mlp_normed, kept.mlp_scale)
+        normalize(x, self.epsilon, kept.mlp_normed, kept.mlp_scale)
         torch.addmm(weights.up_bias, kept.mlp_normed, weights.up, out=kept.hidden)
         torch._C._nn.gelu(kept.hidden, out=kept.active)
         return x.add_(torch.addmm(weights.down_bias, kept.active, weights.down))
 
-    def _heads(self, x: Float[Tensor, "L B I"]) -> Float[Tensor, "N L E"]:
-        return x.view(len(x), self.shape.rows * self.shape.heads, -1).transpose(0, 1)
-
-    def _rows(self, x: Float[Tensor, "Q I"]) -> Float[Tensor, "N K E"]:
-        return self._heads(x.view(self.asking, self.shape.rows, -1))
-
-    def _turn(self, x: Float[Tensor, "2 L B I"], phase: Complex[Tensor, "L 1 1 E/2"]) -> None:
-        """Turn queries and keys, in place."""
-        pairs = x.unflatten(-1, (self.shape.heads, -1, 2))
-        torch.view_as_complex(pairs).mul_(phase)
-
     # ------------------------------------------------------------------------------- gradient
 
-    def begin_backward(self) -> None:
-        """What all steps' gradients need, and where they go."""
-        kept, steps = self.kept, self.shape.steps
-        self.slope = torch.ops.aten.gelu_backward(torch.ones_like(kept.hidden), kept.hidden)
+    def prepare_backward(self) -> None:
+        """What all steps' gradients need, where they go, and the views of both."""
+        kept = self.kept
+        slope = torch.ops.aten.gelu_backward(torch.ones_like(kept.hidden), kept.hidden)
+        self.slope = slope.unbind()
         self.of_projected = torch.zeros_like(kept.projected)
+        self.of_heads = self._all_heads(self.of_projected)
+        given = self.of_projected[:, :, : self.given].flatten(2, 3)
+        self.of_given = [rows.unbind() for rows in given.unbind()]
         self.of_attended = torch.empty_like(kept.mlp_normed)
-        self.of_hidden = torch.empty_like(kept.hidden)
         self.of_out = torch.empty_like(kept.mlp_normed)
-        width = kept.mlp_normed.shape[-1]
-        self.of_token = kept.mixed.new_empty(steps, self.shape.rows, width)
+        self.of_hidden = torch.empty_like(kept.hidden)
+        self.of_attended_at, self.of_out_at = self.of_attended.unbind(), self.of_out.unbind()
+        self.of_hidden_at = self.of_hidden.unbind()
+        weights = self.weights
+        self.back_in = weights.project_in.mT.unbind()
+        self.back_out, self.back_up = weights.project_out.mT, weights.up.mT
+        self.back_down = weights.down.mT
         self.back = self.phase.conj().resolve_conj() if self.phase is not None else None
 
-    def backward(self, at: int, gradient: Float[Tensor, "Q W"]) -> Float[Tensor, "R W"]:
-        """From the gradient of what `forward` returned to that of its `x`."""
-        kept, weights = self.at[at], self.weights
-        self.of_out[at] = gradient
-        hidden = self.of_hidden[at]
-        torch.mul(gradient @ weights.down.T, self.slope[at], out=hidden)
-        gradient = gradient + normalize_backward(
-            hidden @ weights.up.T, kept.mlp_normed, kept.mlp_scale
-        )
-        self.of_attended[at] = gradient
-        mixed = self._rows(gradient @ weights.project_out.T)  # (N, K, E)
-        query, key, value = map(self._heads, kept.projected)
-        attention = torch.bmm(mixed, value.transpose(1, 2))
+    def backward(self, at: int, out: Float[Tensor, "R W"]) -> Float[Tensor, "R W"]:
+        """From the gradient of what `forward` returned, in `of_out`, to that of its `x`."""
+        kept = self.at[at]
+        gradient, hidden, attended = self.of_out_at[at], self.of_hidden_at[at], self.of_attended_at[at]
+        torch.mul(gradient @ self.back_down, self.slope[at], out=hidden)
+        normed = along(hidden @ self.back_up, kept.mlp_normed)
+        torch.addcmul(gradient, normed, kept.mlp_scale, out=attended)
+        query, key, value, _ = self.heads[at]
+        of_query, of_key, of_value, pairs = self.of_heads[at]
+        mixed = self._rows(attended @ self.back_out)
+        attention = torch.bmm(mixed, value.mT)
         scores = torch._softmax_backward_data(attention, kept.attention, -1, attention.dtype)
-        of_projected = self.of_projected[at]
-        of_query, of_key, of_value = map(self._heads, of_projected)
-        of_query[:, : self.asking] = torch.bmm(scores, key)
-        of_key.copy_(torch.bmm(scores.transpose(1, 2), query[:, : self.asking]))
-        of_value.copy_(torch.bmm(kept.attention.transpose(1, 2), mixed))
+        torch.bmm(scores, key, out=of_query)
+        torch.bmm(scores.mT, query, out=of_key)
+        torch.bmm(kept.attention.mT, mixed, out=of_value)
         if self.back is not None:
-            self._turn(of_projected[:2, : self.given], self.back)
-        of_query, of_key, of_value = of_projected[:, : self.given].flatten(1, 2)
-        of_normed = of_query @ weights.project_in[0].T
-        of_normed.addmm_(of_key, weights.project_in[1].T)
-        of_normed.addmm_(of_value, weights.project_in[2].T)
-        passed = normalize_backward(of_normed, kept.normed, kept.scale)
-        if self.first and not self.last:
-            self.of_token[at] = gradient[self.rows_in :]
-            gradient = gradient[: self.rows_in]
-        passed[: len(gradient)] += gradient
-        return passed
+            pairs.mul_(self.back)
+        of_query, of_key, of_value = self.of_given[at]
+        back_query, back_key, back_value = self.back_in
+        normed = of_query @ back_query
+        normed = along(normed.addmm_(of_key, back_key).addmm_(of_value, back_value), kept.normed)
+        if self.rows_out == self.rows_in:
+            return torch.addcmul(attended, normed, kept.scale, out=out)
+        # The first block got fewer rows than leave it, the last returns fewer than it got.
+        both = min(self.rows_in, self.rows_out)
+        torch.mul(normed, kept.scale, out=out)
+        out[:both] += attended[:both]
+        return out
 
     def weight_gradients(self) -> Weights:
         """Of all steps together."""
@@ -178,24 +204,36 @@ class Block:
         normed = kept.normed.flatten(0, 1).T
         return Weights(
             torch.bmm(normed.expand(3, -1, -1), of_projected),
-            kept.mixed.flatten(0, 1).T @ self.of_attended.flatten(0, 1),
-            kept.mlp_normed.flatten(0, 1).T @ self.of_hidden.flatten(0, 1),
+            total_product(kept.mixed, self.of_attended),
+            total_product(kept.mlp_normed, self.of_hidden),
             self.of_hidden.sum((0, 1)),
-            kept.active.flatten(0, 1).T @ self.of_out.flatten(0, 1),
+            total_product(kept.active, self.of_out),
             self.of_out.sum((0, 1)),
         )
 
 
-def normalize(x: Float[Tensor, "R W"], normed: Tensor, scale: Tensor) -> None:
+def normalize(
+    x: Float[Tensor, "R W"],
+    epsilon: Float[Tensor, ""],
+    normed: Float[Tensor, "R W"],
+    scale: Float[Tensor, "R 1"],
+) -> None:
     """x over its root mean square, and one over that."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    torch.mul(length, length, out=scale).mul_(1 / x.shape[-1]).add_(RMS_EPSILON).rsqrt_()
+    torch.addcmul(epsilon, length, length, value=1 / x.shape[-1], out=scale).rsqrt_()
     torch.mul(x, scale, out=normed)
 
 
-def normalize_backward(
-    gradient: Float[Tensor, "R W"], normed: Float[Tensor, "R W"], scale: Float[Tensor, "R 1"]
+def along(
+    gradient: Float[Tensor, "R W"], normed: Float[Tensor, "R W"]
 ) -> Float[Tensor, "R W"]:
-    """From the gradient of `normed` to that of x."""
-    along = (gradient * normed).sum(-1, keepdim=True)
-    return torch.addcmul(gradient, normed, along, value=-1 / normed.shape[-1]).mul_(scale)
+    """From the gradient of `normed` to that of x, but for the scale."""
+    radial = (gradient * normed).sum(-1, keepdim=True)
+    return torch.addcmul(gradient, normed, radial, value=-1 / normed.shape[-1])
+
+
+def total_product(
+    left: Float[Tensor, "T R W"], right: Float[Tensor, "T R D"]
+) -> Float[Tensor, "W D"]:
+    """Summed over steps and rows."""
+    return left.flatten(0, 1).T @ right.flatten(0, 1)
