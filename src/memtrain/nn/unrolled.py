@@ -21,63 +21,59 @@ from memtrain.nn.written_out import Kept, Shape, Weights, along, normalize, tota
 class UnrolledTransformer:
     """Stands in for the loop over a Transformer cell, with and without autograd."""
 
-    def __init__(self, cell: TransformerCell) -> None:
-        self.cell = cell
-
-    def serves(self, memory: Tensor) -> bool:
-        """Whether numbers have one precision throughout: casts are not written out."""
-        kind = self.cell.embedding.weight.dtype
-        return memory.dtype == kind and not torch.is_autocast_enabled(memory.device.type)
+    def serves(self, cell: nn.Module, memory: Tensor) -> bool:
+        """Whether it is our cell, in one precision throughout: casts are not written out."""
+        return (
+            type(cell) is TransformerCell
+            and cell.embedding.weight.dtype == memory.dtype
+            and not torch.is_autocast_enabled(memory.device.type)
+        )
 
     def __call__(
-        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
+        self, cell: nn.Module, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
-        cell = self.cell
+        assert isinstance(cell, TransformerCell)
         rows, steps = inputs.shape
         blocks = [block for block in cell.stack.blocks if isinstance(block, Block)]
         weights = [_fold(block) for block in blocks]
         heads = blocks[0].attention.heads
         kept = steps if torch.is_grad_enabled() else 1
         shape = Shape(steps, rows, cell.memory_tokens, heads, kept)
-        tokens, projected = self._tokens(inputs.T, weights[0].project_in)
         cell.stack.rotary.reserve(cell.memory_tokens + 1)
         memories = _Unrolled.apply(
             shape,
             cell.stack.rotary.phase(cell.memory_tokens + 1, memory.dtype),
             memory.transpose(0, 1).flatten(0, 1),  # (M·B, D)
-            tokens if len(blocks) > 1 else None,
-            projected,
+            embedding(inputs.T, cell.embedding.weight) if len(blocks) > 1 else None,
+            _projected(cell.embedding.weight, inputs.T, weights[0].project_in),
             cell.from_memory.weight.T if isinstance(cell.from_memory, nn.Linear) else None,
-            self._last(),
+            _last(cell),
             *(weight for block in weights for weight in block),
         )
         assert isinstance(memories, Tensor)
         return memories.unflatten(1, (cell.memory_tokens, rows)).permute(2, 0, 1, 3)
 
-    def _tokens(
-        self, inputs: Int[Tensor, "T B"], project_in: Float[Tensor, "3 W I"]
-    ) -> tuple[Float[Tensor, "T B W"], Float[Tensor, "T 3 B I"]]:
-        """The tokens of all steps, and their queries, keys and values in the first block: those of
-        all symbols are looked up where there are fewer symbols than tokens."""
-        table = self.cell.embedding.weight
-        tokens = embedding(inputs, table)
-        few = len(table) < inputs.numel()
-        normed = _normalized(table if few else tokens.flatten(0, 1))
-        projected = torch.bmm(normed.expand(3, -1, -1), project_in)
-        if few:
-            projected = embedding(inputs, projected.transpose(0, 1).flatten(1))
-            return tokens, projected.unflatten(-1, (3, -1)).transpose(1, 2)
-        return tokens, projected.unflatten(1, inputs.shape).transpose(0, 1)
 
-    def _last(self) -> Float[Tensor, "W D"] | Float[Tensor, " W"]:
-        """The last norm's weight, in the projection to the memory if there is one."""
-        gain, out = self.cell.stack.norm.weight, self.cell.to_memory
-        return (out.weight * gain).T if isinstance(out, nn.Linear) else gain
+def _projected(
+    table: Float[Tensor, "V W"], inputs: Int[Tensor, "T B"], project_in: Float[Tensor, "3 W I"]
+) -> Float[Tensor, "T 3 B I"]:
+    """Queries, keys and values of all steps' tokens in the first block: those of all symbols,
+    looked up, where there are fewer symbols than tokens."""
+    few = len(table) < inputs.numel()
+    rows = table if few else embedding(inputs.flatten(), table)
+    normed = rms_norm(rows, (rows.shape[-1],), eps=RMS_EPSILON)
+    projected = torch.bmm(normed.expand(3, -1, -1), project_in)
+    if not few:
+        return projected.unflatten(1, inputs.shape).transpose(0, 1)
+    projected = embedding(inputs, projected.transpose(0, 1).flatten(1))
+    return projected.unflatten(-1, (3, -1)).transpose(1, 2)
 
 
-def _normalized(x: Float[Tensor, "R W"]) -> Float[Tensor, "R W"]:
-    return rms_norm(x, (x.shape[-1],), eps=RMS_EPSILON)
+def _last(cell: TransformerCell) -> Float[Tensor, "W D"] | Float[Tensor, " W"]:
+    """The last norm's weight, in the projection to the memory if there is one."""
+    gain, out = cell.stack.norm.weight, cell.to_memory
+    return (out.weight * gain).T if isinstance(out, nn.Linear) else gain
 
 
 def _fold(block: Block) -> Weights:

@@ -106,8 +106,8 @@ class Engine:
 
     def prepare_rnn(self, rnn: RNN) -> None:
         """Roll out through captured graphs where there are any, or as one function on a CPU."""
-        if self.config.fast and self.device.type == "cpu" and type(rnn.cell) is TransformerCell:
-            rnn.whole_unroll = UnrolledTransformer(rnn.cell)
+        if self.config.fast and self.device.type == "cpu":
+            rnn.whole_unroll = UnrolledTransformer()
         if self.fast:
             parts = self._fast_parts(rnn)
             rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, self._graph_precision)
