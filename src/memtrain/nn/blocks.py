@@ -115,6 +115,10 @@ class Attention(nn.Module):
         query, key, value = self._split(self.project_in(x))
         return query, key, value
 
+    def split_heads(self, projected: Float[Tensor, "*rows L I"]) -> Float[Tensor, "*rows H L E"]:
+        """The heads of one of the three."""
+        return projected.unflatten(-1, (self.heads, self.head_dim)).transpose(-2, -3)
+
     def _split(self, projected: Float[Tensor, "*rows L _"]) -> list[Float[Tensor, "*rows H L E"]]:
         parts = projected.unflatten(-1, (-1, self.heads, self.head_dim)).unbind(-3)
         return [part.transpose(-2, -3) for part in parts]  # each (..., H, L, E)

@@ -6,6 +6,7 @@ own for every memory, the causal one reads the sequence once for all memories.
 """
 
 import math
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -175,6 +176,17 @@ class Decoder(nn.Module):
         return self.stack(x, keep=keep, causal=self.causal, head=self.head)
 
 
+@runtime_checkable
+class FastDecode(Protocol):
+    """What an engine may put in the place of the reference, `Teacher.decode`."""
+
+    def serves(self, teacher: "Teacher", memory: Tensor) -> bool: ...
+
+    def __call__(
+        self, teacher: "Teacher", memory: Tensor, future_inputs: Tensor, asked: Tensor | None
+    ) -> Tensor: ...
+
+
 class Teacher(nn.Module):
     """Encoder and decoder over one shared embedding."""
 
@@ -187,6 +199,7 @@ class Teacher(nn.Module):
         self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, vocab_size, memory_dim)
+        self.fast_decode: FastDecode | None = None
 
     @property
     def reach(self) -> int:
@@ -221,6 +234,8 @@ class Teacher(nn.Module):
 
         With `asked`, only of those targets: what the last block need not compute, it does not.
         """
+        if self.fast_decode is not None and self.fast_decode.serves(self, memory):
+            return self.fast_decode(self, memory, future_inputs, asked)
         future = self.lookup(self.embedding.weight, future_inputs)
         return self.decoder(memory, future, asked)
 

@@ -14,8 +14,9 @@ from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import Lookup
+from memtrain.nn.looked_up import LookedUpDecoder
 from memtrain.nn.rnn import RNN, Choose
-from memtrain.nn.teacher import Decoder
+from memtrain.nn.teacher import Decoder, Teacher
 from memtrain.nn.unrolled import UnrolledTransformer
 from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.shapes import Batch, Losses
@@ -26,6 +27,7 @@ FAST: dict[type[nn.Module], tuple[str, ...]] = {
     Attention: ("fast",),
     Block: ("fast_mlp", "fast_norm"),
     RNN: ("fast_unroll", "fast_write", "whole_unroll"),
+    Teacher: ("fast_decode",),
 }
 """Where a model holds what stands in for its reference."""
 
@@ -40,6 +42,7 @@ class Engine:
             config.precision == "auto" and self.device.type == "cuda"
         )
         self.fast = config.fast and self.device.type == "cuda"
+        self.plain = config.fast and self.device.type == "cpu"
         self.kernels = self.fast and self.bf16 and _has_kernels(self.device)
         if config.threads:
             # More than there are cores is no faster, and a machine may refuse to make them.
@@ -81,6 +84,10 @@ class Engine:
                     module.fast_norm = KernelNorm()
                     if KernelMLP.serves(module.mlp):
                         module.fast_mlp = KernelMLP()
+        if self.plain:
+            for module in models.modules():
+                if isinstance(module, Teacher):
+                    module.fast_decode = LookedUpDecoder()
         if self.config.compile:
             for module in models.modules():
                 if isinstance(module, Block):
@@ -106,7 +113,7 @@ class Engine:
 
     def prepare_rnn(self, rnn: RNN) -> None:
         """Roll out through captured graphs where there are any, or as one function on a CPU."""
-        if self.config.fast and self.device.type == "cpu":
+        if self.plain:
             rnn.whole_unroll = UnrolledTransformer()
         if self.fast:
             parts = self._fast_parts(rnn)
