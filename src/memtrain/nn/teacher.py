@@ -61,6 +61,17 @@ class BidirectionalEncoder(nn.Module):
         return memory.unflatten(0, steps.shape)
 
 
+@runtime_checkable
+class FastCausal(Protocol):
+    """What an engine may put in the place of the reference, `CausalEncoder.forward`."""
+
+    def serves(self, inputs: Tensor, embedding: nn.Embedding) -> bool: ...
+
+    def __call__(
+        self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
+    ) -> Tensor: ...
+
+
 class CausalEncoder(nn.Module):
     """All memories of a sequence in one pass.
 
@@ -76,6 +87,7 @@ class CausalEncoder(nn.Module):
         self.lookup = Lookup()
         self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, memory_dim)
+        self.fast: FastCausal | None = None
 
     def forward(
         self,
@@ -84,6 +96,8 @@ class CausalEncoder(nn.Module):
         embedding: nn.Embedding,
     ) -> Float[Tensor, "B S M D"]:
         """Memories after `steps`."""
+        if self.fast is not None and self.fast.serves(inputs, embedding):
+            return self.fast(self, inputs, steps, embedding)
         length, count = inputs.shape[1], len(self.registers)
         device = inputs.device
         self.stack.rotary.reserve(length + count)

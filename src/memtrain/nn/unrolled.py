@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, rms_norm
 from memtrain.nn import written_out
 from memtrain.nn.blocks import RMS_EPSILON, Block
 from memtrain.nn.cells import TransformerCell
-from memtrain.nn.written_out import Kept, Shape, Weights, along, normalize, total_product
+from memtrain.nn.written_out import Kept, Shape, Weights, along, fold, normalize, total_product
 
 
 class UnrolledTransformer:
@@ -36,7 +36,7 @@ class UnrolledTransformer:
         assert isinstance(cell, TransformerCell)
         rows, steps = inputs.shape
         blocks = [block for block in cell.stack.blocks if isinstance(block, Block)]
-        weights = [_fold(block) for block in blocks]
+        weights = [fold(block) for block in blocks]
         heads = blocks[0].attention.heads
         kept = steps if torch.is_grad_enabled() else 1
         shape = Shape(steps, rows, cell.memory_tokens, heads, kept)
@@ -74,27 +74,6 @@ def _last(cell: TransformerCell) -> Float[Tensor, "W D"] | Float[Tensor, " W"]:
     """The last norm's weight, in the projection to the memory if there is one."""
     gain, out = cell.stack.norm.weight, cell.to_memory
     return (out.weight * gain).T if isinstance(out, nn.Linear) else gain
-
-
-def _fold(block: Block) -> Weights:
-    """The two numbers of a head that turn together are put side by side: a turn is then a product
-    of complex numbers. Queries and keys are reordered alike, so their products stay."""
-    attention, up, down = block.attention, block.mlp[0], block.mlp[2]
-    assert isinstance(up, nn.Linear) and isinstance(down, nn.Linear)
-    size = attention.head_dim
-    query, key, value = (attention.project_in.weight * block.attention_norm.weight).chunk(3)
-    query, key = (
-        part.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
-        for part in (query / size**0.5, key)
-    )
-    return Weights(
-        torch.stack([query, key, value]).transpose(1, 2),
-        attention.project_out.weight.T,
-        (up.weight * block.mlp_norm.weight).T,
-        up.bias,
-        down.weight.T,
-        down.bias,
-    )
 
 
 class _Unrolled(torch.autograd.Function):

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Complex, Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from memtrain.nn import blocks
 from memtrain.nn.blocks import RMS_EPSILON
 
 
@@ -23,6 +25,27 @@ class Weights(NamedTuple):
     up_bias: Float[Tensor, " 4W"]
     down: Float[Tensor, "4W W"]
     down_bias: Float[Tensor, " W"]
+
+
+def fold(block: blocks.Block) -> Weights:
+    """The two numbers of a head that turn together are put side by side: a turn is then a product
+    of complex numbers. Queries and keys are reordered alike, so their products stay."""
+    attention, up, down = block.attention, block.mlp[0], block.mlp[2]
+    assert isinstance(up, nn.Linear) and isinstance(down, nn.Linear)
+    size = attention.head_dim
+    query, key, value = (attention.project_in.weight * block.attention_norm.weight).chunk(3)
+    query, key = (
+        part.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+        for part in (query / size**0.5, key)
+    )
+    return Weights(
+        torch.stack([query, key, value]).transpose(1, 2),
+        attention.project_out.weight.T,
+        (up.weight * block.mlp_norm.weight).T,
+        up.bias,
+        down.weight.T,
+        down.bias,
+    )
 
 
 class Shape(NamedTuple):
@@ -237,3 +260,25 @@ def total_product(
 ) -> Float[Tensor, "W D"]:
     """Summed over steps and rows."""
     return left.flatten(0, 1).T @ right.flatten(0, 1)
+
+
+def rms_normalized(x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows W"]:
+    """Every row over its root mean square; torch's own norm goes over them a dozen times."""
+    normed = _Normalized.apply(x)
+    assert isinstance(normed, Tensor)
+    return normed
+
+
+class _Normalized(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        normed, scale = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
+        normalize(x, x.new_tensor(RMS_EPSILON), normed, scale)
+        ctx.save_for_backward(normed, scale)
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        normed, scale = ctx.saved_tensors
+        return along(gradient, normed).mul_(scale)

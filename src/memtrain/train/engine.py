@@ -13,10 +13,11 @@ from memtrain.errors import MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
 from memtrain.nn.cells import TransformerCell
+from memtrain.nn.causal import FewerOperations
 from memtrain.nn.embedding import Lookup
 from memtrain.nn.looked_up import LookedUpDecoder
 from memtrain.nn.rnn import RNN, Choose
-from memtrain.nn.teacher import Decoder, Teacher
+from memtrain.nn.teacher import CausalEncoder, Decoder, Teacher
 from memtrain.nn.unrolled import UnrolledTransformer
 from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.shapes import Batch, Losses
@@ -28,6 +29,7 @@ FAST: dict[type[nn.Module], tuple[str, ...]] = {
     Block: ("fast_mlp", "fast_norm"),
     RNN: ("fast_unroll", "fast_write", "whole_unroll"),
     Teacher: ("fast_decode",),
+    CausalEncoder: ("fast",),
 }
 """Where a model holds what stands in for its reference."""
 
@@ -88,6 +90,8 @@ class Engine:
             for module in models.modules():
                 if isinstance(module, Teacher):
                     module.fast_decode = LookedUpDecoder()
+                if isinstance(module, CausalEncoder):
+                    module.fast = FewerOperations()
         if self.config.compile:
             for module in models.modules():
                 if isinstance(module, Block):
