@@ -23,6 +23,7 @@ from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.shapes import Batch, Losses
 from memtrain.train.copies import OnCopies
 from memtrain.train.graphs import FastParts, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
+from memtrain.train.heap import keep_freed_memory
 
 FAST: dict[type[nn.Module], tuple[str, ...]] = {
     Attention: ("fast",),
@@ -49,6 +50,8 @@ class Engine:
         if config.threads:
             # More than there are cores is no faster, and a machine may refuse to make them.
             torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
+        if self.plain:
+            keep_freed_memory()
         if config.deterministic:
             _make_deterministic(config.compile)
         if self.device.type == "cuda":
