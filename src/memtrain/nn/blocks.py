@@ -43,7 +43,7 @@ class Rotary(nn.Module):
             return self.half_cosine, self.half_sine
         return self.cosine, self.sine
 
-    def phase(self, positions: int, kind: torch.dtype) -> Complex[Tensor, "L 1 1 E/2"]:
+    def phase(self, positions: int, kind: torch.dtype) -> Complex[Tensor, "L 1 1 P"]:
         """The angles of positions 0..positions-1 as complex numbers, to turn pairs of `kind`."""
         cosine, sine = self.cosine[:positions].to(kind), self.sine[:positions].to(kind)
         return torch.complex(cosine, sine)[:, None, None]
@@ -56,8 +56,8 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "*rows H L E"], positions: Int[Tensor, "*some L"]
     ) -> Float[Tensor, "*rows H L E"]:
-        """Turn the pairs (i, i + E/2) of every head by their position's angles."""
-        cosine = self.cosine[positions].to(x.dtype)  # (..., L, E/2)
+        """Turn the pairs (i, i + P) of every head by their position's angles."""
+        cosine = self.cosine[positions].to(x.dtype)  # (..., L, P)
         sine = self.sine[positions].to(x.dtype)
         if positions.dim() > 1:  # one heads axis between the rows and the positions
             cosine, sine = cosine.unsqueeze(-3), sine.unsqueeze(-3)

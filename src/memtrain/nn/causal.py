@@ -73,8 +73,8 @@ class _Layer:
         heads: int,
         seen: Bool[Tensor, "T T"],
         hidden: Bool[Tensor, "B S T"],
-        token_phase: Complex[Tensor, "T I/2"],
-        register_phase: Complex[Tensor, "B S M I/2"],
+        token_phase: Complex[Tensor, "T P"],
+        register_phase: Complex[Tensor, "B S M P"],
     ) -> None:
         self.heads, self.seen, self.hidden = heads, seen, hidden[:, None, :, None]
         self.token_phase, self.register_phase = token_phase, register_phase
@@ -125,7 +125,7 @@ def _project(x: Float[Tensor, "*rows W"], weights: Float[Tensor, "_ W I"]) -> li
 
 
 def _turn(
-    x: Float[Tensor, "*rows I"], phase: Complex[Tensor, "*some I/2"]
+    x: Float[Tensor, "*rows I"], phase: Complex[Tensor, "*some P"]
 ) -> Float[Tensor, "*rows I"]:
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * phase).flatten(-2)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from memtrain.nn.blocks import Block, Keep, Rotary, take
+from memtrain.nn.blocks import Block, Keep, Rotary
 from memtrain.nn.teacher import Teacher
 
 
@@ -30,7 +30,7 @@ class LookedUpDecoder:
     ) -> Float[Tensor, "N F V"]:
         """Logits of the K + 1 targets, or of those that are asked for."""
         decoder, stack = teacher.decoder, teacher.decoder.stack
-        count, tokens = memory.shape[:2]
+        tokens = memory.shape[1]
         stack.rotary.reserve(tokens + future_inputs.shape[1])
         keep = slice(tokens - 1, None) if asked is None else asked + (tokens - 1)
         *inner, last = stack.blocks
@@ -73,7 +73,8 @@ class _Futures:
         asking, asked = positions, self.index
         if keep is not None:
             asking = positions[keep]
-            asked = take(self.index[..., None], keep)[..., 0]
+            one_for_all = isinstance(keep, slice)
+            asked = self.index[:, keep] if one_for_all else self.index.gather(1, keep)
         past = (positions <= asking[..., None]).unsqueeze(-3)
         mixed = F.scaled_dot_product_attention(
             rotary(attention.split_heads(embedding(asked, query)), asking),
@@ -91,9 +92,9 @@ class _Futures:
         own, others = key.split([count * tokens, self.symbols])
         own = own.view(count, tokens, heads, -1).transpose(1, 2)
         own = rotary(own, positions[:tokens]).transpose(1, 2).flatten(0, 1).flatten(1)
-        others = others.view(self.symbols, heads, 1, -1)
-        others = rotary(others, positions[tokens:])  # (V, H, K, E)
+        later = positions[tokens:]
+        others = others.view(self.symbols, heads, 1, -1).expand(-1, -1, len(later), -1)
+        others = rotary(others, later)  # (V, H, K, E)
         others = others.permute(2, 0, 1, 3).flatten(0, 1).flatten(1)  # (K·V, I)
-        ahead = torch.arange(self.future_inputs.shape[1], device=key.device)
-        index = count * tokens + self.symbols * ahead + self.future_inputs
+        index = count * tokens + self.symbols * (later - tokens) + self.future_inputs
         return embedding(torch.cat([self.memories, index], dim=1), torch.cat([own, others]))

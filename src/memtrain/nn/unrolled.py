@@ -167,7 +167,10 @@ class _Unrolled(torch.autograd.Function):
 
 
 def _blocks(
-    shape: Shape, phase: Tensor, flat: tuple[Tensor, ...] | list[Tensor], kept: list[Tensor] | None = None
+    shape: Shape,
+    phase: Tensor,
+    flat: tuple[Tensor, ...] | list[Tensor],
+    kept: list[Tensor] | None = None,
 ) -> list[written_out.Block]:
     count = len(flat) // len(Weights._fields)
     size, held = len(Weights._fields), len(Kept._fields)

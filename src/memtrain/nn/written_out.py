@@ -21,9 +21,9 @@ class Weights(NamedTuple):
 
     project_in: Float[Tensor, "3 W I"]
     project_out: Float[Tensor, "I W"]
-    up: Float[Tensor, "W 4W"]
-    up_bias: Float[Tensor, " 4W"]
-    down: Float[Tensor, "4W W"]
+    up: Float[Tensor, "W F"]
+    up_bias: Float[Tensor, " F"]
+    down: Float[Tensor, "F W"]
     down_bias: Float[Tensor, " W"]
 
 
@@ -68,8 +68,8 @@ class Kept(NamedTuple):
     mixed: Float[Tensor, "T Q I"]
     mlp_normed: Float[Tensor, "T Q W"]
     mlp_scale: Float[Tensor, "T Q 1"]
-    hidden: Float[Tensor, "T Q 4W"]
-    active: Float[Tensor, "T Q 4W"]
+    hidden: Float[Tensor, "T Q F"]
+    active: Float[Tensor, "T Q F"]
 
 
 class Block:
@@ -83,7 +83,7 @@ class Block:
     def __init__(
         self,
         shape: Shape,
-        phase: Complex[Tensor, "L 1 1 E/2"],
+        phase: Complex[Tensor, "L 1 1 P"],
         weights: Weights,
         *,
         first: bool,
@@ -194,7 +194,11 @@ class Block:
     def backward(self, at: int, out: Float[Tensor, "R W"]) -> Float[Tensor, "R W"]:
         """From the gradient of what `forward` returned, in `of_out`, to that of its `x`."""
         kept = self.at[at]
-        gradient, hidden, attended = self.of_out_at[at], self.of_hidden_at[at], self.of_attended_at[at]
+        gradient, hidden, attended = (
+            self.of_out_at[at],
+            self.of_hidden_at[at],
+            self.of_attended_at[at],
+        )
         torch.mul(gradient @ self.back_down, self.slope[at], out=hidden)
         normed = along(hidden @ self.back_up, kept.mlp_normed)
         torch.addcmul(gradient, normed, kept.mlp_scale, out=attended)
@@ -236,10 +240,10 @@ class Block:
 
 
 def normalize(
-    x: Float[Tensor, "R W"],
+    x: Float[Tensor, "*rows W"],
     epsilon: Float[Tensor, ""],
-    normed: Float[Tensor, "R W"],
-    scale: Float[Tensor, "R 1"],
+    normed: Float[Tensor, "*rows W"],
+    scale: Float[Tensor, "*rows 1"],
 ) -> None:
     """x over its root mean square, and one over that."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -248,8 +252,8 @@ def normalize(
 
 
 def along(
-    gradient: Float[Tensor, "R W"], normed: Float[Tensor, "R W"]
-) -> Float[Tensor, "R W"]:
+    gradient: Float[Tensor, "*rows W"], normed: Float[Tensor, "*rows W"]
+) -> Float[Tensor, "*rows W"]:
     """From the gradient of `normed` to that of x, but for the scale."""
     radial = (gradient * normed).sum(-1, keepdim=True)
     return torch.addcmul(gradient, normed, radial, value=-1 / normed.shape[-1])
