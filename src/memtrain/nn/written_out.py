@@ -166,7 +166,7 @@ class Block:
         x = torch.addmm(x, kept.mixed, weights.project_out)
         normalize(x, self.epsilon, kept.mlp_normed, kept.mlp_scale)
         torch.addmm(weights.up_bias, kept.mlp_normed, weights.up, out=kept.hidden)
-        torch._C._nn.gelu(kept.hidden, out=kept.active)
+        torch._C._nn.gelu(kept.hidden, out=kept.active)  # pyright: ignore[reportAttributeAccessIssue]
         return x.add_(torch.addmm(weights.down_bias, kept.active, weights.down))
 
     # ------------------------------------------------------------------------------- gradient

@@ -12,8 +12,8 @@ from memtrain.config import EngineConfig, StageConfig
 from memtrain.errors import MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
-from memtrain.nn.cells import TransformerCell
 from memtrain.nn.causal import FewerOperations
+from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import Lookup
 from memtrain.nn.looked_up import LookedUpDecoder
 from memtrain.nn.rnn import RNN, Choose
