@@ -28,13 +28,11 @@ class Alongside:
     def __init__(self, config: RunConfig, folder: Path, steps: int) -> None:
         # The warm-up is a share of the steps, and these are not known yet.
         stage = replace(config.bptt, steps=MOST * steps, warmup=config.bptt.warmup / MOST)
-        config = replace(config, bptt=stage)
+        Run.create(replace(config, bptt=stage), folder, overwrite=True)
         self.folder, self.steps = folder, steps
         spawn = multiprocessing.get_context("spawn")  # a fork would share torch's threads
         self.connection, there = spawn.Pipe()
-        self.process = spawn.Process(
-            target=_train, args=(there, config, folder, steps), daemon=True
-        )
+        self.process = spawn.Process(target=_train, args=(there, folder, steps), daemon=True)
 
     def __enter__(self) -> "Alongside":
         self.process.start()
@@ -51,7 +49,6 @@ class Alongside:
         Raises:
             MemtrainError: it failed.
         """
-        self._receive()  # it has begun
         self.connection.send(seconds)
         metrics, told = MetricsFile(self.folder / "metrics.jsonl"), False
         while not self.connection.poll(0.5):
@@ -68,7 +65,7 @@ class Alongside:
         return Run.open(self.folder)
 
     def _receive(self) -> None:
-        """Hear that it has begun or ended, or why it could not."""
+        """Hear that it is done, or why not."""
         try:
             problem = self.connection.recv()
         except EOFError:
@@ -80,7 +77,7 @@ class Alongside:
 
 
 class _UntilEqual(Reporter):
-    """Stops its run as a signal would, once it has had the steps and the seconds."""
+    """Stops its run as a signal would, at the first look after it has had steps and seconds."""
 
     def __init__(self, run: Run, steps: int, connection: Connection) -> None:
         self.run, self.steps, self.connection = run, steps, connection
@@ -89,17 +86,17 @@ class _UntilEqual(Reporter):
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         if self.connection.poll():
             self.seconds = self.connection.recv()
-        if step >= self.steps and self.run.totals()["total_seconds"] >= self.seconds:
+        looked = step % self.run.config.log.evaluate_every == 0
+        if looked and step >= self.steps and self.run.totals()["total_seconds"] >= self.seconds:
             signal.raise_signal(signal.SIGTERM)
 
 
-def _train(connection: Connection, config: RunConfig, folder: Path, steps: int) -> None:
-    """The process. It says "" when it has begun and when it is done, or what went wrong."""
+def _train(connection: Connection, folder: Path, steps: int) -> None:
+    """The process. It says "" when it is done, or what went wrong."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one
     try:
-        run = Run.create(config, folder, overwrite=True)
-        connection.send("")
+        run = Run.open(folder)
         with suppress(Interrupted):
             run.train(_UntilEqual(run, steps, connection))
         connection.send("")
