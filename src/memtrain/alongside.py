@@ -31,11 +31,12 @@ class Alongside:
         Run.create(replace(config, bptt=stage), folder, overwrite=True)
         self.folder, self.steps = folder, steps
         spawn = multiprocessing.get_context("spawn")  # a fork would share torch's threads
-        self.connection, there = spawn.Pipe()
-        self.process = spawn.Process(target=_train, args=(there, folder, steps), daemon=True)
+        self.connection, self.there = spawn.Pipe()
+        self.process = spawn.Process(target=_train, args=(self.there, folder, steps), daemon=True)
 
     def __enter__(self) -> "Alongside":
         self.process.start()
+        self.there.close()  # else nobody would hear that the process is gone
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -49,7 +50,8 @@ class Alongside:
         Raises:
             MemtrainError: it failed.
         """
-        self.connection.send(seconds)
+        with suppress(OSError):  # it is gone: that is told below
+            self.connection.send(seconds)
         metrics, told = MetricsFile(self.folder / "metrics.jsonl"), False
         while not self.connection.poll(0.5):
             if not (lines := metrics.read()):
@@ -68,7 +70,7 @@ class Alongside:
         """Hear that it is done, or why not."""
         try:
             problem = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode
             problem = f"{self.folder}: the process that trains it ended, exit code {code}"
