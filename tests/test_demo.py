@@ -9,6 +9,7 @@ import memtrain.demo
 from conftest import TINY
 from memtrain.config import RunConfig
 from memtrain.demo import run_demo
+from memtrain.errors import MemtrainError
 from memtrain.train.metrics import Reporter
 
 
@@ -57,3 +58,31 @@ def test_a_second_demo_replaces_the_first(tmp_path: Path, monkeypatch):
     run_demo(tmp_path, 0, 6, Reporter)
     run_demo(tmp_path, 1, 6, Reporter)
     assert "Seed 1" in (tmp_path / "index.html").read_text()
+
+
+def test_side_by_side_bptt_gets_the_longer_of_equal_steps_and_seconds(
+    tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
+    heard = []
+
+    class Listener(Reporter):
+        def stage(self, name: str, step: int, steps: int) -> None:
+            heard.append(name)
+
+    rows = run_demo(tmp_path, 0, 6, Listener, alongside=True)
+    ours, theirs = rows[2].cost, rows[3].cost
+    assert ours["total_steps"] == 12 + 8
+    assert theirs["total_steps"] >= ours["total_steps"]
+    assert theirs["total_seconds"] >= ours["total_seconds"]
+    assert heard[:2] == ["smt", "dmt"]
+    assert "side by side" in capsys.readouterr().out
+    assert "at the same time" in (tmp_path / "index.html").read_text()
+
+
+def test_what_goes_wrong_beside_is_told_in_one_line(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
+    (tmp_path / "bptt").mkdir()
+    (tmp_path / "bptt" / "precious.txt").write_text("mine")
+    with pytest.raises(MemtrainError, match="holds files that are no run"):
+        run_demo(tmp_path, 0, 6, Reporter, alongside=True)

@@ -305,7 +305,7 @@ def test_small_runs_share_a_gpu_as_its_memory_allows(gibibytes, scale, expected,
     there = SimpleNamespace(total_memory=gibibytes * 2**30)
     monkeypatch.setattr("memtrain.train.engine.pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: there)
-    monkeypatch.setattr("memtrain.experiments.launch._cores", lambda: 16)
+    monkeypatch.setattr("memtrain.experiments.launch.cores", lambda: 16)
     assert default_processes("auto", scale) == expected
 
 

@@ -24,12 +24,17 @@ def demo(arguments: list[str]) -> int:
 
     options = parse(Demo, arguments, "memtrain demo")
 
+    import torch
+
     from memtrain.demo import run_demo
+    from memtrain.experiments.launch import cores
     from memtrain.run import Interrupted
     from memtrain.train.metrics import make_reporter
 
     try:
-        run_demo(options.folder, options.seed, options.length, make_reporter)
+        # A GPU would be shared, one core too; then one trains after the other.
+        alongside = cores() > 1 and not torch.cuda.is_available()
+        run_demo(options.folder, options.seed, options.length, make_reporter, alongside=alongside)
     except Interrupted:
         print("memtrain: stopped; the demo starts anew next time", file=sys.stderr)
         return 130

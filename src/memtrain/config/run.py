@@ -22,7 +22,8 @@ class EngineConfig:
     compile: bool = False
     """torch.compile the Transformer blocks (half a minute at the start)."""
     fast: bool = True
-    """On a GPU, use captured graphs and kernels of our own; off: plain PyTorch, as a reference."""
+    """On a GPU, use captured graphs and kernels of our own; on a CPU, written-out gradients in
+    fewer operations; off: plain PyTorch, as a reference."""
     threads: int = 0
     """CPU threads, at most one a core (0: as many as torch takes)."""
     deterministic: bool = False

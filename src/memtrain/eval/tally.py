@@ -114,7 +114,7 @@ class Apart:
         empty = rnn.empty_memory(len(inputs))[:, None].to(labels.dtype)
         before = torch.cat([empty, labels[:, :-1]], dim=1).flatten(0, 1)
         parts = zip(before.split(ROWS), inputs.flatten().split(ROWS), strict=True)
-        stepped = torch.cat([rnn.cell(part, token).float() for part, token in parts])
+        stepped = torch.cat([rnn.follow(token[:, None], part).float() for part, token in parts])
         labels = labels.float()
         self.rollout += _squared(memories, labels)
         self.stepped += _squared(stepped.view(labels.shape), labels)

@@ -114,8 +114,9 @@ def scale_matrices(model: nn.Module, gain: float) -> None:
 def bptt_norms(run: Run, rows: int = 16) -> list[float]:
     """Of the gradient that backpropagation through time brings to each memory."""
     batch = run.task.sample(rows, torch.Generator().manual_seed(0)).to(run.engine.device)
-    memories = run.rnn.unroll(batch.inputs)
-    # `unroll` stacks; the gradient along time lives in what was stacked.
+    with run.engine.reference(run.rnn):
+        memories = run.rnn.unroll(batch.inputs)
+    # The plain loop stacks; the gradient along time lives in what was stacked.
     steps = memories.grad_fn.next_functions  # type: ignore[union-attr]
     caught: dict[int, float] = {}
     for index, (node, _) in enumerate(steps):

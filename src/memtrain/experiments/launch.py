@@ -36,14 +36,15 @@ def default_processes(device: str, scale: str) -> int:
 
     place = pick_device(device)
     if place.type != "cuda":
-        return _cores()
+        return cores()
     if scale == "paper":
         return 1
     room = torch.cuda.get_device_properties(place).total_memory // RUN_BYTES
-    return max(1, min(_cores(), ON_A_GPU, room))
+    return max(1, min(cores(), ON_A_GPU, room))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -75,7 +76,7 @@ class _Worker:
 def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Event]:
     """Events of all work, `processes` runs at a time."""
     # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
-    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // processes))
+    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // processes))
     deaths: Counter[str] = Counter()
     workers: list[_Worker] = []
     try:
@@ -113,7 +114,7 @@ def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Ev
 
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
-    _die_with_parent()
+    die_with_parent()
     import torch
 
     from memtrain.run import Interrupted
@@ -126,8 +127,8 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
         os._exit(0)  # nobody listens any more; what a run had is saved
 
 
-def _die_with_parent() -> None:
-    """A killed sweep must leave no process behind that still trains."""
+def die_with_parent() -> None:
+    """A killed parent must leave no process behind that still trains."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -64,11 +64,12 @@ class Resources(Experiment):
             def loss(objective=objective) -> torch.Tensor:
                 return objective(batch, torch.Generator().manual_seed(0)).total
 
-            found[f"{stage}_operations"] = sequential_ops(loss)
-            found[f"{stage}_bytes"] = kept_bytes(loss)
-            run.rnn.cell = CountedCell(plain)
-            found[f"{stage}_credit"] = recurrent_depth(loss())
-            run.rnn.cell = plain
+            with run.engine.reference(objective):  # what is written out would hide operations
+                found[f"{stage}_operations"] = sequential_ops(loss)
+                found[f"{stage}_bytes"] = kept_bytes(loss)
+                run.rnn.cell = CountedCell(plain)
+                found[f"{stage}_credit"] = recurrent_depth(loss())
+                run.rnn.cell = plain
         return found
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:

@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 RMS_EPSILON = 1e-6
@@ -43,6 +43,11 @@ class Rotary(nn.Module):
             return self.half_cosine, self.half_sine
         return self.cosine, self.sine
 
+    def phase(self, positions: int, kind: torch.dtype) -> Complex[Tensor, "L 1 1 P"]:
+        """The angles of positions 0..positions-1 as complex numbers, to turn pairs of `kind`."""
+        cosine, sine = self.cosine[:positions].to(kind), self.sine[:positions].to(kind)
+        return torch.complex(cosine, sine)[:, None, None]
+
     def reserve(self, positions: int) -> None:
         """Make sure that positions 0..positions-1 are in the tables."""
         if positions > len(self.cosine):
@@ -51,8 +56,8 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "*rows H L E"], positions: Int[Tensor, "*some L"]
     ) -> Float[Tensor, "*rows H L E"]:
-        """Turn the pairs (i, i + E/2) of every head by their position's angles."""
-        cosine = self.cosine[positions].to(x.dtype)  # (..., L, E/2)
+        """Turn the pairs (i, i + P) of every head by their position's angles."""
+        cosine = self.cosine[positions].to(x.dtype)  # (..., L, P)
         sine = self.sine[positions].to(x.dtype)
         if positions.dim() > 1:  # one heads axis between the rows and the positions
             cosine, sine = cosine.unsqueeze(-3), sine.unsqueeze(-3)
@@ -86,6 +91,10 @@ class Attention(nn.Module):
         """Queries, keys and values of every head."""
         query, key, value = self._split(self.project_in(x))
         return query, key, value
+
+    def split_heads(self, projected: Float[Tensor, "*rows L I"]) -> Float[Tensor, "*rows H L E"]:
+        """The heads of one of the three."""
+        return projected.unflatten(-1, (self.heads, self.head_dim)).transpose(-2, -3)
 
     def _split(self, projected: Float[Tensor, "*rows L _"]) -> list[Float[Tensor, "*rows H L E"]]:
         parts = projected.unflatten(-1, (-1, self.heads, self.head_dim)).unbind(-3)
@@ -249,8 +258,11 @@ class Stack(nn.Module):
             x, update = block(x, update, self.rotary, None, causal, mask)
         x, update = last(x, update, self.rotary, keep, causal, mask)
         assert isinstance(last, Block)
-        fast = last.fast
-        x = self.norm((x + update).float()) if fast is None else fast.end(self.norm, x, update)
+        if last.fast is not None:
+            x = last.fast.end(self.norm, x, update)
+        else:
+            x = x + update
+            x = self.norm(x.float() if x.dtype.itemsize == 2 else x)
         return x if head is None else head(x)
 
 

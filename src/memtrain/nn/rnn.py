@@ -1,6 +1,7 @@
 """The RNN: a cell, a readout and the empty memory. It needs no teacher."""
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,15 @@ Unroll = Callable[[Tensor, Tensor], Tensor]
 Choose = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, V) and a uniform number a row (B,) to a token a row."""
 Write = Callable[[Tensor, Tensor, Choose], tuple[Tensor, Tensor]]
+
+
+@runtime_checkable
+class WholeUnroll(Protocol):
+    """What an engine may put in the place of `RNN.unroll`."""
+
+    def serves(self, cell: nn.Module, memory: Tensor) -> bool: ...
+
+    def __call__(self, cell: nn.Module, inputs: Tensor, memory: Tensor) -> Tensor: ...
 
 
 class RNN(nn.Module):
@@ -31,6 +41,8 @@ class RNN(nn.Module):
         self.fast_unroll: Unroll | None = None
         self.fast_write: Write | None = None
         """What an engine may put in the place of the plain loops where no gradient is needed."""
+        self.whole_unroll: WholeUnroll | None = None
+        """The same where one may be needed."""
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
         """The memory of having read nothing: zeros."""
@@ -75,8 +87,20 @@ class RNN(nn.Module):
             memory = self.empty_memory(len(inputs))
         if self.fast_unroll is not None and not torch.is_grad_enabled():
             return self.fast_unroll(inputs, memory)
+        if self.whole_unroll is not None and self.whole_unroll.serves(self.cell, memory):
+            return self.whole_unroll(self.cell, inputs, memory)
         memories = []
         for token in inputs.unbind(1):
             memory = self.cell(memory, token)
             memories.append(memory)
         return torch.stack(memories, dim=1)
+
+    def follow(
+        self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
+    ) -> Float[Tensor, "N M D"]:
+        """The memory after the last of a few inputs, for many rows side by side."""
+        if self.whole_unroll is not None and self.whole_unroll.serves(self.cell, memory):
+            return self.whole_unroll(self.cell, inputs, memory)[:, -1]
+        for token in inputs.unbind(1):
+            memory = self.cell(memory, token)
+        return memory

@@ -6,6 +6,7 @@ own for every memory, the causal one reads the sequence once for all memories.
 """
 
 import math
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -60,6 +61,17 @@ class BidirectionalEncoder(nn.Module):
         return memory.unflatten(0, steps.shape)
 
 
+@runtime_checkable
+class FastCausal(Protocol):
+    """What an engine may put in the place of the reference, `CausalEncoder.forward`."""
+
+    def serves(self, inputs: Tensor, embedding: nn.Embedding) -> bool: ...
+
+    def __call__(
+        self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
+    ) -> Tensor: ...
+
+
 class CausalEncoder(nn.Module):
     """All memories of a sequence in one pass.
 
@@ -75,6 +87,7 @@ class CausalEncoder(nn.Module):
         self.lookup = Lookup()
         self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, memory_dim)
+        self.fast: FastCausal | None = None
 
     def forward(
         self,
@@ -83,6 +96,8 @@ class CausalEncoder(nn.Module):
         embedding: nn.Embedding,
     ) -> Float[Tensor, "B S M D"]:
         """Memories after `steps`."""
+        if self.fast is not None and self.fast.serves(inputs, embedding):
+            return self.fast(self, inputs, steps, embedding)
         length, count = inputs.shape[1], len(self.registers)
         device = inputs.device
         self.stack.rotary.reserve(length + count)
@@ -175,6 +190,17 @@ class Decoder(nn.Module):
         return self.stack(x, keep=keep, causal=self.causal, head=self.head)
 
 
+@runtime_checkable
+class FastDecode(Protocol):
+    """What an engine may put in the place of the reference, `Teacher.decode`."""
+
+    def serves(self, teacher: "Teacher", memory: Tensor) -> bool: ...
+
+    def __call__(
+        self, teacher: "Teacher", memory: Tensor, future_inputs: Tensor, asked: Tensor | None
+    ) -> Tensor: ...
+
+
 class Teacher(nn.Module):
     """Encoder and decoder over one shared embedding."""
 
@@ -187,6 +213,7 @@ class Teacher(nn.Module):
         self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, vocab_size, memory_dim)
+        self.fast_decode: FastDecode | None = None
 
     @property
     def reach(self) -> int:
@@ -221,6 +248,8 @@ class Teacher(nn.Module):
 
         With `asked`, only of those targets: what the last block need not compute, it does not.
         """
+        if self.fast_decode is not None and self.fast_decode.serves(self, memory):
+            return self.fast_decode(self, memory, future_inputs, asked)
         future = self.lookup(self.embedding.weight, future_inputs)
         return self.decoder(memory, future, asked)
 

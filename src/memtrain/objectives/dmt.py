@@ -136,10 +136,11 @@ class DMT(Objective):
 
         `before` are the memories that each step of the rollout starts from.
         """
-        first = labelled - (self._segment(inputs.shape[1]) - 1)
-        memory = before[:, first].flatten(0, 1)
-        for ahead in range(self._segment(inputs.shape[1])):
-            memory = self.rnn.cell(memory, inputs[:, first + ahead].flatten())
+        length = self._segment(inputs.shape[1])
+        first = labelled - (length - 1)
+        steps = first + torch.arange(length, device=first.device)[:, None]  # (K, S)
+        read = inputs[:, steps].transpose(1, 2).flatten(0, 1)  # (B·S, K)
+        memory = self.rnn.follow(read, before[:, first].flatten(0, 1))
         return memory.unflatten(0, (len(inputs), len(labelled)))
 
     def _segment(self, rollout: int) -> int:

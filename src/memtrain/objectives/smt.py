@@ -136,7 +136,7 @@ class SMT(Objective):
             memory = memory.detach()
         before, after = steps[:, :-1], steps[:, 1:]
         token = batch.inputs.gather(1, after.clamp(min=0)).flatten()
-        predicted = self.rnn.cell(memory[:, :-1].flatten(0, 1), token)
+        predicted = self.rnn.follow(token[:, None], memory[:, :-1].flatten(0, 1))
         # A run that goes from the end to the start is no step there.
         weight = (after == before + 1).float()
         weight = weight.where(before >= 0, weight * self.config.start_weight).flatten()

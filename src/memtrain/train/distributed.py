@@ -118,6 +118,7 @@ class Group:
         stacks = [teacher.decoder.stack]
         if not isinstance(teacher.encoder, CausalEncoder):  # which reaches into its blocks
             stacks.append(teacher.encoder.stack)
+        teacher.fast_decode = None  # it reaches into the decoder's
         units = [block for stack in stacks for block in stack.blocks]
         for unit in (*units, teacher.encoder, teacher.decoder, teacher):
             fully_shard(unit, mesh=mesh)

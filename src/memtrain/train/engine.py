@@ -12,19 +12,25 @@ from memtrain.config import EngineConfig, StageConfig
 from memtrain.errors import MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
+from memtrain.nn.causal import FewerOperations
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import Lookup
 from memtrain.nn.kernels.later import Later
+from memtrain.nn.looked_up import LookedUpDecoder
 from memtrain.nn.rnn import RNN, Choose
-from memtrain.nn.teacher import Decoder
+from memtrain.nn.teacher import CausalEncoder, Decoder, Teacher
+from memtrain.nn.unrolled import UnrolledTransformer
 from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.shapes import Batch, Losses
 from memtrain.train.copies import OnCopies
 from memtrain.train.graphs import FastParts, GraphedStep, GraphedUnroll, GraphedWrite, StepOwner
+from memtrain.train.heap import keep_freed_memory
 
 FAST: dict[type[nn.Module], tuple[str, ...]] = {
     Block: ("fast",),
-    RNN: ("fast_unroll", "fast_write"),
+    RNN: ("fast_unroll", "fast_write", "whole_unroll"),
+    Teacher: ("fast_decode",),
+    CausalEncoder: ("fast",),
 }
 """Where a model holds what stands in for its reference."""
 
@@ -39,11 +45,14 @@ class Engine:
             config.precision == "auto" and self.device.type == "cuda"
         )
         self.fast = config.fast and self.device.type == "cuda"
+        self.plain = config.fast and self.device.type == "cpu"
         self.kernels = self.fast and self.bf16 and _has_kernels(self.device)
         self.later = Later()
         if config.threads:
             # More than there are cores is no faster, and a machine may refuse to make them.
             torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
+        if self.plain:
+            keep_freed_memory()
         if config.deterministic:
             _make_deterministic(config.compile)
         if self.device.type == "cuda":
@@ -75,6 +84,12 @@ class Engine:
                     module.table_gradient = table_gradient
                 if isinstance(module, Block) and KernelBlock.fits(module):
                     module.fast = KernelBlock(module, self.later)
+        if self.plain:
+            for module in models.modules():
+                if isinstance(module, Teacher):
+                    module.fast_decode = LookedUpDecoder()
+                if isinstance(module, CausalEncoder):
+                    module.fast = FewerOperations()
         if self.config.compile:
             for module in models.modules():
                 # Where there are kernels, attention that is too long for them.
@@ -101,7 +116,9 @@ class Engine:
                 setattr(module, name, fast)
 
     def prepare_rnn(self, rnn: RNN) -> None:
-        """Roll out through captured graphs where there are any."""
+        """Roll out through captured graphs where there are any, or as one function on a CPU."""
+        if self.plain:
+            rnn.whole_unroll = UnrolledTransformer()
         if self.fast:
             parts = self._fast_parts(rnn)
             rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, self._graph_precision)

@@ -2,7 +2,7 @@
 
 Every row is read once and written once each way. An update that waits to be added comes to the
 next norm beside the stream; on the way back, the stream's gradient is added where the norm's is
-made, and the one result serves both. The reference is `nn.blocks.add_norm`.
+made, and the one result serves both. The reference is in `nn.blocks.Block`.
 """
 
 import torch

@@ -1,0 +1,64 @@
+"""The causal encoder in fewer operations: the plain one's memories and gradients."""
+
+import pytest
+import torch
+
+from memtrain.config import TeacherConfig
+from memtrain.nn.causal import FewerOperations
+from memtrain.nn.teacher import CausalEncoder, Teacher
+from memtrain.nn.written_out import rms_normalized
+
+
+def random_teacher(layers: int, memory_tokens: int, memory_dim: int, context: int) -> Teacher:
+    config = TeacherConfig(
+        encoder="causal",
+        context_length=context,
+        width=8,
+        encoder_layers=layers,
+        decoder_layers=1,
+        heads=2,
+        head_dim=6,
+    )
+    teacher = Teacher(config, 5, memory_tokens, memory_dim).double()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return teacher
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 8, 9, 6), (2, 1, 8, 9, 6), (2, 3, 12, 2, 7), (3, 2, 8, 3, 9)],
+    ids=lambda shape: "L{}-M{}-D{}-C{}-T{}".format(*shape),
+)
+def test_memories_and_gradients_are_those_of_the_plain_encoder(shape):
+    layers, memory_tokens, memory_dim, context, length = shape
+    teacher = random_teacher(layers, memory_tokens, memory_dim, context)
+    encoder = teacher.encoder
+    assert isinstance(encoder, CausalEncoder)
+    inputs = torch.randint(5, (4, length))
+    steps = torch.randint(-1, length, (4, 3))
+    expected = teacher.encode(inputs, steps)
+    encoder.fast = FewerOperations()
+    assert encoder.fast.serves(inputs, teacher.embedding)
+    found = teacher.encode(inputs, steps)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    direction = torch.randn_like(expected)
+    wanted = [teacher.embedding.weight, *encoder.parameters()]
+    gradients = torch.autograd.grad((found * direction).sum(), wanted)
+    references = torch.autograd.grad((expected * direction).sum(), wanted)
+    for gradient, reference in zip(gradients, references, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
+
+
+def test_it_serves_where_there_are_fewer_symbols_than_tokens():
+    teacher, fast = random_teacher(1, 1, 8, 4), FewerOperations()
+    assert fast.serves(torch.zeros(2, 3, dtype=torch.long), teacher.embedding)
+    assert not fast.serves(torch.zeros(1, 5, dtype=torch.long), teacher.embedding)
+
+
+def test_the_written_out_norm_has_the_right_gradient():
+    x = torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True)
+    expected = torch.nn.functional.rms_norm(x, (5,), eps=1e-6)
+    torch.testing.assert_close(rms_normalized(x), expected)
+    assert torch.autograd.gradcheck(rms_normalized, x)
