@@ -72,18 +72,14 @@ class RMSNorm(nn.RMSNorm):
 class FastAttention(Protocol):
     """What an engine may put in the place of the reference, `Attention.forward`."""
 
-    def serves(self, keys: int) -> bool: ...
+    def serves(self, x: Tensor) -> bool: ...
 
-    def whole(
-        self, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool
-    ) -> Tensor: ...
-
-    def some(
+    def __call__(
         self,
-        query: Tensor,
-        key_value: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
+        asking: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        rotary: Rotary,
         heads: int,
         first: int,
         causal: bool,
@@ -131,7 +127,7 @@ class Attention(nn.Module):
             self.fast is not None
             and mask is None
             and not isinstance(keep, Tensor)
-            and self.fast.serves(x.shape[1])
+            and self.fast.serves(x)
         ):
             return self.project_out(self._fast(self.fast, x, rotary, keep, causal))
         positions = torch.arange(x.shape[1], device=x.device)
@@ -155,14 +151,9 @@ class Attention(nn.Module):
     def _fast(
         self, fast: FastAttention, x: Tensor, rotary: Rotary, keep: slice | None, causal: bool
     ) -> Tensor:
-        if keep is None:
-            qkv = self.project_in(x)
-            return fast.whole(qkv, *rotary.tables(qkv.dtype), self.heads, causal)
-        query_weight, rest = self._weights()
-        query, key_value = F.linear(x[:, keep], query_weight), F.linear(x, rest)
-        cosine, sine = rotary.tables(query.dtype)
-        first = range(x.shape[1])[keep].start
-        return fast.some(query, key_value, cosine, sine, self.heads, first, causal)
+        asking = None if keep is None else x[:, keep]
+        first = 0 if keep is None else range(x.shape[1])[keep].start
+        return fast(asking, x, self.project_in.weight, rotary, self.heads, first, causal)
 
     def _weights(self) -> tuple[Tensor, Tensor]:
         """The projection to queries, and that to keys and values."""
