@@ -23,11 +23,12 @@ from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, RMSNorm, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import table_gradient
-from memtrain.nn.kernels import inference, mlp, norm, table
+from memtrain.nn.kernels import inference, mlp, norm, projection, table
 from memtrain.nn.kernels.attention import KernelAttention
 from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.mlp import KernelMLP
 from memtrain.nn.kernels.norm import KernelNorm
+from memtrain.nn.kernels.projection import run_projection
 from memtrain.nn.kernels.step import WIDEST, InferenceCell, KernelSampler, begin, end
 from memtrain.nn.kernels.sums import column_sums
 from memtrain.nn.rnn import RNN
@@ -71,6 +72,51 @@ def attention_case(device, kind, rows, length, heads, head_dim, keep, causal) ->
     check(f"{name}: output", relative_error(out, expected), limit)
     for part, one, other in zip(("input", "in", "out"), got, wanted, strict=True):
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+
+
+def projection_case(
+    device, kind, sequences, length, width, heads, head_dim, parts, first, **tile
+) -> None:
+    """Queries, keys and values, those of them in `parts`, against torch's product and `Rotary`.
+
+    `tile` changes how it runs. Parts are compared one by one: queries are scaled.
+    """
+    inner, scale = heads * head_dim, 0.3
+    rotary = Rotary(head_dim).to(device)
+    x = torch.randn(sequences, length, width, device=device).to(kind)
+    weight = (torch.randn(len(parts) * inner, width, device=device) / width**0.5).to(kind)
+    usual = projection.tiles
+    projection.tiles = lambda *shape: usual(*shape) | tile
+    out = run_projection(
+        x.flatten(0, 1),
+        weight,
+        *rotary.tables(kind),
+        head_dim=head_dim,
+        length=length,
+        first=first,
+        query_columns=inner * ("query" in parts),
+        key_columns=inner * ("key" in parts),
+        scale=scale,
+    )
+    projection.tiles = usual
+    assert out.dtype == kind
+    heads_of = (x.double() @ weight.double().T).unflatten(-1, (-1, heads, head_dim))
+    positions = first + torch.arange(length, device=device)
+    limit = 1e-5 if kind == torch.float32 else 5e-3
+    if kind == torch.float32 and device == "cuda":
+        limit = 2e-3  # tf32
+    name = f"projection {kind} N{sequences} L{length} W{width} H{heads} E{head_dim} from {first}"
+    got = out.unflatten(0, (sequences, length)).chunk(len(parts), dim=-1)
+    for part, one, plain in zip(parts, got, heads_of.chunk(len(parts), dim=-3), strict=True):
+        expected = plain.squeeze(-3)
+        if part != "value":
+            expected = rotary(expected.transpose(1, 2), positions).transpose(1, 2)
+        expected = expected.flatten(-2) * (scale if part == "query" else 1)
+        check(
+            f"{name}: {part} of {'+'.join(parts)} {tile or ''}",
+            relative_error(one, expected),
+            limit,
+        )
 
 
 def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
@@ -427,6 +473,28 @@ def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
     return cases
 
 
+def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
+    whole = ("query", "key", "value")
+    shapes: list[tuple] = [
+        (5, 17, 32, 2, 16, whole, 0),
+        (3, 79, 48, 3, 32, whole, 0),
+        (7, 10, 64, 2, 64, ("query",), 7),
+        (2, 70, 64, 2, 64, ("key", "value"), 0),
+        (2, 5, 16, 1, 64, ("key",), 3),
+    ]
+    tiled = {"BR": 32, "BO": 32, "BI": 16}
+    if device == "cuda":
+        shapes = [shape for shape in shapes if shape[4] > 16]  # Triton 3.6 gets 16 columns wrong
+        shapes += [(count, 272, 256, 8, 64, whole, 0) for count in (1, 16, 256)]
+        shapes += [(300, 79, 256, 8, 64, whole, 0), (700, 17, 256, 3, 64, whole, 0)]
+        shapes += [(256, 16, 256, 8, 64, ("query",), 256), (700, 9, 256, 3, 32, ("query",), 8)]
+        shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0)]
+        tiled = {"BR": 128, "BO": 64, "BI": 32}
+    cases = [partial(projection_case, device, kind, *shape) for shape in shapes]
+    cases.append(partial(projection_case, device, kind, 3, 79, 48, 4, 32, whole, 0, **tiled))
+    return cases
+
+
 def step_cases(device: str) -> list[Callable[[], None]]:
     cells = [(2, 3, 32, 1, 2, 32), (5, 16, 48, 2, 2, 32)]
     ends = [(2, 3, 32), (5, 16, 48)]
@@ -485,6 +553,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     ]
     for kind in kinds:
         cases += mlp_cases(device, kind) + norm_cases(device, kind)
+        cases += projection_cases(device, kind)
     for update in (False, True):
         cases.append(partial(compiled_block_case, device, kinds[0], 3, 17, 32, update))
     cases.append(traced_block_case)

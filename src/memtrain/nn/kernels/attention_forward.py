@@ -11,6 +11,34 @@ from torch import Tensor
 from memtrain.nn.kernels.functions import HIDE
 from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows
 
+# Within a thread Triton reduces one number after the other, and each step waits for the one before
+# it. Columns half a tile apart lie in the same thread: folded in half twice, rows make four chains.
+
+
+@triton.jit
+def _halves(x, R: tl.constexpr, C: tl.constexpr):
+    return tl.split(tl.permute(tl.reshape(x, (R, 2, C // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _greatest(x, R: tl.constexpr, C: tl.constexpr):
+    """The greatest number of every row of x, (R, C)."""
+    if C >= 64:
+        left, right = _halves(x, R, C)
+        left, right = _halves(tl.maximum(left, right), R, C // 2)
+        return tl.max(tl.maximum(left, right), 1)
+    return tl.max(x, 1)
+
+
+@triton.jit
+def _sum(x, R: tl.constexpr, C: tl.constexpr):
+    """The sum of every row of x, (R, C)."""
+    if C >= 64:
+        left, right = _halves(x, R, C)
+        left, right = _halves(left + right, R, C // 2)
+        return tl.sum(left + right, 1)
+    return tl.sum(x, 1)
+
 
 @triton.jit(do_not_specialize=["first", "queries"])
 def _forward(
@@ -59,7 +87,7 @@ def _forward(
             score = tl.where((main < K)[None, :], score, -1e30)
         if CAUSAL:
             score = tl.where(main[None, :] <= first + rows[:, None], score, -1e30)
-        best = tl.max(score, 1)
+        best = _greatest(score, BQ, MAIN)
         if TAIL:
             score_tail = tl.dot(q, tl.trans(k_tail))
             seen = (tail < K)[None, :]
@@ -69,15 +97,15 @@ def _forward(
             best = tl.maximum(best, tl.max(score_tail, 1))
             weight = tl.exp2(score - best[:, None])
             weight_tail = tl.exp2(score_tail - best[:, None])
-            total = tl.sum(weight, 1) + tl.sum(weight_tail, 1)
+            total = _sum(weight, BQ, MAIN) + tl.sum(weight_tail, 1)
             mixed = tl.dot(weight_tail.to(kind), v_tail)
             mixed = tl.dot(weight.to(kind), v, mixed)
         else:
             weight = tl.exp2(score - best[:, None])
-            total = tl.sum(weight, 1)
+            total = _sum(weight, BQ, MAIN)
             mixed = tl.dot(weight.to(kind), v)
         at = out + rows[:, None] * inner + tl.arange(0, E)
-        tl.store(at, (mixed / total[:, None]).to(kind), mask=(rows < Q)[:, None])
+        tl.store(at, (mixed * (1.0 / total)[:, None]).to(kind), mask=(rows < Q)[:, None])
         if KEEP:
             tl.store(log_sum + rows, best + tl.log2(total), mask=rows < Q)
 

@@ -57,10 +57,13 @@ def _project(
     turned = column < QUERIES + KEYS
     c = tl.load(cosine + angle, mask=turned, other=1.0)
     s = tl.load(sine + angle, mask=turned, other=0.0)
-    total = tl.zeros((BR, BO), tl.float32)
-    for start in range(0, INNER, BI):
-        part = weight.load([column, start])
-        total = tl.dot(x.load([row, start]), part.T, total)
+    if BI >= INNER:  # a loop of one turn Triton 3.6 gets wrong
+        total = tl.dot(x.load([row, 0]), weight.load([column, 0]).T)
+    else:
+        total = tl.zeros((BR, BO), tl.float32)
+        for start in range(0, INNER, BI):
+            part = weight.load([column, start])
+            total = tl.dot(x.load([row, start]), part.T, total)
     if turned:
         factor = tl.where(column < QUERIES, scale, 1.0)
         total = _turned(total, c.to(tl.float32) * factor, s.to(tl.float32) * factor, BR, BO, E)
