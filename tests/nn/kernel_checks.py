@@ -74,6 +74,17 @@ def attention_case(device, kind, rows, length, heads, head_dim, keep, causal) ->
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
+def serves_case() -> None:
+    """Only what the kernels can take: keys that a program holds, rows that descriptors can name."""
+    rows = {(272, 256): True, (321, 256): False, (17, 24): False, (17, 48): True}
+    wrong = [
+        size
+        for size, wanted in rows.items()
+        if KernelAttention().serves(torch.empty(1, *size)) != wanted
+    ]
+    check("attention serves what it can", float(len(wrong)), 0)
+
+
 def projection_case(
     device, kind, sequences, length, width, heads, head_dim, parts, first, **tile
 ) -> None:
@@ -482,16 +493,22 @@ def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]
         (2, 70, 64, 2, 64, ("key", "value"), 0),
         (2, 5, 16, 1, 64, ("key",), 3),
     ]
-    tiled = {"BR": 32, "BO": 32, "BI": 16}
+    # Weights that stay in shared memory, and programs that take several turns.
+    stays = {"BR": 32, "BO": 64, "BI": 64, "per_processor": 1, "num_stages": 1}
     if device == "cuda":
         shapes = [shape for shape in shapes if shape[4] > 16]  # Triton 3.6 gets 16 columns wrong
         shapes += [(count, 272, 256, 8, 64, whole, 0) for count in (1, 16, 256)]
         shapes += [(300, 79, 256, 8, 64, whole, 0), (700, 17, 256, 3, 64, whole, 0)]
         shapes += [(256, 16, 256, 8, 64, ("query",), 256), (700, 9, 256, 3, 32, ("query",), 8)]
         shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0)]
-        tiled = {"BR": 128, "BO": 64, "BI": 32}
     cases = [partial(projection_case, device, kind, *shape) for shape in shapes]
-    cases.append(partial(projection_case, device, kind, 3, 79, 48, 4, 32, whole, 0, **tiled))
+    if device == "cpu":
+        cases.append(partial(projection_case, device, kind, 3, 79, 48, 4, 32, whole, 0, **stays))
+    else:
+        stays |= {"BR": 64, "BO": 128, "BI": 256, "per_processor": 2, "num_warps": 4}
+        cases.append(
+            partial(projection_case, device, kind, 256, 272, 256, 8, 64, whole, 0, **stays)
+        )
     return cases
 
 
@@ -556,7 +573,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         cases += projection_cases(device, kind)
     for update in (False, True):
         cases.append(partial(compiled_block_case, device, kinds[0], 3, 17, 32, update))
-    cases.append(traced_block_case)
+    cases += [traced_block_case, serves_case]
     for shape in ((5, 3, 16), (700, 273, 48), (200, 130, 300)):
         cases.append(partial(table_case, device, *shape))
     if device == "cuda":

@@ -14,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# A program has BR rows and BO columns, whole heads that are all queries, all keys or all values.
-# Programs that follow each other take the same rows, which are then read from memory once.
+from memtrain.nn.kernels.mlp import Launch
+
+# A program has BO columns, whole heads that are all queries, all keys or all values, and takes TURNS
+# row tiles, as in `mlp`.
 
 
 @triton.jit
@@ -28,7 +30,7 @@ def _turned(x, c, s, BR: tl.constexpr, BO: tl.constexpr, E: tl.constexpr):
     return tl.reshape(tl.permute(turned, (0, 1, 3, 2)), (BR, BO))
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first", "step"])
 def _project(
     x,
     weight,
@@ -37,6 +39,7 @@ def _project(
     sine,
     first,
     scale,
+    step,
     LENGTH: tl.constexpr,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
@@ -46,42 +49,45 @@ def _project(
     BR: tl.constexpr,
     BI: tl.constexpr,
     BO: tl.constexpr,
+    TURNS: tl.constexpr,
 ):
     """out = x W^T, its first QUERIES columns turned and scaled, the KEYS after them turned."""
     column_tiles: tl.constexpr = OUTER // BO
     column = tl.program_id(0) % column_tiles * BO
-    row = tl.program_id(0) // column_tiles * BR
-    # Under way while the product is taken.
-    position = first + (row + tl.arange(0, BR)) % LENGTH
-    angle = position[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
     turned = column < QUERIES + KEYS
-    c = tl.load(cosine + angle, mask=turned, other=1.0)
-    s = tl.load(sine + angle, mask=turned, other=0.0)
-    if BI >= INNER:  # a loop of one turn Triton 3.6 gets wrong
-        total = tl.dot(x.load([row, 0]), weight.load([column, 0]).T)
-    else:
-        total = tl.zeros((BR, BO), tl.float32)
-        for start in range(0, INNER, BI):
-            part = weight.load([column, start])
-            total = tl.dot(x.load([row, start]), part.T, total)
-    if turned:
-        factor = tl.where(column < QUERIES, scale, 1.0)
-        total = _turned(total, c.to(tl.float32) * factor, s.to(tl.float32) * factor, BR, BO, E)
-    out.store([row, column], total.to(out.dtype))
+    factor = tl.where(column < QUERIES, scale, 1.0)
+    if BI >= INNER:
+        w = weight.load([column, 0])
+    for turn in range(TURNS):
+        row = (tl.program_id(0) // column_tiles + turn * step) * BR
+        # Plain loads before the product: under way while it is taken.
+        position = first + (row + tl.arange(0, BR)) % LENGTH
+        angle = position[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
+        c = tl.load(cosine + angle, mask=turned, other=1.0)
+        s = tl.load(sine + angle, mask=turned, other=0.0)
+        if BI >= INNER:
+            total = tl.dot(x.load([row, 0]), w.T)
+        else:
+            total = tl.zeros((BR, BO), tl.float32)
+            for start in range(0, INNER, BI):
+                part = weight.load([column, start])
+                total = tl.dot(x.load([row, start]), part.T, total)
+        if turned:
+            total = _turned(total, c.to(tl.float32) * factor, s.to(tl.float32) * factor, BR, BO, E)
+        out.store([row, column], total.to(out.dtype))
 
 
 # ---------------------------------------------------------------------------------------- launch
 
 
 def tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[str, int]:
-    """Sizes of a tile and how it is run, where columns change their kind every so many.
+    """Sizes of a tile and how it is run (see `mlp.tiles`); columns change their kind every so many.
 
-    With many rows two programs share a processor (up to 128 registers a thread): one computes while
-    the other waits. With few, small tiles fill the device.
+    Two programs of the large tile share a processor, at 100 registers a thread.
     """
     most = 64 if element_size == 2 else 32
     size = min(most, max(16, triton.next_power_of_2(inner)))
-    tile = {"BI": size, "BO": math.gcd(columns, 128), "num_stages": 3}
+    tile = {"BI": size, "BO": math.gcd(columns, 128), "per_processor": 0, "num_stages": 3}
     if rows <= 4096 or element_size > 2:
         return tile | {"BR": 64, "num_warps": 4}
     return tile | {"BR": 128, "num_warps": 8 if tile["BO"] == 128 else 4}
@@ -106,24 +112,22 @@ def run_projection(
     scaled; the `key_columns` after them are turned; others are left as they are.
     """
     rows, inner = x.shape
-    outer = len(weight)
-    columns = math.gcd(query_columns, key_columns, outer)
-    tile = tiles(rows, inner, columns, x.element_size())
-    out = x.new_empty(rows, outer)
-    _project[triton.cdiv(rows, tile["BR"]) * (outer // tile["BO"]),](
-        TensorDescriptor.from_tensor(x, [tile["BR"], tile["BI"]]),
-        TensorDescriptor.from_tensor(weight, [tile["BO"], tile["BI"]]),
-        TensorDescriptor.from_tensor(out, [tile["BR"], tile["BO"]]),
+    columns = math.gcd(query_columns, key_columns, len(weight))
+    launch = Launch(x, len(weight), tiles(rows, inner, columns, x.element_size()))
+    out = x.new_empty(rows, launch.outer)
+    _project[launch.grid](
+        TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
+        TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),
+        TensorDescriptor.from_tensor(out, [launch.BR, launch.BO]),
         cosine,
         sine,
         first,
         scale,
+        launch.step,
         LENGTH=length,
-        INNER=inner,
-        OUTER=outer,
         QUERIES=query_columns,
         KEYS=key_columns,
         E=head_dim,
-        **tile,
+        **launch.constants,
     )
     return out
