@@ -147,7 +147,7 @@ def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
     wanted = torch.autograd.grad((expected * weights).sum(), [x, *reference.parameters()])
 
     usual = mlp.tiles
-    mlp.tiles = lambda *shape: usual(*shape) | tile
+    mlp.tiles = lambda *shape, **way: usual(*shape, **way) | tile
     x = x.detach().to(kind).requires_grad_()
     out = KernelMLP()(fast, x)
     got = torch.autograd.grad((out * weights).sum(), [x, *fast.parameters()])
@@ -493,23 +493,20 @@ def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]
         (2, 70, 64, 2, 64, ("key", "value"), 0),
         (2, 5, 16, 1, 64, ("key",), 3),
     ]
-    # Weights that stay in shared memory, and programs that take several turns.
-    stays = {"BR": 32, "BO": 64, "BI": 64, "per_processor": 1, "num_stages": 1}
     if device == "cuda":
         shapes = [shape for shape in shapes if shape[4] > 16]  # Triton 3.6 gets 16 columns wrong
         shapes += [(count, 272, 256, 8, 64, whole, 0) for count in (1, 16, 256)]
         shapes += [(300, 79, 256, 8, 64, whole, 0), (700, 17, 256, 3, 64, whole, 0)]
         shapes += [(256, 16, 256, 8, 64, ("query",), 256), (700, 9, 256, 3, 32, ("query",), 8)]
-        shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0)]
+        shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0), (90, 79, 384, 8, 64, whole, 0)]
     cases = [partial(projection_case, device, kind, *shape) for shape in shapes]
-    if device == "cpu":
-        cases.append(partial(projection_case, device, kind, 3, 79, 48, 4, 32, whole, 0, **stays))
-    else:
-        stays |= {"BR": 64, "BO": 128, "BI": 256, "per_processor": 2, "num_warps": 4}
-        cases.append(
-            partial(projection_case, device, kind, 256, 272, 256, 8, 64, whole, 0, **stays)
-        )
-    return cases
+    # Weights that stay in shared memory, and programs that take several turns; or neither.
+    other = {"BR": 32, "BO": 64, "BI": 64, "per_processor": 1, "num_stages": 1}
+    shape = (3, 79, 48, 4, 32, whole, 0)
+    if device == "cuda":
+        other = {"BR": 128, "BI": 64, "per_processor": 0, "num_warps": 8, "num_stages": 3}
+        shape = (256, 272, 256, 8, 64, whole, 0)
+    return [*cases, partial(projection_case, device, kind, *shape, **other)]
 
 
 def step_cases(device: str) -> list[Callable[[], None]]:

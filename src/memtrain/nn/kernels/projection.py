@@ -16,8 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memtrain.nn.kernels.mlp import Launch
 
-# A program has BO columns, whole heads that are all queries, all keys or all values, and takes TURNS
-# row tiles, as in `mlp`.
+# A program has BO columns, whole heads that are all queries, all keys or all values, and takes
+# TURNS row tiles, as in `mlp`.
 
 
 @triton.jit
@@ -83,14 +83,18 @@ def _project(
 def tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[str, int]:
     """Sizes of a tile and how it is run (see `mlp.tiles`); columns change their kind every so many.
 
-    Two programs of the large tile share a processor, at 100 registers a thread.
+    Large products are bound by what comes out of the second cache. Where there is room, weights stay
+    in shared memory, which halves it; two programs a processor, one computes while the other waits.
     """
     most = 64 if element_size == 2 else 32
-    size = min(most, max(16, triton.next_power_of_2(inner)))
-    tile = {"BI": size, "BO": math.gcd(columns, 128), "per_processor": 0, "num_stages": 3}
+    whole = max(16, triton.next_power_of_2(inner))
+    tile = {"BO": math.gcd(columns, 128), "BI": min(most, whole), "BR": 64, "num_warps": 4}
     if rows <= 4096 or element_size > 2:
-        return tile | {"BR": 64, "num_warps": 4}
-    return tile | {"BR": 128, "num_warps": 8 if tile["BO"] == 128 else 4}
+        return tile | {"per_processor": 0, "num_stages": 3}
+    if whole <= 256:
+        return tile | {"BI": whole, "per_processor": 2, "num_stages": 1}
+    warps = 8 if tile["BO"] == 128 else 4
+    return tile | {"BR": 128, "num_warps": warps, "per_processor": 0, "num_stages": 3}
 
 
 def run_projection(
