@@ -83,8 +83,8 @@ def _project(
 def tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[str, int]:
     """Sizes of a tile and how it is run (see `mlp.tiles`); columns change their kind every so many.
 
-    Large products are bound by what comes out of the second cache. Where there is room, weights stay
-    in shared memory, which halves it; two programs a processor, one computes while the other waits.
+    Large products are bound by what the second cache can give. Where there is room, weights stay in
+    shared memory, which halves it; of two programs a processor one computes while the other waits.
     """
     most = 64 if element_size == 2 else 32
     whole = max(16, triton.next_power_of_2(inner))
