@@ -501,7 +501,7 @@ def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]
         shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0), (90, 79, 384, 8, 64, whole, 0)]
     cases = [partial(projection_case, device, kind, *shape) for shape in shapes]
     # Weights that stay in shared memory, and programs that take several turns; or neither.
-    other = {"BR": 32, "BO": 64, "BI": 64, "per_processor": 1, "num_stages": 1}
+    other = {"BR": 32, "BO": 64, "BI": 64, "per_processor": 6, "num_stages": 1}
     shape = (3, 79, 48, 4, 32, whole, 0)
     if device == "cuda":
         other = {"BR": 128, "BI": 64, "per_processor": 0, "num_warps": 8, "num_stages": 3}
