@@ -18,7 +18,7 @@ from memtrain.nn.kernels.projection import run_projection
 # `asking` (N, Q, W), and there are two projections: to queries, and to keys and values.
 
 
-def _project(
+def _projections(
     asking: Tensor | None,
     x: Tensor,
     weight: Tensor,
@@ -27,7 +27,7 @@ def _project(
     heads: int,
     first: int,
 ) -> tuple[Tensor, Tensor]:
-    """Queries (empty if the rest has them) and the rest, as `Heads` takes them."""
+    """Queries, where they stand alone, and the rest."""
     inner = len(weight) // 3
 
     def project(rows: Tensor, weight: Tensor, first: int, queries: int, keys: int) -> Tensor:
@@ -51,8 +51,9 @@ def _project(
     return query, project(x, weight[inner:], 0, 0, inner)
 
 
-def _heads(asking: Tensor | None, query: Tensor, rest: Tensor, heads: int) -> Heads:
-    return Heads(None if asking is None else query, rest, heads)
+def _heads(query: Tensor, rest: Tensor, heads: int) -> Heads:
+    """Of projections; an operator returns no None: queries that do not stand alone are (0)."""
+    return Heads(query if query.dim() == 3 else None, rest, heads)
 
 
 def _empty_projections(asking: Tensor | None, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,8 +83,8 @@ def attend(
         What they read, (N, Q, H·E), and what the backward pass needs: projected queries, if they
         stand alone, the rest of the projection, log2 of the weights' sums.
     """
-    query, rest = _project(asking, x, weight, cosine, sine, heads, first)
-    out, log_sum = run_forward(_heads(asking, query, rest, heads), first, causal, keep=True)
+    query, rest = _projections(asking, x, weight, cosine, sine, heads, first)
+    out, log_sum = run_forward(_heads(query, rest, heads), first, causal, keep=True)
     assert log_sum is not None
     return out, query, rest, log_sum
 
@@ -91,7 +92,7 @@ def attend(
 @attend.register_fake
 def _(asking, x, weight, cosine, sine, heads, first, causal):
     query, rest = _empty_projections(asking, x, weight)
-    given = _heads(asking, query, rest, heads)
+    given = _heads(query, rest, heads)
     return given.empty_out(), query, rest, given.empty_log_sum()
 
 
@@ -107,13 +108,13 @@ def attend_only(
     causal: bool,
 ) -> Tensor:
     """`attend` where no gradient will be asked for."""
-    query, rest = _project(asking, x, weight, cosine, sine, heads, first)
-    return run_forward(_heads(asking, query, rest, heads), first, causal, keep=False)[0]
+    query, rest = _projections(asking, x, weight, cosine, sine, heads, first)
+    return run_forward(_heads(query, rest, heads), first, causal, keep=False)[0]
 
 
 @attend_only.register_fake
 def _(asking, x, weight, cosine, sine, heads, first, causal):
-    return _heads(asking, *_empty_projections(asking, x, weight), heads).empty_out()
+    return _heads(*_empty_projections(asking, x, weight), heads).empty_out()
 
 
 @torch.library.custom_op("memtrain::attend_backward", mutates_args=())
@@ -131,10 +132,9 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the projections before they were turned."""
     of_query, of_rest = torch.empty_like(query), torch.empty_like(rest)
-    alone = query if query.numel() else None
     run_backward(
-        _heads(alone, query, rest, heads),
-        _heads(alone, of_query, of_rest, heads),
+        _heads(query, rest, heads),
+        _heads(of_query, of_rest, heads),
         out,
         log_sum,
         out_gradient,
@@ -173,9 +173,9 @@ def _gradient(ctx, out_gradient, *_):
     )
     wanted = ctx.needs_input_grad
     of_asking = of_x = of_weight = None
-    rest_weight = weight if asking is None else weight[of_query.shape[-1] :]
-    if asking is not None and wanted[0]:
-        of_asking = of_query @ weight[: of_query.shape[-1]]
+    query_weight, rest_weight = weight.split([len(weight) - rest.shape[-1], rest.shape[-1]])
+    if wanted[0]:
+        of_asking = of_query @ query_weight
     if wanted[1]:
         of_x = of_rest @ rest_weight
     if wanted[2]:

@@ -19,7 +19,7 @@ from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows, score_scale
 def _store_turned_back(
     x, gradient, rows, row_stride, there, cosine, sine, positions, R: tl.constexpr, E: tl.constexpr
 ):  # fmt: skip
-    """Write the gradient, (R, E), of rows that were turned when they were read."""
+    """Write the gradient, (R, E), of rows before they were turned."""
     half = tl.arange(0, E // 2)
     mask = there[:, None]
     left, right = tl.split(tl.permute(tl.reshape(gradient, (R, 2, E // 2)), (0, 2, 1)))
