@@ -24,10 +24,11 @@ from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Block, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import table_gradient
-from memtrain.nn.kernels import inference, mlp, norm, table
+from memtrain.nn.kernels import inference, mlp, norm, projection, table
 from memtrain.nn.kernels.block import KernelBlock
 from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.later import Later
+from memtrain.nn.kernels.projection import run_projection
 from memtrain.nn.kernels.step import WIDEST, InferenceCell, KernelSampler, begin, end
 from memtrain.nn.kernels.sums import column_sums
 from memtrain.nn.rnn import RNN
@@ -82,6 +83,51 @@ def block_case(device, kind, rows, length, heads, head_dim, keep, causal, update
     assert set(kinds) == {torch.float32}, kinds
 
 
+def projection_case(
+    device, kind, sequences, length, width, heads, head_dim, parts, first, **tile
+) -> None:
+    """Queries, keys and values, those of them in `parts`, against torch's product and `Rotary`.
+
+    `tile` changes how it runs. Parts are compared one by one: queries are scaled.
+    """
+    inner, scale = heads * head_dim, 0.3
+    rotary = Rotary(head_dim).to(device)
+    x = torch.randn(sequences, length, width, device=device).to(kind)
+    weight = (torch.randn(len(parts) * inner, width, device=device) / width**0.5).to(kind)
+    usual = projection.tiles
+    projection.tiles = lambda *shape: usual(*shape) | tile
+    out = run_projection(
+        x.flatten(0, 1),
+        weight,
+        *rotary.tables(kind),
+        head_dim=head_dim,
+        length=length,
+        first=first,
+        query_columns=inner * ("query" in parts),
+        key_columns=inner * ("key" in parts),
+        scale=scale,
+    )
+    projection.tiles = usual
+    assert out.dtype == kind
+    heads_of = (x.double() @ weight.double().T).unflatten(-1, (-1, heads, head_dim))
+    positions = first + torch.arange(length, device=device)
+    limit = 1e-5 if kind == torch.float32 else 5e-3
+    if kind == torch.float32 and device == "cuda":
+        limit = 2e-3  # tf32
+    name = f"projection {kind} N{sequences} L{length} W{width} H{heads} E{head_dim} from {first}"
+    got = out.unflatten(0, (sequences, length)).chunk(len(parts), dim=-1)
+    for part, one, plain in zip(parts, got, heads_of.chunk(len(parts), dim=-3), strict=True):
+        expected = plain.squeeze(-3)
+        if part != "value":
+            expected = rotary(expected.transpose(1, 2), positions).transpose(1, 2)
+        expected = expected.flatten(-2) * (scale if part == "query" else 1)
+        check(
+            f"{name}: {part} of {'+'.join(parts)} {tile or ''}",
+            relative_error(one, expected),
+            limit,
+        )
+
+
 def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
     """Each kernel's results against fp64, in the usual tiles or with `tile` changed."""
 
@@ -92,7 +138,7 @@ def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
     x, up, bias = 4 * make(rows, width), make(hidden, width) / width**0.5, make(hidden)
     gradient, down = make(rows, width), make(width, hidden) / width**0.5
     usual = mlp.tiles
-    mlp.tiles = lambda *shape: usual(*shape) | tile
+    mlp.tiles = lambda *shape, **way: usual(*shape, **way) | tile
     before, after = mlp.run_up(x, up, bias, keep=True)
     _, only = mlp.run_up(x, up, bias, keep=False)
     of_before, shares = mlp.run_down_backward(gradient, down, before)
@@ -418,6 +464,31 @@ def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
     return cases
 
 
+def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
+    whole = ("query", "key", "value")
+    shapes: list[tuple] = [
+        (5, 17, 32, 2, 16, whole, 0),
+        (3, 79, 48, 3, 32, whole, 0),
+        (7, 10, 64, 2, 64, ("query",), 7),
+        (2, 70, 64, 2, 64, ("key", "value"), 0),
+        (2, 5, 16, 1, 64, ("key",), 3),
+    ]
+    if device == "cuda":
+        shapes = [shape for shape in shapes if shape[4] > 16]  # Triton 3.6 gets 16 columns wrong
+        shapes += [(count, 272, 256, 8, 64, whole, 0) for count in (1, 16, 256)]
+        shapes += [(300, 79, 256, 8, 64, whole, 0), (700, 17, 256, 3, 64, whole, 0)]
+        shapes += [(256, 16, 256, 8, 64, ("query",), 256), (700, 9, 256, 3, 32, ("query",), 8)]
+        shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0), (90, 79, 384, 8, 64, whole, 0)]
+    cases = [partial(projection_case, device, kind, *shape) for shape in shapes]
+    # Weights that stay in shared memory, and programs that take several turns; or neither.
+    other = {"BR": 32, "BO": 64, "BI": 64, "per_processor": 6, "num_stages": 1}
+    shape = (3, 79, 48, 4, 32, whole, 0)
+    if device == "cuda":
+        other = {"BR": 128, "BI": 64, "per_processor": 0, "num_warps": 8, "num_stages": 3}
+        shape = (256, 272, 256, 8, 64, whole, 0)
+    return [*cases, partial(projection_case, device, kind, *shape, **other)]
+
+
 def step_cases(device: str) -> list[Callable[[], None]]:
     cells = [(2, 3, 32, 1, 2, 32), (5, 16, 48, 2, 2, 32)]
     ends = [(2, 3, 32), (5, 16, 48)]
@@ -477,6 +548,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     ]
     for kind in kinds:
         cases += mlp_cases(device, kind) + norm_cases(device, kind)
+        cases += projection_cases(device, kind)
         cases.append(partial(block_case, device, kind, 3, 17, *heads[0], None, False, False))
     for shape in ((5, 3, 16), (700, 273, 48), (200, 130, 300)):
         cases.append(partial(table_case, device, *shape))

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memtrain.nn.blocks import Attention, Block, RMSNorm, Rotary
-from memtrain.nn.kernels import attention, mlp, norm
-from memtrain.nn.kernels.attention import Heads
+from memtrain.nn.kernels import attention_backward, attention_forward, mlp, norm
+from memtrain.nn.kernels.heads import Heads, fits, query_scale
 from memtrain.nn.kernels.later import AtOnce, Later
+from memtrain.nn.kernels.projection import run_projection
 from memtrain.nn.kernels.sums import column_sums
 
 
@@ -39,17 +40,18 @@ class _Attend(torch.autograd.Function):
         normed = normed.view(x.shape)
         query = None
         if kept is None:
-            projected = F.linear(normed, project_in)
+            projected = _project(normed, project_in, cosine, sine, heads, 0, "query key value")
         else:
             of_query, of_rest = _split(project_in)
-            query, projected = F.linear(normed[:, kept], of_query), F.linear(normed, of_rest)
-        mixed, *turned = attention.run_forward(
-            Heads(query, projected, heads), cosine, sine, first, causal, wanted
+            query = _project(normed[:, kept], of_query, cosine, sine, heads, first, "query")
+            projected = _project(normed, of_rest, cosine, sine, heads, 0, "key value")
+        mixed, log_sum = attention_forward.run_forward(
+            Heads(query, projected, heads), first, causal, wanted
         )
         if wanted:
             ctx.save_for_backward(
                 total, normed, gain, project_in, project_out, cosine, sine, query, projected,
-                mixed, *turned,
+                mixed, log_sum,
             )  # fmt: skip
         ctx.heads, ctx.kept, ctx.first, ctx.causal, ctx.put = heads, kept, first, causal, put
         ctx.summed = update is not None
@@ -59,18 +61,16 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, stream: Tensor, attended: Tensor):  # type: ignore[override]
         (
             total, normed, gain, project_in, project_out, cosine, sine, query, projected,
-            mixed, turned_query, turned_key, log_sum,
+            mixed, log_sum,
         ) = ctx.saved_tensors  # fmt: skip
         put: AtOnce = ctx.put
         attended = attended.contiguous()
         of_out = put(lambda: _weight_gradient(attended, mixed), (attended, mixed))
         of_query = None if query is None else torch.empty_like(query)
         of_projected = torch.empty_like(projected)
-        attention.run_backward(
+        attention_backward.run_backward(
             Heads(query, projected, ctx.heads),
             Heads(of_query, of_projected, ctx.heads),
-            turned_query,
-            turned_key,
             mixed,
             log_sum,
             attended @ project_out,
@@ -170,6 +170,26 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, -2).contiguous()
 
 
+def _project(
+    x: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, heads: int, first: int, parts: str
+) -> Tensor:
+    """Turned queries, scaled, turned keys, values, those of them in `parts`, (N, L, _)."""
+    inner = len(weight) // len(parts.split())
+    out = run_projection(
+        _flat(x),
+        weight,
+        cosine,
+        sine,
+        head_dim=inner // heads,
+        length=x.shape[1],
+        first=first,
+        query_columns=inner * ("query" in parts),
+        key_columns=inner * ("key" in parts),
+        scale=query_scale(inner // heads),
+    )
+    return out.unflatten(0, x.shape[:2])
+
+
 def _split(project_in: Tensor) -> tuple[Tensor, Tensor]:
     """The projection to queries, and that to keys and values."""
     inner = len(project_in) // 3
@@ -195,7 +215,7 @@ class KernelBlock:
 
     def serves(self, length: int) -> bool:
         """Whether attention is for it; `finish` always is."""
-        return fits_heads(self.block.attention) and attention.fits(length)
+        return fits_heads(self.block.attention) and fits(length)
 
     def attend(
         self,

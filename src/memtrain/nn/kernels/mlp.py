@@ -142,10 +142,10 @@ def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str,
 class Launch:
     """Which programs run over an (R, I) by (I, O) product, and what each is told."""
 
-    def __init__(self, x: Tensor, outer: int, backward: bool) -> None:
+    def __init__(self, x: Tensor, outer: int, tile: dict[str, int]) -> None:
         self.rows, self.inner = x.shape
         self.outer = outer
-        tile = tiles(self.rows, self.inner, x.element_size(), backward)
+        tile = dict(tile)
         per_processor = tile.pop("per_processor")
         self.BR, self.BI, self.BO = tile["BR"], tile["BI"], tile["BO"]
         self.row_tiles = triton.cdiv(self.rows, self.BR)
@@ -168,7 +168,7 @@ def processors(device: torch.device) -> int:
 
 def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """x W^T + b, if it is to be kept, and GELU of it, (R, O)."""
-    launch = Launch(x, len(weight), backward=False)
+    launch = Launch(x, len(weight), tiles(*x.shape, x.element_size(), backward=False))
     after = x.new_empty(launch.rows, launch.outer)
     before = torch.empty_like(after) if keep else after
     _up[launch.grid](
@@ -187,7 +187,8 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor,
 def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """(g W) * GELU'(before), (R, O), and shares of the columns' sums of it and of g, (_, O + I) in
     fp32, to be added up."""
-    launch = Launch(gradient, weight.shape[1], backward=True)
+    tile = tiles(*gradient.shape, gradient.element_size(), backward=True)
+    launch = Launch(gradient, weight.shape[1], tile)
     out = torch.empty_like(before)
     sums = gradient.new_empty(launch.step, launch.outer + launch.inner, dtype=torch.float32)
     _down_backward[launch.grid](
