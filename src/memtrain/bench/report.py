@@ -37,7 +37,8 @@ def print_results(results: Sequence[Result], peak: float, device: torch.device) 
     if not console.is_terminal:  # a file has room
         console = Console(highlight=False, width=max(WIDEST, console.width))
     console.print(f"{machine(device)}; a matrix product reaches {peak / 1e12:.3g} TFLOP/s")
-    for part in PARTS if console.width < WIDEST else [[name for part in PARTS for name in part]]:
+    parts = PARTS if console.width < WIDEST else (sum(PARTS, ()),)
+    for part in parts:
         columns = [name for name in part if any(row[name] for row in rows)]
         table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column("", no_wrap=True)
