@@ -29,7 +29,7 @@ class Alongside:
         # The warm-up is a share of the steps, and these are not known yet.
         stage = replace(config.bptt, steps=MOST * steps, warmup=config.bptt.warmup / MOST)
         Run.create(replace(config, bptt=stage), folder, overwrite=True)
-        self.folder, self.steps = folder, steps
+        self.folder, self.steps, self.look = folder, steps, max(1, config.log.evaluate_every)
         spawn = multiprocessing.get_context("spawn")  # a fork would share torch's threads
         self.connection, self.there = spawn.Pipe()
         self.process = spawn.Process(target=_train, args=(self.there, folder, steps), daemon=True)
@@ -52,16 +52,18 @@ class Alongside:
         """
         with suppress(OSError):  # it is gone: that is told below
             self.connection.send(seconds)
-        metrics, told = MetricsFile(self.folder / "metrics.jsonl"), False
+        metrics, told = MetricsFile(self.folder / "metrics.jsonl"), 0
         while not self.connection.poll(0.5):
-            if not (lines := metrics.read()):
+            if not (lines := metrics.read()) or lines[-1]["step"] == told:
                 continue
             last = lines[-1]
             if not told:
                 rate = last["step"] / max(1e-3, last["total_seconds"])
-                reporter.stage("bptt", last["step"], max(self.steps, math.ceil(rate * seconds)))
-                told = True
-            reporter.advance(last["step"], {"loss": last["loss"]})
+                steps = max(self.steps, last["step"], rate * seconds)
+                reporter.stage("bptt", last["step"], math.ceil(steps / self.look) * self.look)
+            else:
+                reporter.advance(last["step"], {"loss": last["loss"]})
+            told = last["step"]
         reporter.close()
         self._receive()
         return Run.open(self.folder)

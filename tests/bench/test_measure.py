@@ -1,11 +1,12 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from memtrain.bench.cases import SUITES, Noise, cases
-from memtrain.bench.measure import differs, matrix_peak, measure
+from memtrain.bench.measure import _goes_on, differs, matrix_peak, measure
 from memtrain.cli import main
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
@@ -40,8 +41,17 @@ def test_flops_of_generation_are_those_of_its_products():
 
 
 def test_the_reference_is_left_out_where_it_is_the_same():
-    assert not differs(CPU)
-    assert measure(cases("smt", "tiny")[0], CPU, seconds=1e-3).reference is None
+    plain = replace(CPU, fast=False)
+    assert differs(CPU) and not differs(plain)
+    case = cases("smt", "tiny")[0]
+    assert measure(case, plain, seconds=1e-3).reference is None
+    both = measure(case, CPU, seconds=1e-3)
+    assert both.reference is not None and both.ratio == both.reference.seconds / both.fast.seconds
+
+
+def test_steps_that_take_long_are_few():
+    assert _goes_on([], 1.0) and _goes_on([0.1, 0.1], 1.0) and _goes_on([0.1] * 3, 1.0)
+    assert not _goes_on([4.0], 1.0) and not _goes_on([0.4] * 3, 1.0)
 
 
 def test_the_papers_cases_have_the_papers_size():

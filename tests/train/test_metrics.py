@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from memtrain.train.metrics import LineReporter, MetricsFile, TerminalReporter
+from memtrain.train.metrics import LineReporter, MetricsFile, Pace, TerminalReporter
 
 
 def test_lines_come_back_in_order(tmp_path: Path):
@@ -55,3 +55,8 @@ def test_a_terminal_gets_a_bar_with_time_left():
     reporter.close()
     text = out.getvalue()
     assert "dmt" in text and "10/10" in text and "left" in text and "loss 0.500" in text
+
+
+def test_a_stage_that_goes_on_beyond_its_steps_has_no_time_left():
+    forecast = Pace(10, 20).at(25)
+    assert forecast.steps == 25 and forecast.left == 0

@@ -50,8 +50,8 @@ class Result:
         return self.reference.seconds / self.fast.seconds if self.reference else None
 
 
-FAST_STEPS = 4
-"""Steps before anything is timed: three as usual, one that captures."""
+FAST_STEPS, PLAIN_STEPS = 4, 1
+"""Steps before anything is timed: three as usual and one that captures; the reference needs one."""
 
 
 def measure(case: Case, engine: EngineConfig, seconds: float, reference: bool = True) -> Result:
@@ -73,8 +73,9 @@ def measure(case: Case, engine: EngineConfig, seconds: float, reference: bool = 
 
 
 def differs(engine: EngineConfig) -> bool:
-    """Whether the fast path is another one: on a CPU, only if it is compiled."""
-    return engine.compile or pick_device(engine.device).type == "cuda"
+    """Whether the fast path is another one."""
+    known = pick_device(engine.device).type in ("cuda", "cpu")
+    return engine.compile or (engine.fast and known)
 
 
 def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
@@ -83,12 +84,12 @@ def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
     began = time.perf_counter()
     run = _build(case, engine)
     step, repeats = _step(case, run)
-    for _ in range(FAST_STEPS):
+    for _ in range(FAST_STEPS if engine.fast or engine.compile else PLAIN_STEPS):
         step()
     _wait(run.engine)
     start_up = time.perf_counter() - began
     taken: list[float] = []
-    while len(taken) < 3 or (sum(taken) < seconds and len(taken) < 500):
+    while _goes_on(taken, seconds):
         began = time.perf_counter()
         step()
         _wait(run.engine)
@@ -97,6 +98,13 @@ def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
     if run.engine.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(run.engine.device)
     return Timing(seconds=median(taken) / repeats, start_up=start_up, peak_bytes=peak)
+
+
+def _goes_on(taken: list[float], seconds: float) -> bool:
+    """For so many seconds, at least three steps, but no more of them if they take very long."""
+    if len(taken) < 3:
+        return sum(taken) < 3 * seconds
+    return sum(taken) < seconds and len(taken) < 500
 
 
 def _build(case: Case, engine: EngineConfig) -> Run:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +14,13 @@ from memtrain.bench.cases import Growth
 from memtrain.bench.measure import Result, Timing
 from memtrain.config import EngineConfig
 from memtrain.train.engine import pick_device
+
+WIDEST = 120
+"""Columns of a terminal that the whole table takes; with fewer it comes in two parts."""
+PARTS = (
+    ("batch", "plain", "fast", "ratio", "start-up"),
+    ("tokens/s", "TFLOP/s", "peak", "GB, plain", "GB, fast"),
+)
 
 
 def machine(device: torch.device) -> str:
@@ -25,16 +33,20 @@ def machine(device: torch.device) -> str:
 def print_results(results: Sequence[Result], peak: float, device: torch.device) -> None:
     """One line a case; what this machine cannot tell has no column."""
     rows = [_row(result, peak) for result in results]
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
     console = Console(highlight=False)
+    if not console.is_terminal:  # a file has room
+        console = Console(highlight=False, width=max(WIDEST, console.width))
     console.print(f"{machine(device)}; a matrix product reaches {peak / 1e12:.3g} TFLOP/s")
-    table = Table()
-    table.add_column("", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for result, row in zip(results, rows, strict=True):
-        table.add_row(result.label, *(row[name] for name in columns))
-    console.print(table)
+    parts = PARTS if console.width < WIDEST else (sum(PARTS, ()),)
+    for part in parts:
+        columns = [name for name in part if any(row[name] for row in rows)]
+        table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for name in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for result, row in zip(results, rows, strict=True):
+            table.add_row(result.label, *(row[name] for name in columns))
+        console.print(table)
 
 
 def _row(result: Result, peak: float) -> dict[str, str]:
@@ -46,7 +58,7 @@ def _row(result: Result, peak: float) -> dict[str, str]:
         "fast": _duration(result.fast.seconds),
         "ratio": f"{result.ratio:.1f}x" if result.ratio else "",
         "tokens/s": f"{result.tokens_per_second:,.0f}",
-        "TFLOP/s": f"{rate / 1e12:.2g}" if rate else "",
+        "TFLOP/s": f"{rate / 1e12:.3g}" if rate else "",
         "peak": f"{rate / peak:.0%}" if rate else "",
         "GB, plain": _gigabytes(reference),
         "GB, fast": _gigabytes(result.fast),

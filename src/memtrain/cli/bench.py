@@ -32,7 +32,7 @@ def bench(arguments: list[str]) -> int:
         compile: bool = True
         """torch.compile the fast path, on a GPU."""
         reference: bool = True
-        """Time the plain path too, where it differs: on a CPU it is the only one."""
+        """Time plain PyTorch too, the reference that the fast path is tested against."""
         figure: Path = Path("growth.png")
         """Where growth draws its curves."""
         json: bool = False

@@ -195,7 +195,10 @@ def _config(
     else:
         data = replace(data, **{sweep.field: value})
     config = synthetic(setup, data, memory_tokens=tokens, learning_rate=rate, seed=seed)
-    return config if method == "SMT → DMT" else bptt_twin(setup, config, rate)
+    if method == "SMT → DMT":
+        return config
+    twin = bptt_twin(setup, config, rate)
+    return replace(twin, bptt=replace(twin.bptt, schedule=config.smt.schedule))
 
 
 FIGURE = Synthetic()

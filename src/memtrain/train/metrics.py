@@ -120,7 +120,8 @@ class Pace:
     def at(self, step: int) -> Forecast:
         """What is to be expected after a step."""
         rate = _rate(step - self.first, time.monotonic() - self.began)
-        left, steps = (self.steps - step) / max(1e-3, rate), self.steps
+        steps = max(step, self.steps)
+        left = (steps - step) / max(1e-3, rate)
         if self.clock is not None and self.clock < left:
             left, steps = self.clock, min(steps, step + round(self.clock * rate))
         return Forecast(rate, steps, left)
