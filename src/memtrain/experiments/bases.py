@@ -30,9 +30,9 @@ def synthetic(
     """A synthetic task: T_c = T_f = T, every timestep trained, as in the paper.
 
     0 takes the scale's own number of steps; DMT has half of them.
-    DMT's gradients go through the rollout: one-step DMT is not robust here. But at the scale paper
-    the teacher's decoder reads what the rollout leads to, at SMT's own rate (docs/LOG.md). The
-    paper's encoder reads a window for every timestep, which wants a GPU; the small scales take
+    DMT's gradients go through the rollout: one-step DMT is not robust here. Except
+    at the scale paper the teacher's decoder reads what it leads to, at SMT's rate (docs/LOG.md).
+    The paper's encoder reads a window for every timestep, which wants a GPU; the small scales take
     the causal one. Heads of 32 are the smallest that our kernels take: a step of the cell is then
     half as many kernels, and the number of kernels is what small runs cost.
     """

@@ -97,8 +97,8 @@ class Attention(nn.Module):
         return projected.unflatten(-1, (self.heads, self.head_dim)).transpose(-2, -3)
 
     def _split(self, projected: Float[Tensor, "*rows L _"]) -> list[Float[Tensor, "*rows H L E"]]:
-        parts = projected.unflatten(-1, (-1, self.heads, self.head_dim)).unbind(-3)
-        return [part.transpose(-2, -3) for part in parts]  # each (..., H, L, E)
+        inner = self.heads * self.head_dim
+        return [self.split_heads(part) for part in projected.split(inner, dim=-1)]
 
     def merge(self, x: Float[Tensor, "*rows H L E"]) -> Float[Tensor, "*rows L W"]:
         """The heads side by side, projected back to the outer width."""

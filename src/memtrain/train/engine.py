@@ -45,13 +45,13 @@ class Engine:
             config.precision == "auto" and self.device.type == "cuda"
         )
         self.fast = config.fast and self.device.type == "cuda"
-        self.plain = config.fast and self.device.type == "cpu"
+        self.written_out = config.fast and self.device.type == "cpu"
         self.kernels = self.fast and self.bf16 and _has_kernels(self.device)
         self.later = Later()
         if config.threads:
             # More than there are cores is no faster, and a machine may refuse to make them.
             torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
-        if self.plain:
+        if self.written_out:
             keep_freed_memory()
         if config.deterministic:
             _make_deterministic(config.compile)
@@ -84,7 +84,7 @@ class Engine:
                     module.table_gradient = table_gradient
                 if isinstance(module, Block) and KernelBlock.fits(module):
                     module.fast = KernelBlock(module, self.later)
-        if self.plain:
+        if self.written_out:
             for module in models.modules():
                 if isinstance(module, Teacher):
                     module.fast_decode = LookedUpDecoder()
@@ -117,7 +117,7 @@ class Engine:
 
     def prepare_rnn(self, rnn: RNN) -> None:
         """Roll out through captured graphs where there are any, or as one function on a CPU."""
-        if self.plain:
+        if self.written_out:
             rnn.whole_unroll = UnrolledTransformer()
         if self.fast:
             parts = self._fast_parts(rnn)
