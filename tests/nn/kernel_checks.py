@@ -316,6 +316,7 @@ def cell_case(device, rows, memory_tokens, width, layers, heads, head_dim, **pat
     usual = {key: getattr(inference, key) for key in path}
     for key, value in path.items():
         setattr(inference, key, value)
+    limit = {torch.float32: 1e-5, torch.float16: 2e-3}.get(inference.PRODUCTS, 2e-2)
     size = {"memory_tokens": memory_tokens, "memory_dim": width, "width": width}
     config = CellConfig(**size, layers=layers, heads=heads, head_dim=head_dim)
     cell = TransformerCell(config, 40).to(device)
@@ -333,7 +334,6 @@ def cell_case(device, rows, memory_tokens, width, layers, heads, head_dim, **pat
                 memory = cell(memory, token)
                 cell.fast = None
             assert memory.dtype == expected.dtype
-            limit = 1e-5 if device == "cpu" else 2e-2
             check(f"{name}: {change}", relative_error(memory, expected), limit)
             for parameter in cell.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -506,6 +506,13 @@ def step_cases(device: str) -> list[Callable[[], None]]:
         samplers += [(batch, 256, {}) for batch in (1, 128, 2048, 70_000)]
     cases: list[Callable[[], None]] = [partial(cell_case, device, *cell) for cell in cells]
     cases.append(partial(cell_case, device, *cells[1], FEW_ROWS=0, FUSED_ROWS=0, CHUNK_ROWS=40))
+    # The two kernels for very many rows: tiles that are not full, sequences left to the others, few
+    # and not so few of them (the interpreter stands for two processors), several turns and one.
+    many = [(40, 16, 64, 2, 2, 32), (40, 8, 32, 2, 2, 64), (120, 4, 64, 2, 3, 64)]
+    cases += [partial(cell_case, device, *cell, MANY_ROWS=0) for cell in (*many, cells[0])]
+    if device == "cpu":  # rows of 16 bits come in pairs
+        pairs = {"PRODUCTS": torch.float16, "WIDE_ROWS": 0, "MANY_ROWS": 0}
+        cases.append(partial(cell_case, device, *many[0], **pairs))
     cases.append(partial(parts_case, device))
     cases += [partial(begin_and_end_case, device, *shape) for shape in ends]
     cases += [partial(sampler_case, device, *shape, **options) for *shape, options in samplers]
@@ -574,6 +581,8 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         cases += [rnn_case, partial(later_case, device)]
     cases += [partial(stack_case, device, *stack) for stack in stacks]
     cases += step_cases(device)
+    many = (18, 16, 64, 2, 2, 32, slice(15, None), True)  # 16 fill their tiles
+    cases.append(partial(stack_case, device, *many, MANY_ROWS=0))
     return cases + [
         partial(stack_case, device, *stacks[0], **path)
         for path in (

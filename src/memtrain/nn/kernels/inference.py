@@ -1,4 +1,4 @@
-"""A Transformer stack without autograd in four or five kernels a block, for rollouts.
+"""A Transformer stack without autograd in two to five kernels a block, for rollouts.
 
 One recurrent step is a chain of small products: what counts is how many kernels stand in the
 chain. Norms are folded into the product that reads them, bias and GELU into the one that makes
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memtrain.nn.blocks import RMS_EPSILON, Block, Stack
-from memtrain.nn.kernels import products
+from memtrain.nn.kernels import many, products
 
 PRODUCTS = torch.bfloat16
 """The precision in which products are taken and what lies between them is written."""
@@ -34,6 +34,8 @@ PLAIN_ROWS = 2**13
 CHAINED_ROWS = 64
 """Up to here a kernel is launched before the one in front of it has ended (0: never). With more
 rows, those that wait take the place of those that work."""
+MANY_ROWS = 2**14
+"""From here on a block is the two kernels of `many`, where its sizes are theirs."""
 CHUNK_ROWS = 36_864
 """More rows are run in chunks of whole sequences."""
 
@@ -130,15 +132,17 @@ def linear(
     length: int = 1,
     keep: range = range(1),
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     first: bool = False,
 ) -> Rows:
     """residual + f(x W^T + b), at the kept positions of sequences of the given length.
 
-    The weight is (O, I) with the norm's gain in it, the result (R', O) in `dtype`.
+    The weight is (O, I) with the norm's gain in it; the result (R', O) is `out` or new.
     """
     outer, inner = weight.shape
     device, rows = weight.device, len(x.values) // length * len(keep)
-    out = torch.empty(rows, outer, dtype=dtype or PRODUCTS, device=device)
+    if out is None:
+        out = torch.empty(rows, outer, dtype=dtype or PRODUCTS, device=device)
     few = rows <= FEW_ROWS and inner <= 1024
     tile = few_tile(rows, inner, outer) if few else linear_tile(rows, inner, outer)
     kernel: Any = products.linear_few if few else products.linear
@@ -242,6 +246,12 @@ def _is_roomy(device: torch.device) -> bool:
 
 
 @cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether the shared memory and the copies of `many` are there."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
 def _can_chain(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
@@ -321,39 +331,89 @@ class InferenceStack:
 
     def _blocks(self, stream: Rows, length: int, keep: slice, causal: bool, first: bool) -> Tensor:
         rotary, positions = self.stack.rotary, range(length)
+        two_kernels = self._are_many(stream.values, length)
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
             kept = positions[keep] if last else positions
-            project_in, project_out, rise, fall = (kind[index] for kind in self.copies[:4])
-            mixed = attend(
-                stream,
-                project_in,
-                rotary.cosine,
-                rotary.sine,
-                block.attention.heads,
-                length,
-                causal,
-                first=first and not index,
-            )
-            stream = linear(
-                mixed,
-                project_out,
-                residual=stream.values,
-                measure=True,
-                length=length,
-                keep=kept,
-            )
-            up, _, down = block.mlp
-            hidden = linear(stream, rise, norm=True, bias=up.bias, gelu=True)
-            stream = linear(
-                hidden,
-                fall,
-                bias=down.bias,
-                residual=stream.values,
-                measure=True,
-                dtype=torch.float32 if last else PRODUCTS,
-            )
+            kind = torch.float32 if last else PRODUCTS
+            project_in = self.copies[0][index]
+            heads = block.attention.heads
+            angles = (rotary.cosine, rotary.sine)
+            if two_kernels:
+                mixed = Rows(many.attend(*stream, project_in, *angles, heads, length, causal))
+                stream = self._finish_many(index, mixed, stream, length, kept, kind)
+            else:
+                early = first and not index
+                mixed = attend(stream, project_in, *angles, heads, length, causal, first=early)
+                stream = self._finish(index, mixed, stream, length, kept, kind)
         return stream.values
+
+    def _are_many(self, x: Tensor, length: int) -> bool:
+        """Whether there are enough rows for the kernels of `many`, and sizes that they can hold."""
+        if len(x) < MANY_ROWS or (x.is_cuda and not _is_hopper(x.device)):
+            return False
+        _, project_out, rise = self.copies[:3]
+        width, inner = project_out.shape[1:]
+        return many.fits(length, width, inner, self.blocks[0].attention.head_dim, rise.shape[1])
+
+    def _finish(
+        self,
+        index: int,
+        mixed: Rows,
+        stream: Rows,
+        length: int,
+        kept: range,
+        kind: torch.dtype,
+        out: Tensor | None = None,
+    ) -> Rows:
+        """Everything in a block after its heads, at the kept positions; into `out`, if given."""
+        project_out, rise, fall = (matrices[index] for matrices in self.copies[1:4])
+        up, _, down = self.blocks[index].mlp
+        stream = linear(
+            mixed, project_out, residual=stream.values, measure=True, length=length, keep=kept
+        )
+        hidden = linear(stream, rise, norm=True, bias=up.bias, gelu=True)
+        return linear(
+            hidden,
+            fall,
+            bias=down.bias,
+            residual=stream.values,
+            measure=True,
+            dtype=kind,
+            out=out,
+        )
+
+    def _finish_many(
+        self, index: int, mixed: Rows, stream: Rows, length: int, kept: range, kind: torch.dtype
+    ) -> Rows:
+        """`_finish` in one kernel, except for a few sequences at the end (`many.whole_rounds`)."""
+        project_out, rise, fall = (matrices[index] for matrices in self.copies[1:4])
+        up, _, down = self.blocks[index].mlp
+        sequences, device = len(mixed.values) // length, rise.device
+        whole = many.whole_rounds(sequences, len(kept), device)
+        if not whole:
+            return self._finish(index, mixed, stream, length, kept, kind)
+        rows, cut = sequences * len(kept), whole * len(kept)
+        out = torch.empty(rows, len(fall), dtype=kind, device=device)
+        squares = torch.empty(1, rows, device=device)
+        many.finish(
+            mixed.values,
+            stream.values,
+            (project_out, rise, fall),
+            (up.bias, down.bias),
+            out[:cut],
+            squares[0],
+            length,
+            kept,
+        )
+        if cut < rows:
+            rest = [Rows(part.values[whole * length :]) for part in (mixed, stream)]
+            ended = self._finish(index, *rest, length, kept, kind, out[cut:])
+            if ended.squares is None:  # so few are not measured
+                squares[0, cut:] = ended.values.float().square().sum(1)
+            else:
+                torch.sum(ended.squares, dim=0, out=squares[0, cut:])
+        return Rows(out, squares)
 
 
 def _pairs_together(weight: Float[Tensor, "N O W"], head_dim: int) -> Float[Tensor, "N O W"]:

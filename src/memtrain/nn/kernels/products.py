@@ -276,7 +276,7 @@ def _mix(q, k, v, local, L: tl.constexpr, CAUSAL: tl.constexpr):
         seen = seen & (local[None, :] <= local[:, None])
     score = tl.where(seen, tl.dot(q, tl.trans(k)), -1e30)
     weight = tl.exp2(score - tl.max(score, 1)[:, None])
-    return tl.dot(weight.to(v.dtype), v) / tl.sum(weight, 1)[:, None]
+    return tl.dot(weight.to(v.dtype), v) * (1 / tl.sum(weight, 1))[:, None]
 
 
 @triton.jit

@@ -1,0 +1,292 @@
+"""A block without autograd in two kernels, for so many rows that the second cache sets the pace.
+
+Tiles of a product read every row and every weight many times over. Here queries, keys, values and
+the hidden layer never leave the processor that made them. `attend` keeps a head's weights in shared
+memory while the rows pass by; `finish`, everything after, keeps rows while the weights pass by.
+
+Offsets are 32 bits: `InferenceStack` brings rows in chunks.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from memtrain.nn.blocks import RMS_EPSILON
+from memtrain.nn.kernels.functions import HIDE, LOG2_E, gelu
+from memtrain.nn.kernels.mlp import processors
+from memtrain.nn.kernels.products import _mix, _source, _squares, _sum_of_parts, _turn
+
+ROWS = 128
+"""Of a tile. With fewer, weights are read more often than the second cache can give them."""
+
+
+@triton.jit
+def _rows_of(x, row, rows, SIZE: tl.constexpr):
+    """Whole rows; where none is, the first: no mask."""
+    source = tl.where(row < rows, row, 0)
+    return tl.load(x + source[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
+
+
+@triton.jit
+def _numbers(words, kind: tl.constexpr, BR: tl.constexpr, INNER: tl.constexpr):
+    """The pairs of 16-bit numbers in words, and their rows' sums of squares."""
+    left = (words & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
+    right = (words >> 16).to(tl.int16).to(kind, bitcast=True)
+    a, b = left.to(tl.float32), right.to(tl.float32)
+    return tl.reshape(tl.join(left, right), (BR, INNER)), tl.sum(a * a + b * b, 1)
+
+
+@triton.jit(do_not_specialize=["step", "turns"])
+def _attend(
+    x,
+    weight,
+    out,
+    squares,
+    cosine,
+    sine,
+    rows,
+    scale,
+    epsilon,
+    step,
+    turns,
+    INNER: tl.constexpr,
+    H: tl.constexpr,
+    L: tl.constexpr,
+    E: tl.constexpr,
+    GROUP: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BR: tl.constexpr,
+    TURNS: tl.constexpr,
+):
+    """`products.attend` of one head, for every `step`-th tile of GROUP whole sequences.
+
+    Rows come as words of two numbers (PAIRS): a number of 16 bits alone would take a register.
+    """
+    head, first = tl.program_id(0) % H, tl.program_id(0) // H
+    local, column = tl.arange(0, BR), tl.arange(0, E)
+    kind: tl.constexpr = weight.dtype
+    SIZE: tl.constexpr = INNER // 2 if PAIRS else INNER
+    wq = weight.load([head * E, 0])
+    wk = weight.load([(H + head) * E, 0])
+    wv = weight.load([(2 * H + head) * E, 0])
+    angle = (local % L)[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
+    row = first * (GROUP * L) + local
+    part = _rows_of(x, row, rows, SIZE)
+    for _ in range(turns if HIDE else TURNS):
+        if PAIRS:
+            held, square = _numbers(part, kind, BR, INNER)
+        else:
+            held, square = part.to(kind), _squares(part)
+        if PARTS > 0:
+            square = _sum_of_parts(squares, tl.where(row < rows, row, 0), rows, PARTS)
+        level = tl.rsqrt(square / INNER + epsilon)[:, None]
+        c, s = tl.load(cosine + angle), tl.load(sine + angle)
+        # One after the other: each leaves the registers as 16 bits before the next.
+        k = _turn(tl.dot(held, wk.T) * level, c, s, BR, E).to(kind)
+        q = _turn(tl.dot(held, wq.T) * (level * (scale * LOG2_E)), c, s, BR, E).to(kind)
+        v = (tl.dot(held, wv.T) * level).to(kind)
+        # The next rows are under way in registers while these are mixed.
+        following = row + step * (GROUP * L)
+        part = _rows_of(x, following, rows, SIZE)
+        mixed = _mix(q, k, v, local, L, CAUSAL)
+        there = (local < GROUP * L) & (row < rows)
+        at = out + row[:, None] * (H * E) + head * E + column[None, :]
+        tl.store(at, mixed.to(out.dtype.element_ty), mask=there[:, None])
+        row = following
+
+
+@triton.jit
+def _finish(
+    mixed,
+    project,
+    stream,
+    rise,
+    rise_bias,
+    fall,
+    fall_bias,
+    between,
+    out,
+    measured,
+    rows,
+    length,
+    kept,
+    first,
+    epsilon,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BR: tl.constexpr,
+    BI: tl.constexpr,
+    BH: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A tile of rows from the heads' results to the end of the block, and its sums of squares."""
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    column, hidden = tl.arange(0, WIDTH), tl.arange(0, BH)
+    source = _source(row, rows, length, kept, first).to(tl.int32)
+    total = tl.zeros((BR, WIDTH), tl.float32)
+    at = mixed + source[:, None] * INNER + tl.arange(0, BI)[None, :]
+    for start in tl.range(0, INNER, BI, num_stages=STAGES):
+        total = tl.dot(tl.load(at + start), project.load([0, start]).T, total)
+    total += tl.load(stream + source[:, None] * WIDTH + column[None, :]).to(tl.float32)
+    level = tl.rsqrt(tl.sum(total * total, 1) / WIDTH + epsilon)[:, None]
+    # Triton would keep these rows in registers, which the sums need: only what was loaded is put
+    # into shared memory.
+    at = between + row[:, None] * WIDTH + column[None, :]
+    tl.store(at, (total * level).to(rise.dtype))
+    total += tl.load(fall_bias + column)[None, :]
+    tl.debug_barrier()
+    held = tl.load(at)
+    # GELU is taken while the product before it still runs. The last `h` is of no rows: zero.
+    h = tl.dot(held, rise.load([0, 0]).T)
+    for start in range(0, HIDDEN, BH):
+        after = gelu(h + tl.load(rise_bias + start + hidden)[None, :]).to(fall.dtype)
+        h = tl.dot(held, rise.load([start + BH, 0]).T)
+        total = tl.dot(after, fall.load([0, start]).T, total)
+    there = row < rows
+    at = out + row[:, None] * WIDTH + column[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=there[:, None])
+    tl.store(measured + row, tl.sum(total * total, 1), mask=there)
+
+
+# ---------------------------------------------------------------------------------------- launch
+
+
+def attend_tile() -> dict[str, int]:
+    """BR rows of whole sequences."""
+    return {"BR": ROWS, "num_warps": 8, "num_stages": 1}
+
+
+def finish_tile(inner: int, hidden: int) -> dict[str, int]:
+    """BR rows; sums are taken in steps of BI and BH, of which there are two at least: Triton 3.6
+    reads beyond shared memory in one."""
+    return {
+        "BR": ROWS,
+        "BI": min(64, inner // 2),
+        "BH": min(64, hidden // 2),
+        "STAGES": 3,
+        "num_warps": 8,
+        "num_stages": 2,
+    }
+
+
+def fits(length: int, width: int, inner: int, head_dim: int, hidden: int) -> bool:
+    """Whether such a block can be held, and whether sequences fill their tile well enough."""
+    return (
+        4 * (ROWS // length * length) >= 3 * ROWS
+        and width in (32, 64, 128, 256)
+        and head_dim in (32, 64)
+        and inner % 64 == 0
+        and hidden % 64 == 0
+    )
+
+
+def whole_rounds(sequences: int, kept: int, device: torch.device) -> int:
+    """Of sequences with so many rows each, those whose tiles keep all processors busy.
+
+    Every tile takes as long as a round of them: a few tiles more are left to smaller kernels.
+    """
+    there = processors(device)
+    tiles = triton.cdiv(sequences * kept, ROWS)
+    rest = tiles % there
+    if 2 * rest > there:
+        return sequences
+    return min(sequences, (tiles - rest) * ROWS // kept)
+
+
+def attend(
+    x: Tensor,
+    squares: Tensor | None,
+    weight: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    heads: int,
+    length: int,
+    causal: bool,
+) -> Tensor:
+    """`inference.attend`: rows (R, I) and parts of their squares to (R, H·E)."""
+    rows, inner = x.shape
+    head_dim = len(weight) // 3 // heads
+    out = torch.empty(rows, heads * head_dim, dtype=weight.dtype, device=weight.device)
+    tile = attend_tile()
+    group = tile["BR"] // length
+    tiles = triton.cdiv(rows // length, group)
+    step = min(tiles, max(1, processors(x.device) // heads))
+    turns = triton.cdiv(tiles, step)
+    pairs = x.element_size() == 2
+    kernel: Any = _attend
+    kernel[step * heads,](
+        x.view(torch.int32) if pairs else x,
+        TensorDescriptor.from_tensor(weight, [head_dim, inner]),
+        out,
+        x if squares is None else squares,
+        cosine,
+        sine,
+        rows,
+        1 / math.sqrt(head_dim),
+        RMS_EPSILON,
+        step,
+        turns,
+        INNER=inner,
+        H=heads,
+        L=length,
+        E=head_dim,
+        GROUP=group,
+        CAUSAL=causal,
+        PARTS=0 if squares is None else len(squares),
+        PAIRS=pairs,
+        TURNS=0 if HIDE.value else turns,
+        **tile,
+    )
+    return out
+
+
+def finish(
+    mixed: Tensor,
+    stream: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    biases: tuple[Tensor, Tensor],
+    out: Tensor,
+    measured: Tensor,
+    length: int,
+    keep: range,
+) -> None:
+    """From the heads' results (R, H·E) and the stream (R, W) to the block's stream at the kept
+    positions, written to `out` (R', W), and its sums of squares, to `measured` (R').
+
+    Weights are those of the projection, the MLP's first and its second; biases the MLP's.
+    """
+    project, rise, fall = weights
+    width, inner = project.shape
+    rows, hidden = len(out), len(rise)
+    tile = finish_tile(inner, hidden)
+    tiles = triton.cdiv(rows, tile["BR"])
+    kernel: Any = _finish
+    kernel[tiles,](
+        mixed,
+        TensorDescriptor.from_tensor(project, [width, tile["BI"]]),
+        stream,
+        TensorDescriptor.from_tensor(rise, [tile["BH"], width]),
+        biases[0],
+        TensorDescriptor.from_tensor(fall, [width, tile["BH"]]),
+        biases[1],
+        torch.empty(tiles * tile["BR"], width, dtype=rise.dtype, device=out.device),
+        out,
+        measured,
+        rows,
+        length,
+        len(keep),
+        keep.start,
+        RMS_EPSILON,
+        INNER=inner,
+        WIDTH=width,
+        HIDDEN=hidden,
+        **tile,
+    )
