@@ -22,23 +22,30 @@ from memtrain.nn.kernels.mlp import processors
 from memtrain.nn.kernels.products import _mix, _source, _squares, _sum_of_parts, _turn
 
 ROWS = 128
-"""Of a tile. With fewer, weights are read more often than the second cache can give them."""
+"""Of a tile of `finish`. With fewer, weights are read more often than the second cache can give."""
+
+LEAST_FILLED = 0.75
+"""Share of a tile of `attend` that sequences must take."""
 
 
 @triton.jit
-def _rows_of(x, row, rows, SIZE: tl.constexpr):
-    """Whole rows; where none is, the first: no mask."""
+def _half_of(x, row, rows, HALF: tl.constexpr, SIZE: tl.constexpr):
+    """One half of each row, SIZE long; where no row is, of the first: no mask."""
     source = tl.where(row < rows, row, 0)
-    return tl.load(x + source[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
+    column = HALF * SIZE + tl.arange(0, SIZE)
+    return tl.load(x + source[:, None] * (2 * SIZE) + column[None, :])
 
 
 @triton.jit
-def _numbers(words, kind: tl.constexpr, BR: tl.constexpr, INNER: tl.constexpr):
-    """The pairs of 16-bit numbers in words, and their rows' sums of squares."""
-    left = (words & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
-    right = (words >> 16).to(tl.int16).to(kind, bitcast=True)
-    a, b = left.to(tl.float32), right.to(tl.float32)
-    return tl.reshape(tl.join(left, right), (BR, INNER)), tl.sum(a * a + b * b, 1)
+def _numbers(part, kind: tl.constexpr, PAIRS: tl.constexpr):
+    """What `_half_of` has loaded, as numbers to multiply; PAIRS: they are two in a word."""
+    if PAIRS:
+        left = (part & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
+        right = (part >> 16).to(tl.int16).to(kind, bitcast=True)
+        numbers = tl.reshape(tl.join(left, right), (part.shape[0], 2 * part.shape[1]))
+    else:
+        numbers = part.to(kind)
+    return numbers
 
 
 @triton.jit(do_not_specialize=["step", "turns"])
@@ -67,34 +74,41 @@ def _attend(
 ):
     """`products.attend` of one head, for every `step`-th tile of GROUP whole sequences.
 
-    Rows come as words of two numbers (PAIRS): a number of 16 bits alone would take a register.
+    Rows come in halves, as two need less shared memory one after the other, and in words of two
+    numbers (PAIRS): in registers a number of 16 bits takes 32.
     """
     head, first = tl.program_id(0) % H, tl.program_id(0) // H
     local, column = tl.arange(0, BR), tl.arange(0, E)
     kind: tl.constexpr = weight.dtype
-    SIZE: tl.constexpr = INNER // 2 if PAIRS else INNER
-    wq = weight.load([head * E, 0])
-    wk = weight.load([(H + head) * E, 0])
-    wv = weight.load([(2 * H + head) * E, 0])
+    HALF: tl.constexpr = INNER // 2
+    SIZE: tl.constexpr = HALF // 2 if PAIRS else HALF
+    key, value = (H + head) * E, (2 * H + head) * E
+    wq0, wq1 = weight.load([head * E, 0]), weight.load([head * E, HALF])
+    wk0, wk1 = weight.load([key, 0]), weight.load([key, HALF])
+    wv0, wv1 = weight.load([value, 0]), weight.load([value, HALF])
     angle = (local % L)[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
     row = first * (GROUP * L) + local
-    part = _rows_of(x, row, rows, SIZE)
+    part0, part1 = _half_of(x, row, rows, 0, SIZE), _half_of(x, row, rows, 1, SIZE)
     for _ in range(turns if HIDE else TURNS):
-        if PAIRS:
-            held, square = _numbers(part, kind, BR, INNER)
+        c, s = tl.load(cosine + angle), tl.load(sine + angle)
+        x0 = _numbers(part0, kind, PAIRS)
+        k = tl.dot(x0, wk0.T)
+        x1 = _numbers(part1, kind, PAIRS)
+        k = tl.dot(x1, wk1.T, k)
+        if PARTS == 0:
+            square = _squares(x0) + _squares(x1)
         else:
-            held, square = part.to(kind), _squares(part)
-        if PARTS > 0:
             square = _sum_of_parts(squares, tl.where(row < rows, row, 0), rows, PARTS)
         level = tl.rsqrt(square / INNER + epsilon)[:, None]
-        c, s = tl.load(cosine + angle), tl.load(sine + angle)
         # One after the other: each leaves the registers as 16 bits before the next.
-        k = _turn(tl.dot(held, wk.T) * level, c, s, BR, E).to(kind)
-        q = _turn(tl.dot(held, wq.T) * (level * (scale * LOG2_E)), c, s, BR, E).to(kind)
-        v = (tl.dot(held, wv.T) * level).to(kind)
+        k = _turn(k * level, c, s, BR, E).to(kind)
+        q = tl.dot(x1, wq1.T, tl.dot(x0, wq0.T)) * (level * (scale * LOG2_E))
+        q = _turn(q, c, s, BR, E).to(kind)
+        v = (tl.dot(x1, wv1.T, tl.dot(x0, wv0.T)) * level).to(kind)
         # The next rows are under way in registers while these are mixed.
         following = row + step * (GROUP * L)
-        part = _rows_of(x, following, rows, SIZE)
+        part0 = _half_of(x, following, rows, 0, SIZE)
+        part1 = _half_of(x, following, rows, 1, SIZE)
         mixed = _mix(q, k, v, local, L, CAUSAL)
         there = (local < GROUP * L) & (row < rows)
         at = out + row[:, None] * (H * E) + head * E + column[None, :]
@@ -159,9 +173,19 @@ def _finish(
 # ---------------------------------------------------------------------------------------- launch
 
 
-def attend_tile() -> dict[str, int]:
-    """BR rows of whole sequences."""
-    return {"BR": ROWS, "num_warps": 8, "num_stages": 1}
+def attend_tile(length: int) -> dict[str, int]:
+    """BR rows of whole sequences, and how many programs of them a processor holds.
+
+    Of two, one multiplies while the other takes exponentials.
+    """
+    if _fill(64, length) >= LEAST_FILLED:
+        return {"BR": 64, "per_processor": 2, "num_warps": 4, "num_stages": 1}
+    return {"BR": 128, "per_processor": 1, "num_warps": 8, "num_stages": 1}
+
+
+def _fill(size: int, length: int) -> float:
+    """The share of a tile that whole sequences take."""
+    return size // length * length / size
 
 
 def finish_tile(inner: int, hidden: int) -> dict[str, int]:
@@ -180,8 +204,8 @@ def finish_tile(inner: int, hidden: int) -> dict[str, int]:
 def fits(length: int, width: int, inner: int, head_dim: int, hidden: int) -> bool:
     """Whether such a block can be held, and whether sequences fill their tile well enough."""
     return (
-        4 * (ROWS // length * length) >= 3 * ROWS
-        and width in (32, 64, 128, 256)
+        _fill(attend_tile(length)["BR"], length) >= LEAST_FILLED
+        and width in (64, 128, 256)
         and head_dim in (32, 64)
         and inner % 64 == 0
         and hidden % 64 == 0
@@ -215,16 +239,17 @@ def attend(
     rows, inner = x.shape
     head_dim = len(weight) // 3 // heads
     out = torch.empty(rows, heads * head_dim, dtype=weight.dtype, device=weight.device)
-    tile = attend_tile()
+    tile = attend_tile(length)
+    programs = tile.pop("per_processor") * processors(x.device)
     group = tile["BR"] // length
     tiles = triton.cdiv(rows // length, group)
-    step = min(tiles, max(1, processors(x.device) // heads))
+    step = min(tiles, max(1, programs // heads))
     turns = triton.cdiv(tiles, step)
     pairs = x.element_size() == 2
     kernel: Any = _attend
     kernel[step * heads,](
         x.view(torch.int32) if pairs else x,
-        TensorDescriptor.from_tensor(weight, [head_dim, inner]),
+        TensorDescriptor.from_tensor(weight, [head_dim, inner // 2]),
         out,
         x if squares is None else squares,
         cosine,
