@@ -509,7 +509,7 @@ def step_cases(device: str) -> list[Callable[[], None]]:
     # The two kernels for very many rows: tiles that are not full, sequences left to the others, few
     # and not so few of them (the interpreter stands for two processors), several turns and one.
     many = [(40, 16, 64, 2, 2, 32), (40, 8, 64, 2, 1, 64), (120, 4, 64, 2, 3, 64)]
-    many += [(2, 3, 64, 1, 2, 32), (9, 41, 128, 1, 2, 64)]
+    many += [(2, 3, 64, 1, 2, 32), (9, 41, 128, 2, 2, 64)]
     cases += [partial(cell_case, device, *cell, MANY_ROWS=0) for cell in many]
     if device == "cpu":  # rows of 16 bits come in pairs
         pairs = {"PRODUCTS": torch.float16, "WIDE_ROWS": 0, "MANY_ROWS": 0}
