@@ -91,14 +91,14 @@ def _attend(
     part0, part1 = _half_of(x, row, rows, 0, SIZE), _half_of(x, row, rows, 1, SIZE)
     for _ in range(turns if HIDE else TURNS):
         c, s = tl.load(cosine + angle), tl.load(sine + angle)
+        if PARTS > 0:
+            square = _sum_of_parts(squares, tl.where(row < rows, row, 0), rows, PARTS)
         x0 = _numbers(part0, kind, PAIRS)
         k = tl.dot(x0, wk0.T)
         x1 = _numbers(part1, kind, PAIRS)
         k = tl.dot(x1, wk1.T, k)
         if PARTS == 0:
             square = _squares(x0) + _squares(x1)
-        else:
-            square = _sum_of_parts(squares, tl.where(row < rows, row, 0), rows, PARTS)
         level = tl.rsqrt(square / INNER + epsilon)[:, None]
         # One after the other: each leaves the registers as 16 bits before the next.
         k = _turn(k * level, c, s, BR, E).to(kind)
@@ -158,10 +158,13 @@ def _finish(
     total += tl.load(fall_bias + column)[None, :]
     tl.debug_barrier()
     held = tl.load(at)
-    # GELU is taken while the product before it still runs. The last `h` is of no rows: zero.
+    # GELU is taken while the second product of the turn before still runs. The last turn's `h` is
+    # of weights that are not there, and is not used.
+    shift = tl.load(rise_bias + hidden)[None, :]
     h = tl.dot(held, rise.load([0, 0]).T)
     for start in range(0, HIDDEN, BH):
-        after = gelu(h + tl.load(rise_bias + start + hidden)[None, :]).to(fall.dtype)
+        after = gelu(h + shift).to(fall.dtype)
+        shift = tl.load(rise_bias + (start + BH) % HIDDEN + hidden)[None, :]
         h = tl.dot(held, rise.load([start + BH, 0]).T)
         total = tl.dot(after, fall.load([0, start]).T, total)
     there = row < rows
