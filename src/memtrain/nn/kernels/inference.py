@@ -137,7 +137,7 @@ def linear(
 ) -> Rows:
     """residual + f(x W^T + b), at the kept positions of sequences of the given length.
 
-    The weight is (O, I) with the norm's gain in it; the result (R', O) is `out` or new.
+    The weight is (O, I) with the norm's gain in it; the result (R', O) is `out`, or new in `dtype`.
     """
     outer, inner = weight.shape
     device, rows = weight.device, len(x.values) // length * len(keep)
@@ -343,8 +343,8 @@ class InferenceStack:
                 mixed = Rows(many.attend(*stream, project_in, *angles, heads, length, causal))
                 stream = self._finish_many(index, mixed, stream, length, kept, kind)
             else:
-                early = first and not index
-                mixed = attend(stream, project_in, *angles, heads, length, causal, first=early)
+                begins = first and not index
+                mixed = attend(stream, project_in, *angles, heads, length, causal, first=begins)
                 stream = self._finish(index, mixed, stream, length, kept, kind)
         return stream.values
 

@@ -198,7 +198,7 @@ def finish_tile(inner: int, hidden: int) -> dict[str, int]:
         "BR": ROWS,
         "BI": min(64, inner // 2),
         "BH": min(64, hidden // 2),
-        "STAGES": 3,
+        "STAGES": 4,
         "num_warps": 8,
         "num_stages": 2,
     }
