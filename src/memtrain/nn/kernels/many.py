@@ -158,15 +158,11 @@ def _finish(
     total += tl.load(fall_bias + column)[None, :]
     tl.debug_barrier()
     held = tl.load(at)
-    # GELU is taken while the second product of the turn before still runs. The last turn's `h` is
-    # of weights that are not there, and is not used.
-    shift = tl.load(rise_bias + hidden)[None, :]
-    h = tl.dot(held, rise.load([0, 0]).T)
     for start in range(0, HIDDEN, BH):
-        after = gelu(h + shift).to(fall.dtype)
-        shift = tl.load(rise_bias + (start + BH) % HIDDEN + hidden)[None, :]
-        h = tl.dot(held, rise.load([start + BH, 0]).T)
-        total = tl.dot(after, fall.load([0, start]).T, total)
+        shift = tl.load(rise_bias + start + hidden)[None, :]
+        h = tl.dot(held, rise.load([start, 0]).T)
+        # Not a turn later, beside the next product: Triton 3.6 overwrites what this one reads.
+        total = tl.dot(gelu(h + shift).to(fall.dtype), fall.load([0, start]).T, total)
     there = row < rows
     at = out + row[:, None] * WIDTH + column[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=there[:, None])
