@@ -9,25 +9,26 @@ is imported. Fresh random inputs each time; NaN never passes.
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.eval.sampling import Sampler
-from memtrain.nn.blocks import Attention, Block, RMSNorm, Rotary, Stack, normalize_memory
+from memtrain.nn.blocks import Block, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import table_gradient
 from memtrain.nn.kernels import inference, mlp, norm, table
-from memtrain.nn.kernels.attention import KernelAttention
+from memtrain.nn.kernels.block import KernelBlock
 from memtrain.nn.kernels.inference import InferenceStack
-from memtrain.nn.kernels.mlp import KernelMLP
-from memtrain.nn.kernels.norm import KernelNorm
+from memtrain.nn.kernels.later import Later
+from memtrain.nn.kernels.projection import run_projection
 from memtrain.nn.kernels.step import WIDEST, InferenceCell, KernelSampler, begin, end
 from memtrain.nn.kernels.sums import column_sums
 from memtrain.nn.rnn import RNN
@@ -49,62 +50,108 @@ def check(name: str, error: float, limit: float) -> None:
 failed: list[str] = []
 
 
-def attention_case(device, kind, rows, length, heads, head_dim, keep, causal) -> None:
-    """Outputs and every gradient, against the reference in fp64."""
+def block_case(device, kind, rows, length, heads, head_dim, keep, causal, update=True) -> None:
+    """Both outputs and every gradient, against the reference in fp64."""
     width = 64
-    reference = Attention(width, heads, head_dim).double().to(device)
+    reference = Block(width, heads, head_dim).double().to(device)
+    for layer in (reference.attention_norm, reference.mlp_norm):
+        nn.init.normal_(layer.weight)
+    for weight in reference.parameters():
+        weight.data = weight.data.to(kind).double()
     rotary = Rotary(head_dim).to(device)
-    x = torch.randn(rows, length, width, device=device, dtype=torch.float64, requires_grad=True)
-    expected = reference(x, rotary, keep, causal)
-    weights = torch.randn_like(expected)
-    wanted = torch.autograd.grad((expected * weights).sum(), [x, *reference.parameters()])
-
-    fast = Attention(width, heads, head_dim).to(device, kind)
+    fast = Block(width, heads, head_dim).to(device)
     fast.load_state_dict(reference.state_dict())
-    fast.fast = KernelAttention()
-    x = x.detach().to(kind).requires_grad_()
-    out = fast(x, rotary, keep, causal)
-    got = torch.autograd.grad((out * weights.to(kind)).sum(), [x, *fast.parameters()])
-
+    use_kernels(fast)
+    x, u, *weights = torch.randn(4, rows, length, width, device=device).to(kind)
+    weights = [weight if keep is None else weight[:, keep] for weight in weights]
+    found = []
+    for block in (reference, fast):
+        wide = torch.float64 if block is reference else kind
+        given = [part.detach().to(wide).requires_grad_() for part in ((x, u) if update else (x,))]
+        with torch.autocast(device, kind, enabled=wide == torch.bfloat16):
+            out = block(given[0], given[1] if update else None, rotary, keep, causal)
+        loss = sum((one * weight.to(wide)).sum() for one, weight in zip(out, weights, strict=True))
+        assert isinstance(loss, Tensor)
+        found.append((*out, *torch.autograd.grad(loss, [*given, *block.parameters()])))
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
-    name = f"attention {kind} N{rows} L{length} H{heads} E{head_dim} {keep} causal={causal}"
-    check(f"{name}: output", relative_error(out, expected), limit)
-    for part, one, other in zip(("input", "in", "out"), got, wanted, strict=True):
-        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+    name = f"block {kind} N{rows} L{length} H{heads} E{head_dim} {keep} causal={causal} {update=}"
+    parts = ["stream", "update", "gradient of x", *["gradient of u"][: int(update)]]
+    parts += [f"gradient of {name}" for name, _ in fast.named_parameters()]
+    for part, expected, got in zip(parts, *found, strict=True):
+        check(f"{name}: {part}", relative_error(got, expected), limit)
+    kinds = [one.dtype for one in found[1][len(parts) - len(list(fast.parameters())) :]]
+    assert set(kinds) == {torch.float32}, kinds
 
 
-def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
-    """Output and every gradient against fp64, in the usual tiles or with `tile` changed."""
+def projection_case(device, kind, sequences, length, width, heads, head_dim, parts, first) -> None:
+    """Queries, keys and values, those of them in `parts`, against torch's product and `Rotary`.
 
-    def layers(kind: torch.dtype) -> nn.Sequential:
-        made = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-        return made.to(device, kind)
+    Parts are compared one by one: queries are scaled.
+    """
+    inner, scale = heads * head_dim, 0.3
+    rotary = Rotary(head_dim).to(device)
+    x = torch.randn(sequences, length, width, device=device).to(kind)
+    weight = (torch.randn(len(parts) * inner, width, device=device) / width**0.5).to(kind)
+    out = run_projection(
+        x.flatten(0, 1),
+        weight,
+        *rotary.tables(kind),
+        head_dim=head_dim,
+        length=length,
+        first=first,
+        query_columns=inner * ("query" in parts),
+        key_columns=inner * ("key" in parts),
+        scale=scale,
+    )
+    assert out.dtype == kind
+    heads_of = (x.double() @ weight.double().T).unflatten(-1, (-1, heads, head_dim))
+    positions = first + torch.arange(length, device=device)
+    limit = 1e-5 if kind == torch.float32 else 5e-3
+    if kind == torch.float32 and device == "cuda":
+        limit = 2e-3  # tf32
+    name = f"projection {kind} N{sequences} L{length} W{width} H{heads} E{head_dim} from {first}"
+    got = out.unflatten(0, (sequences, length)).chunk(len(parts), dim=-1)
+    for part, one, plain in zip(parts, got, heads_of.chunk(len(parts), dim=-3), strict=True):
+        expected = plain.squeeze(-3)
+        if part != "value":
+            expected = rotary(expected.transpose(1, 2), positions).transpose(1, 2)
+        expected = expected.flatten(-2) * (scale if part == "query" else 1)
+        check(
+            f"{name}: {part} of {'+'.join(parts)}",
+            relative_error(one, expected),
+            limit,
+        )
 
-    reference, fast = layers(torch.float64), layers(kind)
-    fast.load_state_dict(reference.state_dict())
+
+def mlp_case(device, kind, rows, width, hidden) -> None:
+    """Each kernel's results against fp64."""
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(kind)
+
     # Far enough out for GELU's tails.
-    x = 4 * torch.randn(rows, width, device=device, dtype=torch.float64)
-    x = x.to(kind).double().requires_grad_()
-    expected = reference(x)
-    weights = torch.randn_like(expected).to(kind)
-    wanted = torch.autograd.grad((expected * weights).sum(), [x, *reference.parameters()])
-
-    usual = mlp.tiles
-    mlp.tiles = lambda *shape: usual(*shape) | tile
-    x = x.detach().to(kind).requires_grad_()
-    out = KernelMLP()(fast, x)
-    got = torch.autograd.grad((out * weights).sum(), [x, *fast.parameters()])
-    mlp.tiles = usual
-
+    x, up, bias = 4 * make(rows, width), make(hidden, width) / width**0.5, make(hidden)
+    gradient, down = make(rows, width), make(width, hidden) / width**0.5
+    before, after = mlp.run_up(x, up, bias, keep=True)
+    _, only = mlp.run_up(x, up, bias, keep=False)
+    of_before, shares = mlp.run_down_backward(gradient, down, before)
+    wide = (x.double() @ up.double().T + bias.double()).requires_grad_()
+    told = F.gelu(wide)
+    told.backward(gradient.double() @ down.double())
+    assert wide.grad is not None
+    sums = torch.cat([wide.grad.sum(0), gradient.double().sum(0)])
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
     if kind == torch.float32 and device == "cuda":
         limit = 5e-3  # tf32
-    name = f"mlp {kind} R{rows} W{width} O{hidden} {tile or ''}"
-    check(f"{name}: output", relative_error(out, expected), limit)
-    for part, one, other in zip(
-        ("input", "up", "up bias", "down", "down bias"), got, wanted, strict=True
+    name = f"mlp {kind} R{rows} W{width} O{hidden}"
+    for part, got, expected in (
+        ("before", before, wide),
+        ("after", after, told),
+        ("after, alone", only, told),
+        ("gradient", of_before, wide.grad),
+        ("sums", column_sums(shares), sums),
     ):
-        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+        check(f"{name}: {part}", relative_error(got, expected), limit)
 
 
 def sums_case(device, rows, width) -> None:
@@ -123,89 +170,49 @@ def table_case(device, rows, symbols, width) -> None:
     check(f"gradient of a table R{rows} V{symbols} W{width}", error, limit)
 
 
-def norm_case(device, kind, rows, width, add, read, **tile) -> None:
-    """Sum and norm and every gradient against fp64, of the outputs that are read.
+def norm_case(device, kind, rows, width, add, through, wide_norm=False, **tile) -> None:
+    """Sum, norm and gradients against fp64; `through`: the sum has a gradient of its own.
 
     `tile` changes how the backward pass runs.
     """
-    given = [torch.randn(rows, width, device=device, dtype=torch.float64) for _ in range(2)]
+
+    def make() -> Tensor:
+        return torch.randn(rows, width, device=device)
+
     # A stream much larger or smaller than 1, as deep ones are.
-    x = (given[0] * 10 ** torch.randn(rows, 1, device=device)).to(kind)
-    update = given[1].to(kind) if add else None
-    weights = {name: torch.randn(rows, width, device=device).to(kind) for name in read}
-
-    def run(kind: torch.dtype, fast: KernelNorm | None) -> tuple[dict, dict]:
-        torch.manual_seed(rows)
-        layer = RMSNorm(width, device=device)
-        nn.init.normal_(layer.weight)
-        # Rounded, as both do; a parameter in fp32 beside a stream in bf16.
-        weight_kind = torch.promote_types(kind, torch.float32)
-        layer.weight.data = layer.weight.data.to(x.dtype).to(weight_kind)
-        inputs = {"x": x.to(kind).requires_grad_()}
-        if update is not None:
-            inputs["update"] = update.to(kind).requires_grad_()
-        block = Block(width, 1, 16)
-        block.fast_norm = fast
-        total, normed = block.add_norm(layer, inputs["x"], inputs.get("update"))
-        out = {"sum": total, "norm": normed}
-        loss = torch.stack([(out[name] * weights[name].to(kind)).sum() for name in read]).sum()
-        inputs |= {"weight": layer.weight} if "norm" in read else {}
-        return out, dict(zip(inputs, torch.autograd.grad(loss, list(inputs.values())), strict=True))
-
+    x = (make() * 10 ** torch.randn(rows, 1, device=device)).to(kind)
+    update = make().to(kind) if add else None
+    normed_kind = torch.float32 if wide_norm else kind
+    of_normed, of_total = make().to(normed_kind), make().to(kind) if through else None
+    gain = torch.randn(width, device=device).to(kind).float()
     usual = norm.tiles
     norm.tiles = lambda *shape: usual(*shape) | (tile if shape[-1] else {})
-    out, got = run(kind, KernelNorm())
+    total, normed = norm.run_forward(x, update, gain, normed_kind)
+    of_x, shares = norm.run_backward(total, gain, of_normed, of_total, kind)
+    assert normed.dtype == normed_kind and of_x.dtype == kind
     norm.tiles = usual
-    expected, wanted = run(torch.float64, None)
+    wide = (x.double() + (0 if update is None else update.double())).requires_grad_()
+    weight = gain.double().requires_grad_()
+    told = F.rms_norm(wide, (width,), weight, 1e-6)
+    loss = (told * of_normed.double()).sum()
+    if of_total is not None:
+        loss = loss + (wide * of_total.double()).sum()
+    wanted, of_gain = torch.autograd.grad(loss, [wide, weight])
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
-    name = f"norm {kind} R{rows} W{width} add={add} {'+'.join(read)} {tile or ''}"
-    for part in out:
-        assert out[part].dtype == kind
-        check(f"{name}: {part}", relative_error(out[part], expected[part]), limit)
-    assert "weight" not in got or got["weight"].dtype == torch.float32
-    for part in got:
-        # Gradients shrink as rows grow: row by row, or small rows alone would be seen.
-        one, other = got[part], wanted[part]
-        if part != "weight":
-            size = other.norm(dim=1, keepdim=True)
-            one, other = one / size, other / size
-        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
-
-
-def compiled_block_case(device, kind, rows, length, width, update) -> None:
-    """A block with all kernels traces whole, under autocast where that is bf16."""
-    reference = Block(width, 2, 32).to(device)
-    fast = Block(width, 2, 32).to(device)
-    fast.load_state_dict(reference.state_dict())
-    use_kernels(fast)
-    rotary = Rotary(32).to(device)
-    x, u = torch.randn(2, rows, length, width, device=device).unbind()
-    given = [part.requires_grad_() for part in ((x, u) if update else (x,))]
-
-    def loss(stream: Tensor, after: Tensor) -> Tensor:
-        return (stream.float() * 0.5 + after.float()).square().sum()
-
-    expected = reference(x, u if update else None, rotary, slice(3, None))
-    wanted = torch.autograd.grad(loss(*expected), [*given, *reference.parameters()])
-    run = torch.compile(
-        fast, fullgraph=True, backend="aot_eager" if device == "cpu" else "inductor"
-    )
-    with torch.autocast(device, kind, enabled=kind != torch.float32):
-        out = run(x.to(kind), u.to(kind) if update else None, rotary, slice(3, None))
-    got = torch.autograd.grad(loss(*out), [*given, *fast.parameters()])
-    limit = 1e-5 if kind == torch.float32 else 2.5e-2
-    name = f"compiled block {kind} N{rows} L{length} W{width} update={update}"
-    for part, one, other in zip(("stream", "update"), out, expected, strict=True):
-        check(f"{name}: {part}", relative_error(one, other), limit)
-    names = ["x", "u"][: len(given)] + [name for name, _ in fast.named_parameters()]
-    for part, one, other in zip(names, got, wanted, strict=True):
-        assert one.dtype == other.dtype
-        check(f"{name}: gradient of {part}", relative_error(one, other), limit)
+    name = f"norm {kind} R{rows} W{width} {add=} {through=} {wide_norm=} {tile or ''}"
+    # Gradients shrink as rows grow: row by row, or small rows alone would be seen.
+    size = wanted.norm(dim=1, keepdim=True)
+    for part, got, expected in (
+        ("sum", total, wide),
+        ("norm", normed, told),
+        ("gradient", of_x / size, wanted / size),
+        ("gradient of the gain", column_sums(shares), of_gain),
+    ):
+        check(f"{name}: {part}", relative_error(got, expected), limit)
 
 
 def use_kernels(block: Block) -> None:
-    block.attention.fast, block.fast_mlp = KernelAttention(), KernelMLP()
-    block.fast_norm = KernelNorm()
+    block.fast = KernelBlock(block, Later())
 
 
 def recomputed_stack_case(device, kind, rows, length, width, keep) -> None:
@@ -230,17 +237,39 @@ def recomputed_stack_case(device, kind, rows, length, width, keep) -> None:
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
-def traced_block_case() -> None:
-    """Under autocast a block with all kernels traces whole; gradients are as its parameters."""
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
-        block, rotary = Block(64, 2, 16), Rotary(16)
-        use_kernels(block)
-        x, u = (torch.randn(3, 17, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
-        out = torch.compile(block, fullgraph=True, backend="aot_eager")(x, u, rotary)
-        got = torch.autograd.grad(torch.add(*out).sum(), [x, u, *block.parameters()])
-    kinds = [one.dtype for one in (*out, *got)]
-    wanted = [torch.bfloat16] * 4 + [torch.float32] * (len(got) - 2)
-    check("traced block under autocast", 0.0 if kinds == wanted else torch.nan, 0.0)
+def later_case(device) -> None:
+    """Gradients of weights that may wait are the same to the bit, also in a captured graph."""
+    later = Later()
+    stack = Stack(256, 3, 8, 64).to(device)
+    for block in stack.blocks:
+        assert isinstance(block, Block)
+        block.fast = KernelBlock(block, later)
+        for weight in block.parameters():
+            weight.data = weight.data.bfloat16() if weight.dim() > 1 else weight.data
+    weights = list(stack.blocks.parameters())
+    x = torch.randn(100, 272, 256, device=device).bfloat16()
+
+    def gradients(may_wait: bool) -> tuple[Tensor, ...]:
+        with later.allowed() if may_wait else nullcontext():
+            loss = stack(x, keep=slice(-16, None)).square().sum()
+        found = torch.autograd.grad(loss, weights)
+        later.join()
+        return found
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            gradients(may_wait=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            replayed = gradients(may_wait=True)
+        for turn in range(3):
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            for name, found in (("at once", gradients(True)), ("replayed", replayed)):
+                pairs = zip(found, gradients(False), strict=True)
+                different = sum(not torch.equal(one, other) for one, other in pairs)
+                check(f"later: {name}, turn {turn}", float(different), 0.0)
 
 
 def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal, **path) -> None:
@@ -413,18 +442,29 @@ def parts_case(device) -> None:
 
 
 def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
-    shapes = [(5, 16, 64), (70, 48, 208), (130, 64, 256)]
-    # Weights that stay in shared memory, and programs that take several turns.
-    stays = {"BR": 64, "BO": 64, "BI": 64, "per_processor": 1, "num_stages": 2}
-    cases = [partial(mlp_case, device, kind, *shape) for shape in shapes]
-    cases.append(partial(mlp_case, device, kind, 300, 48, 80, **stays))
+    shapes = [(5, 16, 64), (70, 48, 208), (130, 64, 256), (300, 48, 80)]
     if device == "cuda":
-        shapes = [(rows, 256, 1024) for rows in (17, 2176, 10112, 20001, 69632)]
-        cases += [partial(mlp_case, device, kind, *shape) for shape in (*shapes, (999, 384, 1536))]
-    if kind == torch.bfloat16:
-        stays |= {"BI": 256}
-        cases.append(partial(mlp_case, device, kind, 40001, 256, 1024, **stays))
-    return cases
+        shapes += [(rows, 256, 1024) for rows in (17, 2176, 10112, 20001, 40001, 69632)]
+        shapes += [(999, 384, 1536)]
+    return [partial(mlp_case, device, kind, *shape) for shape in shapes]
+
+
+def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
+    whole = ("query", "key", "value")
+    shapes: list[tuple] = [
+        (5, 17, 32, 2, 16, whole, 0),
+        (3, 79, 48, 4, 32, whole, 0),
+        (7, 10, 64, 2, 64, ("query",), 7),
+        (2, 70, 64, 2, 64, ("key", "value"), 0),
+        (2, 5, 16, 1, 64, ("key",), 3),
+    ]
+    if device == "cuda":
+        shapes = [shape for shape in shapes if shape[4] > 16]  # Triton 3.6 gets 16 columns wrong
+        shapes += [(count, 272, 256, 8, 64, whole, 0) for count in (1, 16, 256)]
+        shapes += [(300, 79, 256, 8, 64, whole, 0), (700, 17, 256, 3, 64, whole, 0)]
+        shapes += [(256, 16, 256, 8, 64, ("query",), 256), (700, 9, 256, 3, 32, ("query",), 8)]
+        shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0), (90, 79, 384, 8, 64, whole, 0)]
+    return [partial(projection_case, device, kind, *shape) for shape in shapes]
 
 
 def step_cases(device: str) -> list[Callable[[], None]]:
@@ -456,14 +496,15 @@ def norm_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
     shapes = [(1, 48), (37, 48), (70, 256), (5, 384)]
     if device == "cuda":
         shapes += [(rows, 256) for rows in (17, 2176, 10112, 20001, 69632)] + [(999, 384)]
-    cases = [partial(norm_case, device, kind, *shape, True, ("sum", "norm")) for shape in shapes]
-    for add, read in ((True, ("norm",)), (True, ("sum",)), (False, ("sum", "norm"))):
-        cases.append(partial(norm_case, device, kind, 37, 48, add, read))
+    cases = [partial(norm_case, device, kind, *shape, True, True) for shape in shapes]
+    for add, through in ((True, False), (False, False), (False, True)):
+        cases.append(partial(norm_case, device, kind, 37, 48, add, through))
+    cases.append(partial(norm_case, device, kind, 37, 48, True, False, True))
     # Programs that take several turns, the last of them beyond the end; loads made turns ahead.
     for stages in (1, 2, 3):
         turns = {"BR": 4, "per_processor": 1, "num_warps": 4, "STAGES": stages}
         shape = (30, 48) if device == "cpu" else (3001, 256)
-        cases.append(partial(norm_case, device, kind, *shape, True, ("sum", "norm"), **turns))
+        cases.append(partial(norm_case, device, kind, *shape, True, True, **turns))
     return cases
 
 
@@ -471,13 +512,13 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     if device == "cpu":
         inference.PRODUCTS = torch.float32
         kinds, shapes = (torch.float32,), [(2, 17), (1, 70), (2, 5), (1, 100)]
-        heads = ((2, 16),)
+        heads = ((2, 32),)
     else:
         kinds = (torch.bfloat16,)  # on a GPU only bf16 takes this path
         shapes = [(3, 17), (2, 79), (4, 272), (3, 204), (2, 300), (5, 16), (1000, 17), (9000, 17)]
         heads = ((8, 64), (2, 32))
     cases: list[Callable[[], None]] = [
-        partial(attention_case, device, kind, rows, length, count, size, keep, causal)
+        partial(block_case, device, kind, rows, length, count, size, keep, causal)
         for kind, (rows, length), (count, size), causal in product(
             kinds, shapes, heads, (False, True)
         )
@@ -485,9 +526,8 @@ def all_cases(device: str) -> list[Callable[[], None]]:
     ]
     for kind in kinds:
         cases += mlp_cases(device, kind) + norm_cases(device, kind)
-    for update in (False, True):
-        cases.append(partial(compiled_block_case, device, kinds[0], 3, 17, 32, update))
-    cases.append(traced_block_case)
+        cases += projection_cases(device, kind)
+        cases.append(partial(block_case, device, kind, 3, 17, *heads[0], None, False, False))
     for shape in ((5, 3, 16), (700, 273, 48), (200, 130, 300)):
         cases.append(partial(table_case, device, *shape))
     if device == "cuda":
@@ -509,7 +549,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         ]
         # Few rows that are too wide to be read at once.
         stacks += [(batch, 17, 512, 3, 8, 64, slice(16), False) for batch in (1, 3, 128)]
-        cases.append(rnn_case)
+        cases += [rnn_case, partial(later_case, device)]
     cases += [partial(stack_case, device, *stack) for stack in stacks]
     cases += step_cases(device)
     return cases + [

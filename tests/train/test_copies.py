@@ -6,6 +6,7 @@ from torch.testing import assert_close
 from memtrain.config import CellConfig, Retrieval, RunConfig, SMTConfig, TeacherConfig
 from memtrain.data.build import build_task
 from memtrain.nn.build import build_models
+from memtrain.nn.kernels.later import Later
 from memtrain.objectives.smt import SMT
 from memtrain.train.copies import OnCopies
 
@@ -25,7 +26,7 @@ def test_losses_and_gradients_are_autocasts():
     smt = SMT(config.smt, teacher, rnn)
     batch = task.sample(4, torch.Generator().manual_seed(1))
     found = []
-    for objective in (smt, OnCopies(smt)):
+    for objective in (smt, OnCopies(smt, Later())):
         smt.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             losses = objective(batch, torch.Generator().manual_seed(2))

@@ -12,7 +12,7 @@ import torch
 import memtrain.nn
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
-from memtrain.nn.blocks import Block
+from memtrain.nn.blocks import Block, Rotary
 from memtrain.train.engine import Engine, pick_device
 
 
@@ -44,16 +44,42 @@ def test_no_more_threads_than_cores(monkeypatch):
     assert asked == [os.cpu_count(), 1]
 
 
+class Kernels:
+    """Stands in for what an engine gives a block."""
+
+    def serves(self, length: int) -> bool:
+        return True
+
+    def attend(self, x, update, rotary, keep, causal):
+        return x + 1, x
+
+    def finish(self, x, attended):
+        return x + 1, attended
+
+    def end(self, layer, x, update):
+        return x
+
+
+def test_a_block_uses_what_it_is_given():
+    block, rotary, x = Block(8, 2, 4), Rotary(4), torch.zeros(2, 3, 8)
+    block.fast = Kernels()
+    stream, update = block(x, None, rotary)
+    assert torch.equal(stream, x + 2) and torch.equal(update, x)
+    hidden = torch.ones(2, 3, dtype=torch.bool)
+    stream, _ = block(x, None, rotary, mask=hidden)  # attention with a mask is the reference's
+    assert torch.equal(stream, x + 1)
+
+
 def test_the_reference_is_free_of_what_makes_models_fast():
     models = torch.nn.ModuleList([Block(8, 2, 4), torch.nn.Linear(2, 2)])
     block = models[0]
     assert isinstance(block, Block)
-    block.fast_norm = given = lambda layer, x, update: (x, x)
+    block.fast = given = Kernels()
     engine = Engine(EngineConfig(device="cpu"))
     with pytest.raises(KeyError), engine.reference(models):
-        assert block.fast_norm is None and block.attention.fast is None
+        assert block.fast is None
         raise KeyError
-    assert block.fast_norm is given
+    assert block.fast is given
 
 
 def test_deterministic_asks_torch_and_cublas_for_it(monkeypatch):

@@ -73,28 +73,6 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), RMS_EPSILON)
 
 
-@runtime_checkable
-class FastAttention(Protocol):
-    """What an engine may put in the place of the reference, `Attention.forward`."""
-
-    def serves(self, keys: int) -> bool: ...
-
-    def whole(
-        self, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, causal: bool
-    ) -> Tensor: ...
-
-    def some(
-        self,
-        query: Tensor,
-        key_value: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        heads: int,
-        first: int,
-        causal: bool,
-    ) -> Tensor: ...
-
-
 class Attention(nn.Module):
     """Multi-head attention whose inner width, heads · head_dim, is free of the outer one."""
 
@@ -102,7 +80,6 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.head_dim = head_dim
-        self.fast: FastAttention | None = None
         self.project_in = nn.Linear(width, 3 * heads * head_dim, bias=False)
         self.project_out = nn.Linear(heads * head_dim, width, bias=False)
 
@@ -136,13 +113,6 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "N L"] | None = None,
     ) -> Float[Tensor, "N K W"]:
         """What the kept positions read at all of them, or at those that `mask` allows."""
-        if (
-            self.fast is not None
-            and mask is None
-            and not isinstance(keep, Tensor)
-            and self.fast.serves(x.shape[1])
-        ):
-            return self.project_out(self._fast(self.fast, x, rotary, keep, causal))
         positions = torch.arange(x.shape[1], device=x.device)
         asking = positions
         if keep is None:
@@ -161,18 +131,6 @@ class Attention(nn.Module):
         )
         return self.merge(mixed)
 
-    def _fast(
-        self, fast: FastAttention, x: Tensor, rotary: Rotary, keep: slice | None, causal: bool
-    ) -> Tensor:
-        if keep is None:
-            qkv = self.project_in(x)
-            return fast.whole(qkv, *rotary.tables(qkv.dtype), self.heads, causal)
-        query_weight, rest = self._weights()
-        query, key_value = F.linear(x[:, keep], query_weight), F.linear(x, rest)
-        cosine, sine = rotary.tables(query.dtype)
-        first = range(x.shape[1])[keep].start
-        return fast.some(query, key_value, cosine, sine, self.heads, first, causal)
-
     def _weights(self) -> tuple[Tensor, Tensor]:
         """The projection to queries, and that to keys and values."""
         inner = self.heads * self.head_dim
@@ -181,19 +139,19 @@ class Attention(nn.Module):
 
 
 @runtime_checkable
-class FastMLP(Protocol):
-    """What an engine may put in the place of the reference, `mlp(x)`."""
+class FastBlock(Protocol):
+    """What an engine may put in the place of the reference: the halves of `Block.forward`, and a
+    stack's last sum and norm."""
 
-    def __call__(self, layers: nn.Sequential, x: Tensor) -> Tensor: ...
+    def serves(self, length: int) -> bool: ...
 
-
-@runtime_checkable
-class FastNorm(Protocol):
-    """What an engine may put in the place of the reference, `Block.add_norm`."""
-
-    def __call__(
-        self, layer: RMSNorm, x: Tensor, update: Tensor | None
+    def attend(
+        self, x: Tensor, update: Tensor | None, rotary: Rotary, keep: slice | None, causal: bool
     ) -> tuple[Tensor, Tensor]: ...
+
+    def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def end(self, layer: RMSNorm, x: Tensor, update: Tensor) -> Tensor: ...
 
 
 class Block(nn.Module):
@@ -211,8 +169,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
-        self.fast_mlp: FastMLP | None = None
-        self.fast_norm: FastNorm | None = None
+        self.fast: FastBlock | None = None
 
     def forward(
         self,
@@ -224,25 +181,26 @@ class Block(nn.Module):
         mask: Bool[Tensor, "N L"] | None = None,
     ) -> tuple[Float[Tensor, "N K W"], Float[Tensor, "N K W"]]:
         """The stream at the positions to keep, and its update; keys and values come from all."""
-        x, normed = self.add_norm(self.attention_norm, x, update)
-        attended = self.attention(normed, rotary, keep, causal, mask)
+        if (
+            self.fast is not None
+            and mask is None
+            and not isinstance(keep, Tensor)
+            and self.fast.serves(x.shape[1])
+        ):
+            x, attended = self.fast.attend(x, update, rotary, keep, causal)
+        else:
+            x = x if update is None else x + update
+            attended = self.attention(self.attention_norm(x), rotary, keep, causal, mask)
         return self.finish(x if keep is None else take(x, keep), attended)
 
     def finish(
         self, x: Float[Tensor, "*rows L W"], attended: Float[Tensor, "*rows L W"]
     ) -> tuple[Float[Tensor, "*rows L W"], Float[Tensor, "*rows L W"]]:
         """Everything after the attention: the stream and its update."""
-        x, normed = self.add_norm(self.mlp_norm, x, attended)
-        return x, self.fast_mlp(self.mlp, normed) if self.fast_mlp else self.mlp(normed)
-
-    def add_norm(
-        self, norm: RMSNorm, x: Float[Tensor, "*rows L W"], update: Tensor | None
-    ) -> tuple[Float[Tensor, "*rows L W"], Float[Tensor, "*rows L W"]]:
-        """The stream with its update, if there is one, and the norm of that."""
-        if self.fast_norm:
-            return self.fast_norm(norm, x, update)
-        x = x if update is None else x + update
-        return x, norm(x)
+        if self.fast is not None:
+            return self.fast.finish(x, attended)
+        x = x + attended
+        return x, self.mlp(self.mlp_norm(x))
 
 
 @runtime_checkable
@@ -299,8 +257,12 @@ class Stack(nn.Module):
         for block in inner:
             x, update = block(x, update, self.rotary, None, causal, mask)
         x, update = last(x, update, self.rotary, keep, causal, mask)
-        x = x + update
-        x = self.norm(x.float() if x.dtype.itemsize == 2 else x)
+        assert isinstance(last, Block)
+        if last.fast is not None:
+            x = last.fast.end(self.norm, x, update)
+        else:
+            x = x + update
+            x = self.norm(x.float() if x.dtype.itemsize == 2 else x)
         return x if head is None else head(x)
 
 

@@ -67,7 +67,7 @@ class _Futures:
         """The stream after the first block at the positions to keep, and its update."""
         assert isinstance(block, Block)
         attention = block.attention
-        _, normed = block.add_norm(block.attention_norm, self.rows, None)
+        normed = block.attention_norm(self.rows)
         query, key, value = attention.project_in(normed).chunk(3, dim=-1)  # each (R, I)
         positions = torch.arange(self.index.shape[1], device=self.index.device)
         asking, asked = positions, self.index

@@ -15,6 +15,7 @@ from memtrain.nn.blocks import Attention, Block, Stack
 from memtrain.nn.causal import FewerOperations
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import Lookup
+from memtrain.nn.kernels.later import Later
 from memtrain.nn.looked_up import LookedUpDecoder
 from memtrain.nn.rnn import RNN, Choose
 from memtrain.nn.teacher import CausalEncoder, Decoder, Teacher
@@ -26,8 +27,7 @@ from memtrain.train.graphs import FastParts, GraphedStep, GraphedUnroll, Graphed
 from memtrain.train.heap import keep_freed_memory
 
 FAST: dict[type[nn.Module], tuple[str, ...]] = {
-    Attention: ("fast",),
-    Block: ("fast_mlp", "fast_norm"),
+    Block: ("fast",),
     RNN: ("fast_unroll", "fast_write", "whole_unroll"),
     Teacher: ("fast_decode",),
     CausalEncoder: ("fast",),
@@ -47,6 +47,7 @@ class Engine:
         self.fast = config.fast and self.device.type == "cuda"
         self.written_out = config.fast and self.device.type == "cpu"
         self.kernels = self.fast and self.bf16 and _has_kernels(self.device)
+        self.later = Later()
         if config.threads:
             # More than there are cores is no faster, and a machine may refuse to make them.
             torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
@@ -75,20 +76,14 @@ class Engine:
     def prepare(self, models: nn.Module) -> None:
         """Give the Transformers what makes them fast here; one compilation serves all layers."""
         if self.kernels:
-            from memtrain.nn.kernels.attention import KernelAttention
-            from memtrain.nn.kernels.mlp import KernelMLP
-            from memtrain.nn.kernels.norm import KernelNorm
+            from memtrain.nn.kernels.block import KernelBlock
             from memtrain.nn.kernels.table import table_gradient
 
             for module in models.modules():
-                if isinstance(module, Attention) and _fits_kernels(module):
-                    module.fast = KernelAttention()
                 if isinstance(module, Lookup):
                     module.table_gradient = table_gradient
-                if isinstance(module, Block):
-                    module.fast_norm = KernelNorm()
-                    if KernelMLP.serves(module.mlp):
-                        module.fast_mlp = KernelMLP()
+                if isinstance(module, Block) and KernelBlock.fits(module):
+                    module.fast = KernelBlock(module, self.later)
         if self.written_out:
             for module in models.modules():
                 if isinstance(module, Teacher):
@@ -97,7 +92,9 @@ class Engine:
                     module.fast = FewerOperations()
         if self.config.compile:
             for module in models.modules():
-                if isinstance(module, Block):
+                # Where there are kernels, attention that is too long for them.
+                kind = Attention if self.kernels else Block
+                if isinstance(module, kind):
                     module.compile(dynamic=False)
 
     @contextmanager
@@ -130,6 +127,7 @@ class Engine:
     def _fast_parts(self, rnn: RNN) -> FastParts:
         if not self.kernels:
             return FastParts({}, {})
+        from memtrain.nn.kernels.block import fits_heads
         from memtrain.nn.kernels.inference import InferenceStack
         from memtrain.nn.kernels.step import InferenceCell
 
@@ -138,7 +136,7 @@ class Engine:
             module: InferenceStack(module, heads.get(module))
             for module in rnn.modules()
             if isinstance(module, Stack)
-            and all(_fits_kernels(m) for m in module.modules() if isinstance(m, Attention))
+            and all(fits_heads(m) for m in module.modules() if isinstance(m, Attention))
         }
         cells = {
             module: InferenceCell(module.embedding, stacks[module.stack])
@@ -171,7 +169,7 @@ class Engine:
     def objective(self, trainer: "StepOwner") -> Callable[[Batch, torch.Generator], Losses]:
         """How the trainer's objective is called: as it is, or on copies of its matrices."""
         if self.fast and self.bf16 and trainer.capturable and trainer.objective.applies_once:
-            return OnCopies(trainer.objective)
+            return OnCopies(trainer.objective, self.later)
         return trainer.objective
 
     def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:
@@ -234,12 +232,6 @@ def _has_kernels(device: torch.device) -> bool:
     if find_spec("triton") is None or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device)[0] == 9
-
-
-def _fits_kernels(attention: Attention) -> bool:
-    """Tiles are powers of two; Triton 3.6 gets products with 16 columns wrong, and heads larger
-    than 64 do not fit on the chip."""
-    return attention.head_dim in (32, 64)
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:

@@ -10,59 +10,50 @@ value: what lies outside is read as zero and not written.
 """
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memtrain.nn.kernels.functions import gelu, gelu_slope
-from memtrain.nn.kernels.sums import column_sums
 
-# A program owns BO columns and takes TURNS row tiles, `step` apart. Where a tile holds all of the
-# inner dimension (BI >= INNER), the columns' weights are read once and stay in shared memory.
-# Programs that follow each other take the same rows, which are then read from memory once.
+# A program has BR rows of BO columns. Programs that follow each other take the same rows, which are
+# then read from memory once. (Weights that stay in shared memory while rows go by are no faster.)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit
 def _up(
     x,
     weight,
     bias,
     before,
     after,
-    step,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
     BR: tl.constexpr,
     BI: tl.constexpr,
     BO: tl.constexpr,
-    TURNS: tl.constexpr,
     KEEP: tl.constexpr,
 ):
     """before = x W^T + b, if it is to be kept, and after = GELU(before), with W (OUTER, INNER)."""
     column_tiles: tl.constexpr = (OUTER + BO - 1) // BO
     first = tl.program_id(0) % column_tiles * BO
     column = first + tl.arange(0, BO)
+    row = tl.program_id(0) // column_tiles * BR
     b = tl.load(bias + column, mask=column < OUTER, other=0.0).to(tl.float32)
     if BI >= INNER:
-        w = weight.load([first, 0])
-    for turn in range(TURNS):
-        row = (tl.program_id(0) // column_tiles + turn * step) * BR
-        if BI >= INNER:
-            total = tl.dot(x.load([row, 0]), w.T)
-        else:
-            total = tl.zeros((BR, BO), tl.float32)
-            for start in range(0, INNER, BI):
-                part = weight.load([first, start])
-                total = tl.dot(x.load([row, start]), part.T, total)
-        total += b[None, :]
-        if KEEP:
-            before.store([row, first], total.to(before.dtype))
-        after.store([row, first], gelu(total).to(after.dtype))
+        total = tl.dot(x.load([row, 0]), weight.load([first, 0]).T)
+    else:
+        total = tl.zeros((BR, BO), tl.float32)
+        for start in range(0, INNER, BI):
+            total = tl.dot(x.load([row, start]), weight.load([first, start]).T, total)
+    total += b[None, :]
+    if KEEP:
+        before.store([row, first], total.to(before.dtype))
+    after.store([row, first], gelu(total).to(after.dtype))
 
 
-@triton.jit(do_not_specialize=["rows", "step"])
+@triton.jit(do_not_specialize=["rows"])
 def _down_backward(
     gradient,
     gradient_at,
@@ -71,13 +62,11 @@ def _down_backward(
     out,
     sums,
     rows,
-    step,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
     BR: tl.constexpr,
     BI: tl.constexpr,
     BO: tl.constexpr,
-    TURNS: tl.constexpr,
     SLICE: tl.constexpr,
 ):
     """out = (g W) * GELU'(before), with W (INNER, OUTER); and the columns' sums of out and of g.
@@ -90,50 +79,42 @@ def _down_backward(
     column = first + tl.arange(0, BO)
     inner = column_tile * SLICE + tl.arange(0, SLICE)
     column_there, inner_there = column < OUTER, inner < INNER
-    sum_out = tl.zeros((BO,), tl.float32)
-    sum_gradient = tl.zeros((SLICE,), tl.float32)
+    tile = tl.program_id(0) // column_tiles
+    # Plain loads before the product: under way while it is taken.
+    row = tile * BR + tl.arange(0, BR)
+    row_there = row[:, None] < rows
+    at = row[:, None].to(tl.int64)
+    before = tl.load(
+        before_at + at * OUTER + column, mask=row_there & column_there[None, :], other=0.0
+    )
+    some = tl.load(
+        gradient_at + at * INNER + inner, mask=row_there & inner_there[None, :], other=0.0
+    )
     if BI >= INNER:
-        w = weight.load([0, first])
-    for turn in range(TURNS):
-        tile = tl.program_id(0) // column_tiles + turn * step
-        # Plain loads before the product: under way while it is taken.
-        row = tile * BR + tl.arange(0, BR)
-        row_there = row[:, None] < rows
-        at = row[:, None].to(tl.int64)
-        before = tl.load(
-            before_at + at * OUTER + column, mask=row_there & column_there[None, :], other=0.0
-        )
-        some = tl.load(
-            gradient_at + at * INNER + inner, mask=row_there & inner_there[None, :], other=0.0
-        )
-        if BI >= INNER:
-            total = tl.dot(gradient.load([tile * BR, 0]), w)
-        else:
-            total = tl.zeros((BR, BO), tl.float32)
-            for start in range(0, INNER, BI):
-                part = weight.load([start, first])
-                total = tl.dot(gradient.load([tile * BR, start]), part, total)
-        total *= gelu_slope(before.to(tl.float32))
-        out.store([tile * BR, first], total.to(out.dtype))
-        sum_out += tl.sum(total, 0)
-        sum_gradient += tl.sum(some.to(tl.float32), 0)
-    sums += tl.program_id(0) // column_tiles * (OUTER + INNER)
-    tl.store(sums + column, sum_out, mask=column_there)
-    tl.store(sums + OUTER + inner, sum_gradient, mask=inner_there)
+        total = tl.dot(gradient.load([tile * BR, 0]), weight.load([0, first]))
+    else:
+        total = tl.zeros((BR, BO), tl.float32)
+        for start in range(0, INNER, BI):
+            total = tl.dot(gradient.load([tile * BR, start]), weight.load([start, first]), total)
+    total *= gelu_slope(before.to(tl.float32))
+    out.store([tile * BR, first], total.to(out.dtype))
+    sums += tile * (OUTER + INNER)
+    tl.store(sums + column, tl.sum(total, 0), mask=column_there)
+    tl.store(sums + OUTER + inner, tl.sum(some.to(tl.float32), 0), mask=inner_there)
 
 
 # ---------------------------------------------------------------------------------------- launch
 
 
 def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str, int]:
-    """Sizes of a tile and how it is run; `per_processor` programs stay, 0: one for each tile.
+    """Sizes of a tile and how it is run.
 
     Large products are bound by memory: two programs share a processor (up to 128 registers a
     thread), so that one computes while the other waits. With few rows, small tiles fill the device.
     """
     most = 64 if element_size == 2 else 32
     size = min(most, max(16, triton.next_power_of_2(inner)))
-    tile = {"BI": size, "per_processor": 0, "num_warps": 4, "num_stages": 3}
+    tile = {"BI": size, "num_warps": 4, "num_stages": 3}
     if rows <= 4096 or element_size > 2:
         return tile | {"BR": 64, "BO": 64 if backward else 128}
     if backward:
@@ -144,21 +125,14 @@ def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str,
 class Launch:
     """Which programs run over an (R, I) by (I, O) product, and what each is told."""
 
-    def __init__(self, x: Tensor, outer: int, backward: bool) -> None:
+    def __init__(self, x: Tensor, outer: int, tile: dict[str, int]) -> None:
         self.rows, self.inner = x.shape
         self.outer = outer
-        tile = tiles(self.rows, self.inner, x.element_size(), backward)
-        per_processor = tile.pop("per_processor")
         self.BR, self.BI, self.BO = tile["BR"], tile["BI"], tile["BO"]
         self.row_tiles = triton.cdiv(self.rows, self.BR)
         self.column_tiles = triton.cdiv(outer, self.BO)
-        self.step = self.row_tiles
-        if per_processor:
-            there = per_processor * processors(x.device) // self.column_tiles
-            self.step = max(1, min(self.row_tiles, there))
-        self.grid = (self.step * self.column_tiles,)
-        turns = triton.cdiv(self.row_tiles, self.step)
-        self.constants = {"INNER": self.inner, "OUTER": outer, "TURNS": turns, **tile}
+        self.grid = (self.row_tiles * self.column_tiles,)
+        self.constants = {"INNER": self.inner, "OUTER": outer, **tile}
 
 
 def processors(device: torch.device) -> int:
@@ -170,7 +144,7 @@ def processors(device: torch.device) -> int:
 
 def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """x W^T + b, if it is to be kept, and GELU of it, (R, O)."""
-    launch = Launch(x, len(weight), backward=False)
+    launch = Launch(x, len(weight), tiles(*x.shape, x.element_size(), backward=False))
     after = x.new_empty(launch.rows, launch.outer)
     before = torch.empty_like(after) if keep else after
     _up[launch.grid](
@@ -179,7 +153,6 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor,
         bias,
         TensorDescriptor.from_tensor(before, [launch.BR, launch.BO]),
         TensorDescriptor.from_tensor(after, [launch.BR, launch.BO]),
-        launch.step,
         KEEP=keep,
         **launch.constants,
     )
@@ -187,10 +160,12 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor,
 
 
 def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """(g W) * GELU'(before), (R, O), and the columns' sums of it and of g, (O + I) in fp32."""
-    launch = Launch(gradient, weight.shape[1], backward=True)
+    """(g W) * GELU'(before), (R, O), and shares of the columns' sums of it and of g, (_, O + I) in
+    fp32, to be added up."""
+    tile = tiles(*gradient.shape, gradient.element_size(), backward=True)
+    launch = Launch(gradient, weight.shape[1], tile)
     out = torch.empty_like(before)
-    sums = gradient.new_empty(launch.step, launch.outer + launch.inner, dtype=torch.float32)
+    sums = gradient.new_empty(launch.row_tiles, launch.outer + launch.inner, dtype=torch.float32)
     _down_backward[launch.grid](
         TensorDescriptor.from_tensor(gradient, [launch.BR, launch.BI]),
         gradient,
@@ -199,95 +174,7 @@ def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple
         TensorDescriptor.from_tensor(out, [launch.BR, launch.BO]),
         sums,
         launch.rows,
-        launch.step,
         **launch.constants,
         SLICE=max(16, triton.next_power_of_2(triton.cdiv(launch.inner, launch.column_tiles))),
     )
-    return out, column_sums(sums)
-
-
-# ------------------------------------------------------------------------------- torch operators
-
-
-@torch.library.custom_op("memtrain::mlp", mutates_args=())
-def mlp(
-    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The MLP's output (R, W), and what its gradient needs: GELU's input and output, (R, O)."""
-    before, after = run_up(x, up, up_bias, keep=True)
-    return F.linear(after, down, down_bias), before, after
-
-
-@mlp.register_fake
-def _(
-    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden = len(x), len(up)
-    return x.new_empty(len(x), len(down)), x.new_empty(hidden), x.new_empty(hidden)
-
-
-@torch.library.custom_op("memtrain::mlp_only", mutates_args=())
-def mlp_only(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """`mlp` where no gradient will be asked for."""
-    return F.linear(run_up(x, up, up_bias, keep=False)[1], down, down_bias)
-
-
-@mlp_only.register_fake
-def _(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(down))
-
-
-@torch.library.custom_op("memtrain::mlp_backward", mutates_args=())
-def mlp_backward(gradient: Tensor, down: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    return run_down_backward(gradient, down, before)
-
-
-@mlp_backward.register_fake
-def _(gradient: Tensor, down: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(before), gradient.new_empty(sum(down.shape), dtype=torch.float32)
-
-
-def _context(ctx, inputs, output) -> None:
-    x, up, up_bias, down, down_bias = inputs
-    _, before, after = output
-    ctx.set_materialize_grads(False)
-    ctx.bias_kinds = up_bias.dtype, down_bias.dtype
-    ctx.save_for_backward(x, up, down, before, after)
-
-
-def _gradient(ctx, gradient, *_):
-    x, up, down, before, after = ctx.saved_tensors
-    gradient = gradient.contiguous()
-    wanted = ctx.needs_input_grad
-    before_gradient, sums = mlp_backward(gradient, down, before)
-    up_bias, down_bias = sums.split([len(up), len(down)])
-    return (
-        before_gradient @ up if wanted[0] else None,
-        before_gradient.T @ x if wanted[1] else None,
-        up_bias.to(ctx.bias_kinds[0]),
-        gradient.T @ after if wanted[3] else None,
-        down_bias.to(ctx.bias_kinds[1]),
-    )
-
-
-mlp.register_autograd(_gradient, setup_context=_context)
-
-
-class KernelMLP:
-    """What `nn.blocks.Block` calls in the place of its `mlp`."""
-
-    @staticmethod
-    def serves(layers: nn.Sequential) -> bool:
-        """Whether all rows begin where descriptors ask for it."""
-        up, _, _ = layers
-        return up.in_features % 16 == 0 and up.out_features % 16 == 0
-
-    def __call__(self, layers: nn.Sequential, x: Tensor) -> Tensor:
-        up, _, down = layers
-        device = x.device.type
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        rows = x.to(kind).flatten(0, -2).contiguous()
-        # The first bias is added in fp32, the second as autocast does.
-        given = rows, up.weight.to(kind), up.bias, down.weight.to(kind), down.bias.to(kind)
-        out = mlp(*given)[0] if torch.is_grad_enabled() else mlp_only(*given)
-        return out.unflatten(0, x.shape[:-1])
+    return out, sums

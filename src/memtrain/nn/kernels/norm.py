@@ -2,17 +2,16 @@
 
 Every row is read once and written once each way. An update that waits to be added comes to the
 next norm beside the stream; on the way back, the stream's gradient is added where the norm's is
-made, and the one result serves both. The reference is `nn.blocks.Block.add_norm`.
+made, and the one result serves both. The reference is in `nn.blocks.Block`.
 """
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 from memtrain.nn.blocks import RMS_EPSILON
 from memtrain.nn.kernels.mlp import processors
-from memtrain.nn.kernels.sums import column_sums
 
 EPSILON = tl.constexpr(RMS_EPSILON)
 
@@ -69,11 +68,14 @@ def _backward(
 ):
     """out = the gradient of `total`, by itself and through its norm; sums = that of the weight.
 
+    The weight is rounded as it was forward: to the norm's precision, which its gradient has too.
+
     A program takes TURNS tiles, `step` apart, and adds up its own share of the weight's gradient.
     """
     kind = out.dtype.element_ty
+    rounded = normed_gradient.dtype.element_ty
     column = tl.arange(0, BW)
-    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(kind).to(tl.float32)
+    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(rounded).to(tl.float32)
     weight_gradient = tl.zeros((BR, BW), tl.float32)
     for turn in tl.range(TURNS, num_stages=STAGES):
         row = (tl.program_id(0) + turn * step) * BR + tl.arange(0, BR)
@@ -134,11 +136,13 @@ class Launch:
         self.constants = {"WIDTH": width, "BW": triton.next_power_of_2(width), **tile}
 
 
-def run_forward(x: Tensor, update: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x + update, where there is one, and its norm, (R, W)."""
+def run_forward(
+    x: Tensor, update: Tensor | None, weight: Tensor, kind: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + update, where there is one, and its norm, (R, W), in a wider precision if asked for."""
     launch = Launch(x, backward=False)
-    normed = torch.empty_like(x)
-    total = x if update is None else torch.empty_like(x)
+    normed = torch.empty_like(x, dtype=kind)
+    total = x if update is None else torch.empty_like(normed)
     _forward[launch.grid](
         x,
         x if update is None else update,
@@ -153,11 +157,16 @@ def run_forward(x: Tensor, update: Tensor | None, weight: Tensor) -> tuple[Tenso
 
 
 def run_backward(
-    total: Tensor, weight: Tensor, normed_gradient: Tensor, total_gradient: Tensor | None
+    total: Tensor,
+    weight: Tensor,
+    normed_gradient: Tensor,
+    total_gradient: Tensor | None,
+    kind: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the sum (R, W) and of the weight (W), this one in fp32."""
+    """The gradient of the sum (R, W), in another precision if asked for, and shares of the
+    weight's, (_, W) in fp32, to add up."""
     launch = Launch(total, backward=True)
-    out = torch.empty_like(total)
+    out = torch.empty_like(total, dtype=kind)
     sums = total.new_empty(launch.programs, total.shape[1], dtype=torch.float32)
     _backward[launch.grid](
         total,
@@ -171,92 +180,4 @@ def run_backward(
         ADD=total_gradient is not None,
         **launch.constants,
     )
-    return out, column_sums(sums)
-
-
-# ------------------------------------------------------------------------------- torch operators
-
-
-@torch.library.custom_op("memtrain::add_norm", mutates_args=())
-def add_norm(x: Tensor, update: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x + update and its norm, (R, W)."""
-    return run_forward(x, update, weight)
-
-
-@add_norm.register_fake
-def _(x: Tensor, update: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
-
-
-@torch.library.custom_op("memtrain::norm", mutates_args=())
-def norm(x: Tensor, weight: Tensor) -> Tensor:
-    """`add_norm` where there is nothing to add."""
-    return run_forward(x, None, weight)[1]
-
-
-@norm.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("memtrain::norm_backward", mutates_args=())
-def norm_backward(
-    total: Tensor, weight: Tensor, normed_gradient: Tensor, total_gradient: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return run_backward(total, weight, normed_gradient, total_gradient)
-
-
-@norm_backward.register_fake
-def _(
-    total: Tensor, weight: Tensor, normed_gradient: Tensor, total_gradient: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(total), weight.new_empty(weight.shape, dtype=torch.float32)
-
-
-def _add_context(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[0], inputs[2])
-
-
-def _add_gradient(ctx, total_gradient, normed_gradient):
-    if normed_gradient is None:
-        return total_gradient, total_gradient, None
-    total, weight = ctx.saved_tensors
-    if total_gradient is not None:
-        total_gradient = total_gradient.contiguous()
-    out, weight_gradient = norm_backward(
-        total, weight, normed_gradient.contiguous(), total_gradient
-    )
-    return out, out, weight_gradient.to(weight.dtype)
-
-
-def _norm_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _norm_gradient(ctx, gradient):
-    x, weight = ctx.saved_tensors
-    out, weight_gradient = norm_backward(x, weight, gradient.contiguous(), None)
-    return out, weight_gradient.to(weight.dtype)
-
-
-add_norm.register_autograd(_add_gradient, setup_context=_add_context)
-norm.register_autograd(_norm_gradient, setup_context=_norm_context)
-
-
-class KernelNorm:
-    """What `nn.blocks.Block` calls in the place of its sums and norms."""
-
-    def __call__(
-        self, layer: nn.RMSNorm, x: Tensor, update: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        # The weight is rounded as the stream is, inside; its gradient is not.
-        if update is None:
-            return x, norm(_rows(x), layer.weight).view(x.shape)
-        kind = torch.promote_types(x.dtype, update.dtype)
-        total, normed = add_norm(_rows(x.to(kind)), _rows(update.to(kind)), layer.weight)
-        return total.view(x.shape), normed.view(x.shape)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.flatten(0, -2).contiguous()
+    return out, sums
