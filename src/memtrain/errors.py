@@ -16,6 +16,10 @@ class DivergedError(MemtrainError):
     """A loss or a gradient stopped being finite."""
 
 
+class OutOfMemory(MemtrainError):
+    """A device has less memory than a step needs; the message says which knob to turn."""
+
+
 class CheckpointError(MemtrainError):
     """A checkpoint that cannot be read."""
 

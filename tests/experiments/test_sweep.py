@@ -143,6 +143,20 @@ def test_a_run_whose_process_dies_is_given_to_another(tmp_path: Path):
     assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1]
 
 
+def test_a_run_that_finds_no_memory_beside_others_is_tried_again(tmp_path: Path):
+    jobs = jobs_of("twenty:Greedy", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=2))
+    assert failed == {}
+    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1, 2]
+
+
+def test_a_run_that_finds_no_memory_alone_has_failed(tmp_path: Path):
+    jobs = jobs_of("twenty:Greedy", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    assert failed["seed=0"].startswith("OutOfMemoryError: CUDA out of memory. (see ")
+    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [1, 2]
+
+
 def test_a_finished_run_is_not_run_again_and_a_failed_one_is(faulty):
     folder, _ = faulty
     given = []

@@ -88,6 +88,23 @@ class Deadly(Twenty):
         return super().measure(run)
 
 
+class Greedy(Twenty):
+    """Three runs; the first finds no memory when it is measured for the first time."""
+
+    name = "twenty:Greedy"
+    runs, steps = 3, 5
+    base = ALONE
+
+    def measure(self, run: Run) -> dict:
+        import torch
+
+        mark = run.folder / "measured-once"
+        if run.config.seed == 0 and not mark.exists():
+            mark.touch()
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().measure(run)
+
+
 class Followed(Twenty):
     """Two tries; then the better one again under another name, and a third run."""
 

@@ -24,7 +24,7 @@ from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Block, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import table_gradient
-from memtrain.nn.kernels import inference, mlp, norm, projection, table
+from memtrain.nn.kernels import inference, mlp, norm, table
 from memtrain.nn.kernels.block import KernelBlock
 from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.later import Later
@@ -83,19 +83,15 @@ def block_case(device, kind, rows, length, heads, head_dim, keep, causal, update
     assert set(kinds) == {torch.float32}, kinds
 
 
-def projection_case(
-    device, kind, sequences, length, width, heads, head_dim, parts, first, **tile
-) -> None:
+def projection_case(device, kind, sequences, length, width, heads, head_dim, parts, first) -> None:
     """Queries, keys and values, those of them in `parts`, against torch's product and `Rotary`.
 
-    `tile` changes how it runs. Parts are compared one by one: queries are scaled.
+    Parts are compared one by one: queries are scaled.
     """
     inner, scale = heads * head_dim, 0.3
     rotary = Rotary(head_dim).to(device)
     x = torch.randn(sequences, length, width, device=device).to(kind)
     weight = (torch.randn(len(parts) * inner, width, device=device) / width**0.5).to(kind)
-    usual = projection.tiles
-    projection.tiles = lambda *shape: usual(*shape) | tile
     out = run_projection(
         x.flatten(0, 1),
         weight,
@@ -107,7 +103,6 @@ def projection_case(
         key_columns=inner * ("key" in parts),
         scale=scale,
     )
-    projection.tiles = usual
     assert out.dtype == kind
     heads_of = (x.double() @ weight.double().T).unflatten(-1, (-1, heads, head_dim))
     positions = first + torch.arange(length, device=device)
@@ -122,14 +117,14 @@ def projection_case(
             expected = rotary(expected.transpose(1, 2), positions).transpose(1, 2)
         expected = expected.flatten(-2) * (scale if part == "query" else 1)
         check(
-            f"{name}: {part} of {'+'.join(parts)} {tile or ''}",
+            f"{name}: {part} of {'+'.join(parts)}",
             relative_error(one, expected),
             limit,
         )
 
 
-def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
-    """Each kernel's results against fp64, in the usual tiles or with `tile` changed."""
+def mlp_case(device, kind, rows, width, hidden) -> None:
+    """Each kernel's results against fp64."""
 
     def make(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device).to(kind)
@@ -137,12 +132,9 @@ def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
     # Far enough out for GELU's tails.
     x, up, bias = 4 * make(rows, width), make(hidden, width) / width**0.5, make(hidden)
     gradient, down = make(rows, width), make(width, hidden) / width**0.5
-    usual = mlp.tiles
-    mlp.tiles = lambda *shape, **way: usual(*shape, **way) | tile
     before, after = mlp.run_up(x, up, bias, keep=True)
     _, only = mlp.run_up(x, up, bias, keep=False)
     of_before, shares = mlp.run_down_backward(gradient, down, before)
-    mlp.tiles = usual
     wide = (x.double() @ up.double().T + bias.double()).requires_grad_()
     told = F.gelu(wide)
     told.backward(gradient.double() @ down.double())
@@ -151,7 +143,7 @@ def mlp_case(device, kind, rows, width, hidden, **tile) -> None:
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
     if kind == torch.float32 and device == "cuda":
         limit = 5e-3  # tf32
-    name = f"mlp {kind} R{rows} W{width} O{hidden} {tile or ''}"
+    name = f"mlp {kind} R{rows} W{width} O{hidden}"
     for part, got, expected in (
         ("before", before, wide),
         ("after", after, told),
@@ -450,25 +442,18 @@ def parts_case(device) -> None:
 
 
 def mlp_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
-    shapes = [(5, 16, 64), (70, 48, 208), (130, 64, 256)]
-    # Weights that stay in shared memory, and programs that take several turns.
-    stays = {"BR": 64, "BO": 64, "BI": 64, "per_processor": 1, "num_stages": 2}
-    cases = [partial(mlp_case, device, kind, *shape) for shape in shapes]
-    cases.append(partial(mlp_case, device, kind, 300, 48, 80, **stays))
+    shapes = [(5, 16, 64), (70, 48, 208), (130, 64, 256), (300, 48, 80)]
     if device == "cuda":
-        shapes = [(rows, 256, 1024) for rows in (17, 2176, 10112, 20001, 69632)]
-        cases += [partial(mlp_case, device, kind, *shape) for shape in (*shapes, (999, 384, 1536))]
-    if kind == torch.bfloat16:
-        stays |= {"BI": 256}
-        cases.append(partial(mlp_case, device, kind, 40001, 256, 1024, **stays))
-    return cases
+        shapes += [(rows, 256, 1024) for rows in (17, 2176, 10112, 20001, 40001, 69632)]
+        shapes += [(999, 384, 1536)]
+    return [partial(mlp_case, device, kind, *shape) for shape in shapes]
 
 
 def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
     whole = ("query", "key", "value")
     shapes: list[tuple] = [
         (5, 17, 32, 2, 16, whole, 0),
-        (3, 79, 48, 3, 32, whole, 0),
+        (3, 79, 48, 4, 32, whole, 0),
         (7, 10, 64, 2, 64, ("query",), 7),
         (2, 70, 64, 2, 64, ("key", "value"), 0),
         (2, 5, 16, 1, 64, ("key",), 3),
@@ -479,14 +464,7 @@ def projection_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]
         shapes += [(300, 79, 256, 8, 64, whole, 0), (700, 17, 256, 3, 64, whole, 0)]
         shapes += [(256, 16, 256, 8, 64, ("query",), 256), (700, 9, 256, 3, 32, ("query",), 8)]
         shapes += [(256, 272, 256, 8, 64, ("key", "value"), 0), (90, 79, 384, 8, 64, whole, 0)]
-    cases = [partial(projection_case, device, kind, *shape) for shape in shapes]
-    # Weights that stay in shared memory, and programs that take several turns; or neither.
-    other = {"BR": 32, "BO": 64, "BI": 64, "per_processor": 6, "num_stages": 1}
-    shape = (3, 79, 48, 4, 32, whole, 0)
-    if device == "cuda":
-        other = {"BR": 128, "BI": 64, "per_processor": 0, "num_warps": 8, "num_stages": 3}
-        shape = (256, 272, 256, 8, 64, whole, 0)
-    return [*cases, partial(projection_case, device, kind, *shape, **other)]
+    return [partial(projection_case, device, kind, *shape) for shape in shapes]
 
 
 def step_cases(device: str) -> list[Callable[[], None]]:

@@ -74,7 +74,10 @@ class _Worker:
 
 
 def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Event]:
-    """Events of all work, `processes` runs at a time."""
+    """Events of all work, `processes` runs at a time.
+
+    A run that finds no memory beside the others is put back, and one process fewer goes on.
+    """
     # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // processes))
     deaths: Counter[str] = Counter()
@@ -104,6 +107,12 @@ def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Ev
                     else:
                         code = worker.process.exitcode
                         yield Failed(worker.work.key, f"its process died twice (exit code {code})")
+                    continue
+                if isinstance(event, Failed) and event.lacked_memory and len(workers) > 1:
+                    queue.append(worker.work)
+                    workers.remove(worker)
+                    worker.close()
+                    processes = len(workers)
                     continue
                 if not isinstance(event, Progress):
                     worker.work = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memtrain.config import RunConfig
-from memtrain.errors import DivergedError
+from memtrain.errors import DivergedError, OutOfMemory
 from memtrain.experiments import load
 from memtrain.experiments.experiment import Job, Result, Tag
 
@@ -56,6 +56,8 @@ class Done:
 class Failed:
     key: str
     message: str
+    lacked_memory: bool = False
+    """A device's memory was too small, for this run or for all that shared it."""
 
 
 Event = Progress | Done | Failed
@@ -81,9 +83,16 @@ def attempt(work: Work, folder: Path, tell: Tell) -> Done | Failed:
         place = folder / work.place
         place.with_name(place.name + ".error.txt").write_text(traceback.format_exc())
         line = (str(error).splitlines() or [""])[0]
-        return Failed(work.key, f"{type(error).__name__}: {line} (see {place}.error.txt)")
+        message = f"{type(error).__name__}: {line} (see {place}.error.txt)"
+        return Failed(work.key, message, _lacks_memory(error))
     finally:
         _let_go()
+
+
+def _lacks_memory(error: Exception) -> bool:
+    import torch
+
+    return isinstance(error, OutOfMemory | torch.OutOfMemoryError)
 
 
 def _let_go() -> None:

@@ -9,11 +9,12 @@ import torch
 class Beside:
     """`with objective.beside():` marks work that need not be done before `beside.join()`.
 
-    Here it is simply done at once. What has another `lane` does not wait for it either.
+    Here it is simply done at once. What is `urgent`, because it takes longest, and what is not do
+    not wait for each other either.
     """
 
     @contextmanager
-    def __call__(self, lane: int = 0) -> Iterator[None]:
+    def __call__(self, urgent: bool = False) -> Iterator[None]:
         yield
 
     def join(self) -> None:
@@ -21,14 +22,16 @@ class Beside:
 
 
 class SideStream(Beside):
-    """A lane is a stream of its own: short kernels fill what long ones leave idle."""
+    """Streams of their own: short kernels fill what long ones leave idle, urgent ones go first."""
 
     def __init__(self) -> None:
-        self.lanes: dict[int, torch.cuda.Stream] = {}
+        self.lanes: dict[bool, torch.cuda.Stream] = {}
 
     @contextmanager
-    def __call__(self, lane: int = 0) -> Iterator[None]:
-        stream = self.lanes.setdefault(lane, torch.cuda.Stream())
+    def __call__(self, urgent: bool = False) -> Iterator[None]:
+        if urgent not in self.lanes:
+            self.lanes[urgent] = torch.cuda.Stream(priority=-3 if urgent else 0)
+        stream = self.lanes[urgent]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             yield

@@ -58,9 +58,9 @@ class SMT(Objective):
         config = self.config
         steps, asked = self._timesteps(batch, generator)
         memory = self.teacher.encode(batch.inputs, steps)
-        with self.beside():
+        with self.beside(urgent=True):
             dynamics = self._dynamics(batch, memory, steps)
-        with self.beside(lane=1):
+        with self.beside():
             everyones = self.part.gather(memory)
             uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         rows = torch.arange(len(steps), device=steps.device)[:, None]

@@ -1,5 +1,7 @@
 """An objective on copies of its weights, all of them made at once."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -31,10 +33,21 @@ class _Copy(torch.autograd.Function):
         return None, None, *out
 
 
-def _as(tensors, kinds: list[torch.dtype]) -> list[Tensor]:
-    out = [torch.empty_like(t, dtype=kind) for t, kind in zip(tensors, kinds, strict=True)]
-    if out:
-        torch._foreach_copy_(out, list(tensors))
+def _as(tensors: Sequence[Tensor], kinds: Sequence[torch.dtype]) -> list[Tensor]:
+    """The tensors in those precisions; one that has its own already stays itself.
+
+    Each way of casting has its own call: a list of mixed ones torch copies one by one.
+    """
+    out = list(tensors)
+    ways: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+    for index, (tensor, kind) in enumerate(zip(tensors, kinds, strict=True)):
+        if tensor.dtype != kind:
+            ways.setdefault((tensor.dtype, kind), []).append(index)
+    for (_, kind), indices in ways.items():
+        copies = [torch.empty_like(tensors[index], dtype=kind) for index in indices]
+        torch._foreach_copy_(copies, [tensors[index] for index in indices])
+        for index, copy in zip(indices, copies, strict=True):
+            out[index] = copy
     return out
 
 

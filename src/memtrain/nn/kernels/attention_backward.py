@@ -112,28 +112,58 @@ def _backward_queries(
     first, keys, scale,
     H: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr,
     QUERY_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr, CAUSAL: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr,
+    BQ: tl.constexpr, RQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of BQ queries of one head, and for the keys' programs the sums over
-    out · its gradient (`delta`). `keys` is MAIN, kept from the compiler (see HIDE)."""
+    """The gradient of BQ queries of one head, or of the RQ that are left; and for the keys'
+    programs the sums over out · its gradient (`delta`)."""
     row_head = tl.program_id(1).to(tl.int64)
     row, head = row_head // H, row_head % H
     inner: tl.constexpr = H * E
-    at_queries = row * Q * QUERY_STRIDE + head * E
-    at_out = row * Q * inner + head * E
+    query += row * Q * QUERY_STRIDE + head * E
+    query_gradient += row * Q * QUERY_STRIDE + head * E
+    out += row * Q * inner + head * E
+    out_gradient += row * Q * inner + head * E
     key += row * K * KEY_STRIDE + head * E
     value += row * K * KEY_STRIDE + head * E
-    rows = tl.program_id(0) * BQ + tl.arange(0, BQ)
+    log_sum += row_head * Q
+    delta += row_head * Q
+    start = tl.program_id(0) * BQ
+    if start < Q // BQ * BQ:
+        _backward_some(
+            query, key, value, out, out_gradient, log_sum, query_gradient, delta, cosine, sine,
+            start, first, keys, scale,
+            Q, K, E, QUERY_STRIDE, KEY_STRIDE, inner, CAUSAL, MAIN, TAIL, BQ, BK,
+        )  # fmt: skip
+    elif RQ:
+        _backward_some(
+            query, key, value, out, out_gradient, log_sum, query_gradient, delta, cosine, sine,
+            start, first, keys, scale,
+            Q, K, E, QUERY_STRIDE, KEY_STRIDE, inner, CAUSAL, MAIN, TAIL, RQ, BK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward_some(
+    query, key, value, out, out_gradient, log_sum, query_gradient, delta, cosine, sine,
+    start, first, keys, scale,
+    Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr, QUERY_STRIDE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, inner: tl.constexpr, CAUSAL: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of BQ queries from `start` on. `keys` is MAIN, kept from the compiler (see
+    HIDE)."""
+    rows = start + tl.arange(0, BQ)
     there = rows < Q
-    q = load_rows(query + at_queries, rows, QUERY_STRIDE, Q, Q % BQ != 0, E)
-    do = load_rows(out_gradient + at_out, rows, inner, Q, Q % BQ != 0, E)
-    o = load_rows(out + at_out, rows, inner, Q, Q % BQ != 0, E)
+    q = load_rows(query, rows, QUERY_STRIDE, Q, Q % BQ != 0, E)
+    do = load_rows(out_gradient, rows, inner, Q, Q % BQ != 0, E)
+    o = load_rows(out, rows, inner, Q, Q % BQ != 0, E)
     offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(delta + row_head * Q + rows, offset, mask=there)
-    top = tl.load(log_sum + row_head * Q + rows, mask=there, other=1e30)
+    tl.store(delta + rows, offset, mask=there)
+    top = tl.load(log_sum + rows, mask=there, other=1e30)
     dq = tl.zeros((BQ, E), tl.float32)
-    for start in range(0, keys if HIDE else MAIN, BK):
-        at = start + tl.arange(0, BK)
+    for at_key in range(0, keys if HIDE else MAIN, BK):
+        at = at_key + tl.arange(0, BK)
         k = load_rows(key, at, KEY_STRIDE, K, MAIN > K, E)
         v = load_rows(value, at, KEY_STRIDE, K, MAIN > K, E)
         ds = _score_gradient(q, do, k, v, top, offset, rows, at, first, K, MAIN > K, CAUSAL)
@@ -145,8 +175,7 @@ def _backward_queries(
         ds = _score_gradient(q, do, k, v, top, offset, rows, at, first, K, True, CAUSAL)
         dq = tl.dot(ds, k, dq)
     _store_turned_back(
-        query_gradient + at_queries, dq * scale, rows,
-        QUERY_STRIDE, there, cosine, sine, first + rows, BQ, E,
+        query_gradient, dq * scale, rows, QUERY_STRIDE, there, cosine, sine, first + rows, BQ, E
     )  # fmt: skip
 
 
@@ -269,11 +298,14 @@ def short_tiles(queries: int, keys: int) -> dict[str, int]:
     return {"BQ": queries, "BK": keys, "num_warps": 1, "num_stages": 1}
 
 
-def query_tiles(keys: int) -> dict[str, int]:
-    """How many queries a program holds, and how many keys it takes at once."""
-    if keys > 64:
-        return {"BQ": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
-    return {"BQ": 64, "BK": keys, "num_warps": 4, "num_stages": 2}
+def query_tiles(queries: int, keys: int) -> dict[str, int]:
+    """How many queries a program holds, the last one of a head, and how many keys it takes at
+    once."""
+    left = queries % 64
+    size = {"BQ": 64, "RQ": max(16, triton.next_power_of_2(left)) if left else 0}
+    if keys > 64:  # five programs share a processor's registers
+        return size | {"BK": 32, "num_warps": 4, "num_stages": 3, "maxnreg": 96}
+    return size | {"BK": keys, "num_warps": 4, "num_stages": 2}
 
 
 def keys_tiles(keys: int) -> dict[str, int]:
@@ -309,7 +341,7 @@ def run_backward(
     constants |= key_tiles(heads.keys, least=32)
     main, tail = constants["MAIN"], constants["TAIL"]
     delta = torch.empty_like(log_sum)
-    tiles = query_tiles(main)
+    tiles = query_tiles(heads.queries, main)
     _backward_queries[triton.cdiv(heads.queries, tiles["BQ"]), grid](
         *given, out, out_gradient, log_sum, gradients.query, delta,
         cosine, sine, first, main, scale, **constants, **tiles,

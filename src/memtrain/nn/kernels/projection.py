@@ -16,8 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memtrain.nn.kernels.mlp import Launch
 
-# A program has BO columns, whole heads that are all queries, all keys or all values, and takes
-# TURNS row tiles, as in `mlp`.
+# A program has BR rows of BO columns, whole heads that are all queries, all keys or all values.
+# Programs that follow each other take the same rows, which are then read from memory once.
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _turned(x, c, s, BR: tl.constexpr, BO: tl.constexpr, E: tl.constexpr):
     return tl.reshape(tl.permute(turned, (0, 1, 3, 2)), (BR, BO))
 
 
-@triton.jit(do_not_specialize=["first", "step"])
+@triton.jit(do_not_specialize=["first"])
 def _project(
     x,
     weight,
@@ -39,7 +39,6 @@ def _project(
     sine,
     first,
     scale,
-    step,
     LENGTH: tl.constexpr,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
@@ -49,32 +48,27 @@ def _project(
     BR: tl.constexpr,
     BI: tl.constexpr,
     BO: tl.constexpr,
-    TURNS: tl.constexpr,
 ):
     """out = x W^T, its first QUERIES columns turned and scaled, the KEYS after them turned."""
     column_tiles: tl.constexpr = OUTER // BO
     column = tl.program_id(0) % column_tiles * BO
     turned = column < QUERIES + KEYS
     factor = tl.where(column < QUERIES, scale, 1.0)
+    row = tl.program_id(0) // column_tiles * BR
+    # Plain loads before the product: under way while it is taken.
+    position = first + (row + tl.arange(0, BR)) % LENGTH
+    angle = position[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
+    c = tl.load(cosine + angle, mask=turned, other=1.0)
+    s = tl.load(sine + angle, mask=turned, other=0.0)
     if BI >= INNER:
-        w = weight.load([column, 0])
-    for turn in range(TURNS):
-        row = (tl.program_id(0) // column_tiles + turn * step) * BR
-        # Plain loads before the product: under way while it is taken.
-        position = first + (row + tl.arange(0, BR)) % LENGTH
-        angle = position[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
-        c = tl.load(cosine + angle, mask=turned, other=1.0)
-        s = tl.load(sine + angle, mask=turned, other=0.0)
-        if BI >= INNER:
-            total = tl.dot(x.load([row, 0]), w.T)
-        else:
-            total = tl.zeros((BR, BO), tl.float32)
-            for start in range(0, INNER, BI):
-                part = weight.load([column, start])
-                total = tl.dot(x.load([row, start]), part.T, total)
-        if turned:
-            total = _turned(total, c.to(tl.float32) * factor, s.to(tl.float32) * factor, BR, BO, E)
-        out.store([row, column], total.to(out.dtype))
+        total = tl.dot(x.load([row, 0]), weight.load([column, 0]).T)
+    else:
+        total = tl.zeros((BR, BO), tl.float32)
+        for start in range(0, INNER, BI):
+            total = tl.dot(x.load([row, start]), weight.load([column, start]).T, total)
+    if turned:
+        total = _turned(total, c.to(tl.float32) * factor, s.to(tl.float32) * factor, BR, BO, E)
+    out.store([row, column], total.to(out.dtype))
 
 
 # ---------------------------------------------------------------------------------------- launch
@@ -83,18 +77,18 @@ def _project(
 def tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[str, int]:
     """Sizes of a tile and how it is run (see `mlp.tiles`); columns change their kind every so many.
 
-    Large products are bound by what the second cache can give. Where there is room, weights stay in
-    shared memory, which halves it; of two programs a processor one computes while the other waits.
+    Large products are bound by what the second cache can give: large tiles ask less of it. With few
+    rows, small ones fill the device.
     """
     most = 64 if element_size == 2 else 32
-    whole = max(16, triton.next_power_of_2(inner))
-    tile = {"BO": math.gcd(columns, 128), "BI": min(most, whole), "BR": 64, "num_warps": 4}
+    tile = {
+        "BO": math.gcd(columns, 128),
+        "BI": min(most, max(16, triton.next_power_of_2(inner))),
+        "num_stages": 3,
+    }
     if rows <= 4096 or element_size > 2:
-        return tile | {"per_processor": 0, "num_stages": 3}
-    if whole <= 256:
-        return tile | {"BI": whole, "per_processor": 2, "num_stages": 1}
-    warps = 8 if tile["BO"] == 128 else 4
-    return tile | {"BR": 128, "num_warps": warps, "per_processor": 0, "num_stages": 3}
+        return tile | {"BR": 64, "num_warps": 4}
+    return tile | {"BR": 128, "num_warps": 8 if tile["BO"] == 128 else 4}
 
 
 def run_projection(
@@ -127,7 +121,6 @@ def run_projection(
         sine,
         first,
         scale,
-        launch.step,
         LENGTH=length,
         QUERIES=query_columns,
         KEYS=key_columns,
