@@ -1,9 +1,10 @@
 """The backward pass of attention for Hopper, at the encoder's shape.
 
-`attention_backward` says what is computed and serves every shape. Here are 4 x 64 + 16 rows of
-heads of 64 numbers, with no mask. A program has one head and keeps one side of it in shared memory;
-the other side goes by in blocks of 64 rows, as factors in registers. So nothing is read twice, and
-a matrix unit has products waiting while the weights of the tile before it are made.
+`attention_backward` says what is computed, and serves every shape. Here sequences have 4 x 64 + 16
+rows, heads have 64 numbers, and no weight is hidden. A program has one head, and goes over it twice:
+with all keys and values in shared memory while its queries go by, and the other way round. What
+goes by does so in blocks of 64 rows. Products are begun ahead of time, so that the matrix units
+have work while weights are made.
 """
 
 import torch
@@ -38,18 +39,39 @@ SUMS_OF_TAIL = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 1
 FACTOR = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
 FACTOR_OF_TAIL = gl.constexpr(gl.DotOperandLayout(0, SUMS_OF_TAIL.value, 2))
 SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+NUMBERS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 # --------------------------------------------------------------------------------------- pieces
 
 
 @gluon.jit
-def _tile(main, tail, tile: gl.constexpr):
-    """The rows of a tile."""
+def _tile(x, tile: gl.constexpr, nothing):
+    """The rows of a tile. `nothing` is 0, kept from the compiler: it would find out where all tiles
+    lie before the loop, and there are no registers for that."""
+    main, tail = x
     if tile < TILES:
-        return main.index(tile)
+        return main.index(tile + nothing)
     else:
         return tail
+
+
+@gluon.jit
+def _bring_tiles(rows, rows_of_tail, to, came, row, column):
+    """Have all rows of a head brought to shared memory; `came` tells of every tile of two such."""
+    main, tail = to
+    for tile in gl.static_range(TILES):
+        at = row + tile * SIDE
+        tma.async_copy_global_to_shared(rows, [at, column], came.index(tile), main.index(tile))
+    at = row + TILES * SIDE
+    tma.async_copy_global_to_shared(rows_of_tail, [at, column], came.index(TILES), tail)
+
+
+@gluon.jit
+def _expect_tiles(came):
+    for tile in gl.static_range(TILES):
+        mbarrier.expect(came.index(tile), 2 * SIDE * E * 2)
+    mbarrier.expect(came.index(TILES), 2 * TAIL * E * 2)
 
 
 @gluon.jit
@@ -61,8 +83,19 @@ def _scores(factor, rows):
         return warpgroup_mma(factor, rows.permute((1, 0)), zero, use_acc=False, is_async=True)
     else:
         zero = gl.zeros((SIDE, TAIL), gl.float32, SUMS_OF_TAIL)
-        narrow = gl.convert_layout(factor, FACTOR_OF_TAIL, assert_trivial=True)
-        return warpgroup_mma(narrow, rows.permute((1, 0)), zero, use_acc=False, is_async=True)
+        if isinstance(factor, gl.tensor):
+            factor = gl.convert_layout(factor, FACTOR_OF_TAIL, assert_trivial=True)
+        return warpgroup_mma(factor, rows.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _kept(x):
+    """A number for every row of a head, in shared memory."""
+    numbers = gl.allocate_shared_memory(gl.float32, [BLOCKS, SIDE], NUMBERS)
+    for block in gl.static_range(BLOCKS):
+        at = block * SIDE + gl.arange(0, SIDE, gl.BlockedLayout([1], [32], [4], [0]))
+        numbers.index(block).store(gl.load(x + at, mask=at < LENGTH, other=0.0))
+    return numbers
 
 
 @gluon.jit
@@ -70,8 +103,7 @@ def _along(x, tile: gl.constexpr):
     """What belongs to the columns of a tile."""
     sums: gl.constexpr = SUMS if tile < TILES else SUMS_OF_TAIL
     size: gl.constexpr = SIDE if tile < TILES else TAIL
-    columns = tile * SIDE + gl.arange(0, size, gl.SliceLayout(0, sums))
-    return gl.expand_dims(gl.load(x + columns), 0)
+    return gl.expand_dims(x.index(tile).slice(0, size).load(gl.SliceLayout(0, sums)), 0)
 
 
 @gluon.jit
@@ -84,22 +116,6 @@ def _beside(x, tile: gl.constexpr):
 @gluon.jit
 def _as_factor(x):
     return gl.convert_layout(x.to(gl.bfloat16), FACTOR, assert_trivial=True)
-
-
-@gluon.jit
-def _load_side(one, one_tail, other, other_tail, to, to_tail, other_to, other_to_tail, came, row, column):  # fmt: skip
-    """Have both halves of a side brought to shared memory, tile by tile."""
-    for tile in gl.static_range(TILES):
-        bar = came.index(tile)
-        mbarrier.expect(bar, 2 * SIDE * E * 2)
-        tma.async_copy_global_to_shared(one, [row + tile * SIDE, column], bar, to.index(tile))
-        tma.async_copy_global_to_shared(
-            other, [row + tile * SIDE, column], bar, other_to.index(tile)
-        )
-    bar = came.index(TILES)
-    mbarrier.expect(bar, 2 * TAIL * E * 2)
-    tma.async_copy_global_to_shared(one_tail, [row + TILES * SIDE, column], bar, to_tail)
-    tma.async_copy_global_to_shared(other_tail, [row + TILES * SIDE, column], bar, other_to_tail)
 
 
 @gluon.jit
@@ -127,150 +143,167 @@ def _store(x, value, first, stride):
     gl.store(x + at, value, mask=gl.expand_dims(rows < LENGTH, 1))
 
 
-# --------------------------------------------------------------------------------------- kernels
+# --------------------------------------------------------------------------------------- passes
 
-# Products run one behind the other, in the order they were begun; `warpgroup_mma_wait(n)` waits
-# until at most the n last of them run. So the numbers below are how many were begun since.
-
-
-@gluon.jit
-def _backward_keys(
-    queries, queries_tail, gradients, gradients_tail, keys, values,
-    log_sum, delta, key_gradient, value_gradient, cosine, sine,
-    H: gl.constexpr, STRIDE: gl.constexpr,
-):  # fmt: skip
-    """The gradients of one head's keys and values. Scores lie transposed, keys x queries."""
-    row_head = gl.program_id(0)
-    row, column = row_head // H * LENGTH, row_head % H * E
-    q_main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
-    d_main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
-    q_tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
-    d_tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
-    k_block = gl.allocate_shared_memory(gl.bfloat16, [SIDE, E], SHARED)
-    v_block = gl.allocate_shared_memory(gl.bfloat16, [SIDE, E], SHARED)
-    came = gl.allocate_shared_memory(gl.int64, [BLOCKS, 1], mbarrier.MBarrierLayout())
-    block_came = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for tile in gl.static_range(BLOCKS):
-        mbarrier.init(came.index(tile), count=1)
-    mbarrier.init(block_came, count=1)
-    mbarrier.expect(block_came, 2 * SIDE * E * 2)
-    tma.async_copy_global_to_shared(keys, [row, column], block_came, k_block)
-    tma.async_copy_global_to_shared(values, [row, column], block_came, v_block)
-    _load_side(
-        queries, queries_tail, gradients, gradients_tail, q_main, q_tail, d_main, d_tail,
-        came, row, column,
-    )  # fmt: skip
-    log_sum += row_head * LENGTH
-    delta += row_head * LENGTH
-    key_gradient += row.to(gl.int64) * STRIDE + column
-    value_gradient += row.to(gl.int64) * STRIDE + column
-    for block in range(BLOCKS):
-        mbarrier.wait(block_came, block & 1)
-        k = k_block.load(FACTOR)
-        v = v_block.load(FACTOR)
-        gl.thread_barrier()
-        fence_async_shared()
-        more = block + 1 < BLOCKS
-        following = row + (block + 1) * SIDE
-        mbarrier.expect(block_came, 2 * SIDE * E * 2, pred=more)
-        tma.async_copy_global_to_shared(keys, [following, column], block_came, k_block, pred=more)
-        tma.async_copy_global_to_shared(values, [following, column], block_came, v_block, pred=more)
-        dk = gl.zeros((SIDE, E), gl.float32, SUMS)
-        dv = gl.zeros((SIDE, E), gl.float32, SUMS)
-        mbarrier.wait(came.index(0), 0)
-        score = _scores(k, q_main.index(0))
-        for tile in gl.static_range(BLOCKS):
-            q, do = _tile(q_main, q_tail, tile), _tile(d_main, d_tail, tile)
-            dweight = _scores(v, do)
-            top, offset = _along(log_sum, tile), _along(delta, tile)
-            # Begun since these scores: dk of the tile before, dweight.
-            score = warpgroup_mma_wait(2 if tile else 1, (score,))
-            weight = gl.exp2(score - top)
-            dv = warpgroup_mma(_as_factor(weight), do, dv, is_async=True)
-            if tile < TILES:
-                mbarrier.wait(came.index(tile + 1), 0)
-                score = _scores(k, _tile(q_main, q_tail, tile + 1))
-            dweight = warpgroup_mma_wait(2 if tile < TILES else 1, (dweight,))
-            ds = weight * (dweight - offset)
-            dk = warpgroup_mma(_as_factor(ds), q, dk, is_async=True)
-        dk, dv = warpgroup_mma_wait(0, (dk, dv))
-        first = block * SIDE
-        # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
-        _store(key_gradient, _turned_back(dk / LOG2_E, cosine, sine, first, 0), first, STRIDE)
-        _store(value_gradient, dv, first, STRIDE)
+# Products run one behind the other, in the order they were begun. `warpgroup_mma_wait(n)` waits
+# until at most n of them are left: those begun after the one that is wanted.
 
 
 @gluon.jit
-def _backward_queries(
-    keys, keys_tail, values, values_tail, queries, gradients, outs,
-    log_sum, delta, query_gradient, cosine, sine, offset, scale,
-    H: gl.constexpr, STRIDE: gl.constexpr,
+def _queries_pass(
+    queries, gradients, outs, k_tiles, v_tiles, offsets, blocks, came, block_came,
+    log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing,
+    STRIDE: gl.constexpr,
 ):  # fmt: skip
-    """The gradients of one head's queries, and for `_backward_keys` the sums over
-    out · its gradient (`delta`)."""
-    row_head = gl.program_id(0)
-    row, column = row_head // H * LENGTH, row_head % H * E
-    k_main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
-    v_main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
-    k_tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
-    v_tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
-    q_block = gl.allocate_shared_memory(gl.bfloat16, [SIDE, E], SHARED)
-    d_block = gl.allocate_shared_memory(gl.bfloat16, [SIDE, E], SHARED)
-    o_block = gl.allocate_shared_memory(gl.bfloat16, [SIDE, E], SHARED)
-    came = gl.allocate_shared_memory(gl.int64, [BLOCKS, 1], mbarrier.MBarrierLayout())
-    block_came = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for tile in gl.static_range(BLOCKS):
-        mbarrier.init(came.index(tile), count=1)
-    mbarrier.init(block_came, count=1)
-    mbarrier.expect(block_came, 3 * SIDE * E * 2)
-    tma.async_copy_global_to_shared(queries, [row, column], block_came, q_block)
-    tma.async_copy_global_to_shared(gradients, [row, column], block_came, d_block)
-    tma.async_copy_global_to_shared(outs, [row, column], block_came, o_block)
-    _load_side(
-        keys, keys_tail, values, values_tail, k_main, k_tail, v_main, v_tail, came, row, column
-    )
-    log_sum += row_head * LENGTH
-    delta += row_head * LENGTH
-    query_gradient += row.to(gl.int64) * STRIDE + column
+    """The gradients of the queries but for those of the last block, which are left in registers,
+    and the sums over out · its gradient (`offsets`)."""
+    dq = gl.zeros((SIDE, E), gl.float32, SUMS)
     for block in range(BLOCKS):
         first = block * SIDE
+        hidden = block * nothing
+        if block > 0:
+            gradient = _turned_back(dq * scale, cosine, sine, first - SIDE, start)
+            _store(query_gradient, gradient, first - SIDE, STRIDE)
         rows = gl.arange(0, SIDE, gl.SliceLayout(1, SUMS)) + first
         # Rows that are not there weigh nothing.
         top = gl.load(log_sum + rows, mask=rows < LENGTH, other=1e30)
         mbarrier.wait(block_came, block & 1)
-        q = q_block.load(FACTOR)
-        do = d_block.load(FACTOR)
-        product = o_block.load(ROWS).to(gl.float32) * d_block.load(ROWS).to(gl.float32)
-        shares = gl.convert_layout(gl.sum(product, 1), gl.SliceLayout(1, SUMS))
+        q = blocks.index(0).load(FACTOR)
+        do = blocks.index(1).load(FACTOR)
+        product = blocks.index(2).load(ROWS).to(gl.float32) * blocks.index(1).load(ROWS)
+        offset = gl.convert_layout(gl.sum(product, 1), gl.SliceLayout(1, SUMS))
+        offsets.index(block).store(offset)
         gl.thread_barrier()
         fence_async_shared()
-        more = block + 1 < BLOCKS
-        following = row + first + SIDE
+        more, at = block + 1 < BLOCKS, [row + first + SIDE, column]
         mbarrier.expect(block_came, 3 * SIDE * E * 2, pred=more)
-        tma.async_copy_global_to_shared(queries, [following, column], block_came, q_block, pred=more)
-        tma.async_copy_global_to_shared(gradients, [following, column], block_came, d_block, pred=more)
-        tma.async_copy_global_to_shared(outs, [following, column], block_came, o_block, pred=more)
-        gl.store(delta + rows, shares, mask=rows < LENGTH)
+        tma.async_copy_global_to_shared(queries, at, block_came, blocks.index(0), pred=more)
+        tma.async_copy_global_to_shared(gradients, at, block_came, blocks.index(1), pred=more)
+        tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2), pred=more)
         dq = gl.zeros((SIDE, E), gl.float32, SUMS)
         mbarrier.wait(came.index(0), 0)
-        score = _scores(q, k_main.index(0))
+        score = _scores(q, _tile(k_tiles, 0, hidden))
         for tile in gl.static_range(BLOCKS):
-            k, v = _tile(k_main, k_tail, tile), _tile(v_main, v_tail, tile)
+            k, v = _tile(k_tiles, tile, hidden), _tile(v_tiles, tile, hidden)
             dweight = _scores(do, v)
             # Begun since these scores: dq of the tile before, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
             weight = gl.exp2(score - _beside(top, tile))
             if tile < TILES:
                 mbarrier.wait(came.index(tile + 1), 0)
-                score = _scores(q, _tile(k_main, k_tail, tile + 1))
+                score = _scores(q, _tile(k_tiles, tile + 1, hidden))
+            # Begun since dweight: the next scores.
             dweight = warpgroup_mma_wait(1 if tile < TILES else 0, (dweight,))
-            ds = weight * (dweight - _beside(shares, tile))
+            ds = weight * (dweight - _beside(offset, tile))
             dq = warpgroup_mma(_as_factor(ds), k, dq, is_async=True)
         dq = warpgroup_mma_wait(0, (dq,))
-        _store(query_gradient, _turned_back(dq * scale, cosine, sine, first, offset), first, STRIDE)
+    return dq
+
+
+@gluon.jit
+def _keys_pass(
+    keys, values, q_tiles, d_tiles, tops, offsets, blocks, came, block_came,
+    key_gradient, value_gradient, cosine, sine, row, column, nothing,
+    STRIDE: gl.constexpr,
+):  # fmt: skip
+    """The gradients of keys and values. Scores lie transposed, keys x queries."""
+    for block in range(BLOCKS):
+        first = block * SIDE
+        hidden = block * nothing
+        # The pass before had as many blocks, an odd number of them.
+        mbarrier.wait(block_came, block + 1 & 1)
+        k = blocks.index(0).load(FACTOR)
+        v = blocks.index(1 + (block & 1))
+        gl.thread_barrier()
+        fence_async_shared()
+        more, at = block + 1 < BLOCKS, [row + first + SIDE, column]
+        other = blocks.index(2 - (block & 1))
+        mbarrier.expect(block_came, 2 * SIDE * E * 2, pred=more)
+        tma.async_copy_global_to_shared(keys, at, block_came, blocks.index(0), pred=more)
+        tma.async_copy_global_to_shared(values, at, block_came, other, pred=more)
+        dk = gl.zeros((SIDE, E), gl.float32, SUMS)
+        dv = gl.zeros((SIDE, E), gl.float32, SUMS)
+        mbarrier.wait(came.index(0), 1)
+        score = _scores(k, _tile(q_tiles, 0, hidden))
+        for tile in gl.static_range(BLOCKS):
+            q, do = _tile(q_tiles, tile, hidden), _tile(d_tiles, tile, hidden)
+            dweight = _scores(v, do)
+            top = _along(tops, tile)
+            # Begun since these scores: dk of the tile before, dweight.
+            score = warpgroup_mma_wait(2 if tile else 1, (score,))
+            weight = gl.exp2(score - top)
+            dv = warpgroup_mma(_as_factor(weight), do, dv, is_async=True)
+            if tile < TILES:
+                mbarrier.wait(came.index(tile + 1), 1)
+                score = _scores(k, _tile(q_tiles, tile + 1, hidden))
+            # Begun since dweight: dv, the next scores.
+            dweight = warpgroup_mma_wait(2 if tile < TILES else 1, (dweight,))
+            ds = weight * (dweight - _along(offsets, tile))
+            dk = warpgroup_mma(_as_factor(ds), q, dk, is_async=True)
+        dk, dv = warpgroup_mma_wait(0, (dk, dv))
+        # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
+        _store(key_gradient, _turned_back(dk / LOG2_E, cosine, sine, first, 0), first, STRIDE)
+        _store(value_gradient, dv, first, STRIDE)
+
+
+@gluon.jit(do_not_specialize=["start", "nothing"])
+def _backward(
+    queries, queries_tail, keys, keys_tail, values, values_tail, gradients, gradients_tail, outs,
+    log_sum, query_gradient, key_gradient, value_gradient, cosine, sine, start, scale, nothing,
+    H: gl.constexpr, STRIDE: gl.constexpr,
+):  # fmt: skip
+    """All gradients of one head of one row of the batch."""
+    row_head = gl.program_id(0)
+    row, column = row_head // H * LENGTH, row_head % H * E
+    # Keys and their values; then queries and the gradients of what they got.
+    main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
+    other_main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
+    tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
+    other_tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
+    tiles, other_tiles = (main, tail), (other_main, other_tail)
+    # Blocks of queries, gradients and what they got; then of keys, and two of values.
+    blocks = gl.allocate_shared_memory(gl.bfloat16, [3, SIDE, E], SHARED)
+    offsets = gl.allocate_shared_memory(gl.float32, [BLOCKS, SIDE], NUMBERS)
+    came = gl.allocate_shared_memory(gl.int64, [BLOCKS, 1], mbarrier.MBarrierLayout())
+    block_came = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for tile in gl.static_range(BLOCKS):
+        mbarrier.init(came.index(tile), count=1)
+    mbarrier.init(block_came, count=1)
+
+    mbarrier.expect(block_came, 3 * SIDE * E * 2)
+    tma.async_copy_global_to_shared(queries, [row, column], block_came, blocks.index(0))
+    tma.async_copy_global_to_shared(gradients, [row, column], block_came, blocks.index(1))
+    tma.async_copy_global_to_shared(outs, [row, column], block_came, blocks.index(2))
+    _expect_tiles(came)
+    _bring_tiles(keys, keys_tail, tiles, came, row, column)
+    _bring_tiles(values, values_tail, other_tiles, came, row, column)
+    log_sum += row_head * LENGTH
+    tops = _kept(log_sum)
+    at_row = row.to(gl.int64) * STRIDE + column
+    query_gradient += at_row
+    dq = _queries_pass(
+        queries, gradients, outs, tiles, other_tiles, offsets, blocks, came, block_came,
+        log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing, STRIDE,
+    )  # fmt: skip
+
+    gl.thread_barrier()
+    fence_async_shared()
+    mbarrier.expect(block_came, 2 * SIDE * E * 2)
+    tma.async_copy_global_to_shared(keys, [row, column], block_came, blocks.index(0))
+    tma.async_copy_global_to_shared(values, [row, column], block_came, blocks.index(1))
+    _expect_tiles(came)
+    _bring_tiles(queries, queries_tail, tiles, came, row, column)
+    _bring_tiles(gradients, gradients_tail, other_tiles, came, row, column)
+    last = (BLOCKS - 1) * SIDE
+    _store(query_gradient, _turned_back(dq * scale, cosine, sine, last, start), last, STRIDE)
+    _keys_pass(
+        keys, values, tiles, other_tiles, tops, offsets, blocks, came, block_came,
+        key_gradient + at_row, value_gradient + at_row, cosine, sine, row, column, nothing, STRIDE,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- launch
+
 
 
 def serves(heads: Heads, causal: bool) -> bool:
@@ -304,20 +337,10 @@ def run_backward(
 ) -> None:
     """Fill the gradients of heads before they were turned, laid out as the heads are."""
     side, tail = SIDE.value, TAIL.value
-    query, key, value = (_rows(x, side) for x in (heads.query, heads.key, heads.value))
-    query_tail, key_tail, value_tail = (
-        _rows(x, tail) for x in (heads.query, heads.key, heads.value)
-    )
-    given, given_tail = _rows(out_gradient, side), _rows(out_gradient, tail)
-    delta = torch.empty_like(log_sum)
-    grid = (heads.rows * heads.heads,)
-    constants = {"H": heads.heads, "STRIDE": gradients.key.stride(1), "num_warps": 4}
-    _backward_queries[grid](
-        key, key_tail, value, value_tail, query, given, _rows(out, side),
-        log_sum, delta, gradients.query, cosine, sine, first, score_scale(heads.head_dim),
-        **constants,
-    )  # fmt: skip
-    _backward_keys[grid](
-        query, query_tail, given, given_tail, key, value,
-        log_sum, delta, gradients.key, gradients.value, cosine, sine, **constants,
+    sources = heads.query, heads.key, heads.value, out_gradient
+    _backward[heads.rows * heads.heads,](
+        *[_rows(x, size) for x in sources for size in (side, tail)], _rows(out, side),
+        log_sum, gradients.query, gradients.key, gradients.value, cosine, sine,
+        first, score_scale(heads.head_dim), 0,
+        H=heads.heads, STRIDE=gradients.key.stride(1), num_warps=4,
     )  # fmt: skip
