@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    mma_v2,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -31,13 +32,16 @@ TILES = gl.constexpr(4)
 TAIL = gl.constexpr(16)
 LENGTH = gl.constexpr(272)
 """Rows of a sequence: TILES · SIDE + TAIL."""
-BLOCKS = gl.constexpr(5)
-"""Blocks of a sequence; of the last one TAIL rows count."""
+PARTS = gl.constexpr(5)
+"""TILES and the tail."""
 
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 SUMS_OF_TAIL = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16]))
 FACTOR = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
 FACTOR_OF_TAIL = gl.constexpr(gl.DotOperandLayout(0, SUMS_OF_TAIL.value, 2))
+NARROW_SUMS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8]))
+NARROW_FACTOR = gl.constexpr(gl.DotOperandLayout(0, NARROW_SUMS.value, 2))
+NARROW_RIGHT = gl.constexpr(gl.DotOperandLayout(1, NARROW_SUMS.value, 2))
 SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 NUMBERS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -91,17 +95,16 @@ def _scores(factor, rows):
 @gluon.jit
 def _kept(x):
     """A number for every row of a head, in shared memory."""
-    numbers = gl.allocate_shared_memory(gl.float32, [BLOCKS, SIDE], NUMBERS)
-    for block in gl.static_range(BLOCKS):
+    numbers = gl.allocate_shared_memory(gl.float32, [PARTS, SIDE], NUMBERS)
+    for block in gl.static_range(PARTS):
         at = block * SIDE + gl.arange(0, SIDE, gl.BlockedLayout([1], [32], [4], [0]))
         numbers.index(block).store(gl.load(x + at, mask=at < LENGTH, other=0.0))
     return numbers
 
 
 @gluon.jit
-def _along(x, tile: gl.constexpr):
+def _along(x, tile: gl.constexpr, sums: gl.constexpr):
     """What belongs to the columns of a tile."""
-    sums: gl.constexpr = SUMS if tile < TILES else SUMS_OF_TAIL
     size: gl.constexpr = SIDE if tile < TILES else TAIL
     return gl.expand_dims(x.index(tile).slice(0, size).load(gl.SliceLayout(0, sums)), 0)
 
@@ -119,28 +122,35 @@ def _as_factor(x):
 
 
 @gluon.jit
+def _products(one, other):
+    """For every row the sum over one · other."""
+    return gl.sum(one.load(ROWS).to(gl.float32) * other.load(ROWS).to(gl.float32), 1)
+
+
+@gluon.jit
 def _turned_back(x, cosine, sine, first, offset):
-    """The gradient, (SIDE, E), of rows before they were turned: `first` and those behind it."""
-    left, right = gl.split(gl.permute(gl.reshape(x, (SIDE, 2, E // 2)), (0, 2, 1)))
+    """The gradients of rows before they were turned: of `first` and those behind it."""
+    size: gl.constexpr = x.shape[0]
+    left, right = gl.split(gl.permute(gl.reshape(x, (size, 2, E // 2)), (0, 2, 1)))
     layout: gl.constexpr = left.type.layout
-    rows = gl.arange(0, SIDE, gl.SliceLayout(1, layout)) + first
+    rows = gl.arange(0, size, gl.SliceLayout(1, layout)) + first
     half = gl.arange(0, E // 2, gl.SliceLayout(0, layout))
     angle = gl.expand_dims(rows + offset, 1) * (E // 2) + gl.expand_dims(half, 0)
-    there = gl.expand_dims(rows < LENGTH, 1)
-    c = gl.load(cosine + angle, mask=there, other=0.0).to(gl.float32)
-    s = gl.load(sine + angle, mask=there, other=0.0).to(gl.float32)
+    c = gl.load(cosine + angle).to(gl.float32)
+    s = gl.load(sine + angle).to(gl.float32)
     both = gl.join(left * c + right * s, right * c - left * s)
-    return gl.reshape(gl.permute(both, (0, 2, 1)), (SIDE, E))
+    return gl.reshape(gl.permute(both, (0, 2, 1)), (size, E))
 
 
 @gluon.jit
 def _store(x, value, first, stride):
-    """Write rows of a block that are there."""
+    """Write the rows of a block."""
+    size: gl.constexpr = value.shape[0]
     value = gl.convert_layout(value.to(gl.bfloat16), ROWS)
-    rows = gl.arange(0, SIDE, gl.SliceLayout(1, ROWS)) + first
+    rows = gl.arange(0, size, gl.SliceLayout(1, ROWS)) + first
     columns = gl.arange(0, E, gl.SliceLayout(0, ROWS))
     at = gl.expand_dims(rows, 1) * stride + gl.expand_dims(columns, 0)
-    gl.store(x + at, value, mask=gl.expand_dims(rows < LENGTH, 1))
+    gl.store(x + at, value)
 
 
 # --------------------------------------------------------------------------------------- passes
@@ -155,35 +165,28 @@ def _queries_pass(
     log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing,
     STRIDE: gl.constexpr,
 ):  # fmt: skip
-    """The gradients of the queries but for those of the last block, which are left in registers,
-    and the sums over out · its gradient (`offsets`)."""
-    dq = gl.zeros((SIDE, E), gl.float32, SUMS)
-    for block in range(BLOCKS):
+    """The gradients of the queries but the tail's, and all sums over out · its gradient."""
+    for block in range(TILES):
         first = block * SIDE
         hidden = block * nothing
-        if block > 0:
-            gradient = _turned_back(dq * scale, cosine, sine, first - SIDE, start)
-            _store(query_gradient, gradient, first - SIDE, STRIDE)
-        rows = gl.arange(0, SIDE, gl.SliceLayout(1, SUMS)) + first
-        # Rows that are not there weigh nothing.
-        top = gl.load(log_sum + rows, mask=rows < LENGTH, other=1e30)
+        top = gl.load(log_sum + first + gl.arange(0, SIDE, gl.SliceLayout(1, SUMS)))
         mbarrier.wait(block_came, block & 1)
         q = blocks.index(0).load(FACTOR)
         do = blocks.index(1).load(FACTOR)
-        product = blocks.index(2).load(ROWS).to(gl.float32) * blocks.index(1).load(ROWS)
-        offset = gl.convert_layout(gl.sum(product, 1), gl.SliceLayout(1, SUMS))
+        sums = _products(blocks.index(1), blocks.index(2))
+        offset = gl.convert_layout(sums, gl.SliceLayout(1, SUMS))
         offsets.index(block).store(offset)
         gl.thread_barrier()
         fence_async_shared()
-        more, at = block + 1 < BLOCKS, [row + first + SIDE, column]
-        mbarrier.expect(block_came, 3 * SIDE * E * 2, pred=more)
-        tma.async_copy_global_to_shared(queries, at, block_came, blocks.index(0), pred=more)
-        tma.async_copy_global_to_shared(gradients, at, block_came, blocks.index(1), pred=more)
-        tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2), pred=more)
+        at = [row + first + SIDE, column]
+        mbarrier.expect(block_came, 3 * SIDE * E * 2)
+        tma.async_copy_global_to_shared(queries, at, block_came, blocks.index(0))
+        tma.async_copy_global_to_shared(gradients, at, block_came, blocks.index(1))
+        tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2))
         dq = gl.zeros((SIDE, E), gl.float32, SUMS)
         mbarrier.wait(came.index(0), 0)
         score = _scores(q, _tile(k_tiles, 0, hidden))
-        for tile in gl.static_range(BLOCKS):
+        for tile in gl.static_range(PARTS):
             k, v = _tile(k_tiles, tile, hidden), _tile(v_tiles, tile, hidden)
             dweight = _scores(do, v)
             # Begun since these scores: dq of the tile before, dweight.
@@ -197,7 +200,8 @@ def _queries_pass(
             ds = weight * (dweight - _beside(offset, tile))
             dq = warpgroup_mma(_as_factor(ds), k, dq, is_async=True)
         dq = warpgroup_mma_wait(0, (dq,))
-    return dq
+        gradient = _turned_back(dq * scale, cosine, sine, first, start)
+        _store(query_gradient, gradient, first, STRIDE)
 
 
 @gluon.jit
@@ -206,29 +210,28 @@ def _keys_pass(
     key_gradient, value_gradient, cosine, sine, row, column, nothing,
     STRIDE: gl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys and values. Scores lie transposed, keys x queries."""
-    for block in range(BLOCKS):
+    """The gradients of keys and values but the tail's. Scores lie transposed, keys x queries."""
+    for block in range(TILES):
         first = block * SIDE
         hidden = block * nothing
-        # The pass before had as many blocks, an odd number of them.
+        # An odd number of blocks came before these.
         mbarrier.wait(block_came, block + 1 & 1)
         k = blocks.index(0).load(FACTOR)
         v = blocks.index(1 + (block & 1))
         gl.thread_barrier()
         fence_async_shared()
-        more, at = block + 1 < BLOCKS, [row + first + SIDE, column]
-        other = blocks.index(2 - (block & 1))
-        mbarrier.expect(block_came, 2 * SIDE * E * 2, pred=more)
-        tma.async_copy_global_to_shared(keys, at, block_came, blocks.index(0), pred=more)
-        tma.async_copy_global_to_shared(values, at, block_came, other, pred=more)
+        at = [row + first + SIDE, column]
+        mbarrier.expect(block_came, 2 * SIDE * E * 2)
+        tma.async_copy_global_to_shared(keys, at, block_came, blocks.index(0))
+        tma.async_copy_global_to_shared(values, at, block_came, blocks.index(2 - (block & 1)))
         dk = gl.zeros((SIDE, E), gl.float32, SUMS)
         dv = gl.zeros((SIDE, E), gl.float32, SUMS)
         mbarrier.wait(came.index(0), 1)
         score = _scores(k, _tile(q_tiles, 0, hidden))
-        for tile in gl.static_range(BLOCKS):
+        for tile in gl.static_range(PARTS):
             q, do = _tile(q_tiles, tile, hidden), _tile(d_tiles, tile, hidden)
             dweight = _scores(v, do)
-            top = _along(tops, tile)
+            top = _along(tops, tile, SUMS if tile < TILES else SUMS_OF_TAIL)
             # Begun since these scores: dk of the tile before, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
             weight = gl.exp2(score - top)
@@ -238,12 +241,75 @@ def _keys_pass(
                 score = _scores(k, _tile(q_tiles, tile + 1, hidden))
             # Begun since dweight: dv, the next scores.
             dweight = warpgroup_mma_wait(2 if tile < TILES else 1, (dweight,))
-            ds = weight * (dweight - _along(offsets, tile))
+            offset = _along(offsets, tile, SUMS if tile < TILES else SUMS_OF_TAIL)
+            ds = weight * (dweight - offset)
             dk = warpgroup_mma(_as_factor(ds), q, dk, is_async=True)
         dk, dv = warpgroup_mma_wait(0, (dk, dv))
         # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
         _store(key_gradient, _turned_back(dk / LOG2_E, cosine, sine, first, 0), first, STRIDE)
         _store(value_gradient, dv, first, STRIDE)
+
+
+# ----------------------------------------------------------------------------------------- tails
+
+# TAIL rows are a quarter of what `warpgroup_mma` takes; the older instruction takes just them.
+
+
+@gluon.jit
+def _narrow_scores(factor, rows):
+    """The tail's product with the rows of a tile, (TAIL, rows)."""
+    size: gl.constexpr = rows.shape[0]
+    zero = gl.zeros((TAIL, size), gl.float32, NARROW_SUMS)
+    return mma_v2(factor, rows.permute((1, 0)).load(NARROW_RIGHT), zero)
+
+
+@gluon.jit
+def _narrow_sum(weight, rows, total):
+    factor = gl.convert_layout(weight.to(gl.bfloat16), NARROW_FACTOR)
+    return mma_v2(factor, rows.load(NARROW_RIGHT), total)
+
+
+@gluon.jit
+def _queries_tail(
+    queries, gradients, outs, k_tiles, v_tiles, offsets, log_sum, query_gradient,
+    cosine, sine, start, scale, STRIDE: gl.constexpr,
+):  # fmt: skip
+    first: gl.constexpr = TILES * SIDE
+    top = gl.load(log_sum + first + gl.arange(0, TAIL, gl.SliceLayout(1, NARROW_SUMS)))
+    top = gl.expand_dims(top, 1)
+    sums = _products(gradients, outs)
+    offsets.index(TILES).slice(0, TAIL).store(sums)
+    offset = gl.expand_dims(gl.convert_layout(sums, gl.SliceLayout(1, NARROW_SUMS)), 1)
+    q, do = queries.load(NARROW_FACTOR), gradients.load(NARROW_FACTOR)
+    dq = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
+    for tile in gl.static_range(PARTS):
+        k, v = _tile(k_tiles, tile, 0), _tile(v_tiles, tile, 0)
+        weight = gl.exp2(_narrow_scores(q, k) - top)
+        dq = _narrow_sum(weight * (_narrow_scores(do, v) - offset), k, dq)
+    gradient = _turned_back(dq * scale, cosine, sine, first, start)
+    _store(query_gradient, gradient, first, STRIDE)
+
+
+@gluon.jit
+def _keys_tail(
+    keys, values, q_tiles, d_tiles, tops, offsets, key_gradient, value_gradient,
+    cosine, sine, STRIDE: gl.constexpr,
+):  # fmt: skip
+    first: gl.constexpr = TILES * SIDE
+    k, v = keys.load(NARROW_FACTOR), values.load(NARROW_FACTOR)
+    dk = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
+    dv = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
+    for tile in gl.static_range(PARTS):
+        q, do = _tile(q_tiles, tile, 0), _tile(d_tiles, tile, 0)
+        weight = gl.exp2(_narrow_scores(k, q) - _along(tops, tile, NARROW_SUMS))
+        dv = _narrow_sum(weight, do, dv)
+        offset = _along(offsets, tile, NARROW_SUMS)
+        dk = _narrow_sum(weight * (_narrow_scores(v, do) - offset), q, dk)
+    _store(key_gradient, _turned_back(dk / LOG2_E, cosine, sine, first, 0), first, STRIDE)
+    _store(value_gradient, dv, first, STRIDE)
+
+
+# ---------------------------------------------------------------------------------------- kernel
 
 
 @gluon.jit(do_not_specialize=["start", "nothing"])
@@ -255,18 +321,23 @@ def _backward(
     """All gradients of one head of one row of the batch."""
     row_head = gl.program_id(0)
     row, column = row_head // H * LENGTH, row_head % H * E
+    at_row = row.to(gl.int64) * STRIDE + column
+    query_gradient += at_row
+    key_gradient += at_row
+    value_gradient += at_row
+    log_sum += row_head * LENGTH
     # Keys and their values; then queries and the gradients of what they got.
     main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
     other_main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
     tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
     other_tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
     tiles, other_tiles = (main, tail), (other_main, other_tail)
-    # Blocks of queries, gradients and what they got; then of keys, and two of values.
+    # A block of queries, of gradients and of what they got; then one of keys, and two of values.
     blocks = gl.allocate_shared_memory(gl.bfloat16, [3, SIDE, E], SHARED)
-    offsets = gl.allocate_shared_memory(gl.float32, [BLOCKS, SIDE], NUMBERS)
-    came = gl.allocate_shared_memory(gl.int64, [BLOCKS, 1], mbarrier.MBarrierLayout())
+    offsets = gl.allocate_shared_memory(gl.float32, [PARTS, SIDE], NUMBERS)
+    came = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
     block_came = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for tile in gl.static_range(BLOCKS):
+    for tile in gl.static_range(PARTS):
         mbarrier.init(came.index(tile), count=1)
     mbarrier.init(block_came, count=1)
 
@@ -277,13 +348,16 @@ def _backward(
     _expect_tiles(came)
     _bring_tiles(keys, keys_tail, tiles, came, row, column)
     _bring_tiles(values, values_tail, other_tiles, came, row, column)
-    log_sum += row_head * LENGTH
     tops = _kept(log_sum)
-    at_row = row.to(gl.int64) * STRIDE + column
-    query_gradient += at_row
-    dq = _queries_pass(
+    _queries_pass(
         queries, gradients, outs, tiles, other_tiles, offsets, blocks, came, block_came,
         log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing, STRIDE,
+    )  # fmt: skip
+    mbarrier.wait(block_came, TILES & 1)
+    _queries_tail(
+        blocks.index(0).slice(0, TAIL), blocks.index(1).slice(0, TAIL),
+        blocks.index(2).slice(0, TAIL), tiles, other_tiles, offsets, log_sum, query_gradient,
+        cosine, sine, start, scale, STRIDE,
     )  # fmt: skip
 
     gl.thread_barrier()
@@ -294,11 +368,14 @@ def _backward(
     _expect_tiles(came)
     _bring_tiles(queries, queries_tail, tiles, came, row, column)
     _bring_tiles(gradients, gradients_tail, other_tiles, came, row, column)
-    last = (BLOCKS - 1) * SIDE
-    _store(query_gradient, _turned_back(dq * scale, cosine, sine, last, start), last, STRIDE)
     _keys_pass(
         keys, values, tiles, other_tiles, tops, offsets, blocks, came, block_came,
-        key_gradient + at_row, value_gradient + at_row, cosine, sine, row, column, nothing, STRIDE,
+        key_gradient, value_gradient, cosine, sine, row, column, nothing, STRIDE,
+    )  # fmt: skip
+    mbarrier.wait(block_came, TILES + 1 & 1)
+    _keys_tail(
+        blocks.index(0).slice(0, TAIL), blocks.index(1).slice(0, TAIL),
+        tiles, other_tiles, tops, offsets, key_gradient, value_gradient, cosine, sine, STRIDE,
     )  # fmt: skip
 
 
