@@ -1,7 +1,7 @@
 """The backward pass of attention for Hopper, at the encoder's shape.
 
 `attention_backward` says what is computed, and serves every shape. Here sequences have 4 x 64 + 16
-rows, heads have 64 numbers, and no weight is hidden. A program has one head, and goes over it twice:
+rows, heads have 64 numbers, and no weight is hidden. A program has one head and goes over it twice:
 with all keys and values in shared memory while its queries go by, and the other way round. What
 goes by does so in blocks of 64 rows. Products are begun ahead of time, so that the matrix units
 have work while weights are made.
@@ -95,18 +95,17 @@ def _scores(factor, rows):
 @gluon.jit
 def _kept(x):
     """A number for every row of a head, in shared memory."""
-    numbers = gl.allocate_shared_memory(gl.float32, [PARTS, SIDE], NUMBERS)
-    for block in gl.static_range(PARTS):
-        at = block * SIDE + gl.arange(0, SIDE, gl.BlockedLayout([1], [32], [4], [0]))
-        numbers.index(block).store(gl.load(x + at, mask=at < LENGTH, other=0.0))
-    return numbers
+    at = gl.arange(0, 512, gl.BlockedLayout([4], [32], [4], [0]))
+    numbers = gl.load(x + at, mask=at < LENGTH, other=0.0)
+    return gl.allocate_shared_memory(gl.float32, [512], NUMBERS, numbers)
 
 
 @gluon.jit
 def _along(x, tile: gl.constexpr, sums: gl.constexpr):
-    """What belongs to the columns of a tile."""
+    """What belongs to the columns of a tile; x lies in one piece, or a tile in each."""
     size: gl.constexpr = SIDE if tile < TILES else TAIL
-    return gl.expand_dims(x.index(tile).slice(0, size).load(gl.SliceLayout(0, sums)), 0)
+    numbers = x.slice(tile * SIDE, size) if x.rank == 1 else x.index(tile).slice(0, size)
+    return gl.expand_dims(numbers.load(gl.SliceLayout(0, sums)), 0)
 
 
 @gluon.jit
@@ -151,6 +150,13 @@ def _store(x, value, first, stride):
     columns = gl.arange(0, E, gl.SliceLayout(0, ROWS))
     at = gl.expand_dims(rows, 1) * stride + gl.expand_dims(columns, 0)
     gl.store(x + at, value)
+
+
+@gluon.jit
+def _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, stride):
+    """Queries carried scale · log2(e); the gradient of the keys wants scale alone."""
+    _store(key_gradient, _turned_back(dk / LOG2_E, cosine, sine, first, 0), first, stride)
+    _store(value_gradient, dv, first, stride)
 
 
 # --------------------------------------------------------------------------------------- passes
@@ -245,9 +251,7 @@ def _keys_pass(
             ds = weight * (dweight - offset)
             dk = warpgroup_mma(_as_factor(ds), q, dk, is_async=True)
         dk, dv = warpgroup_mma_wait(0, (dk, dv))
-        # Queries carried scale · log2(e); the gradient of the keys wants scale alone.
-        _store(key_gradient, _turned_back(dk / LOG2_E, cosine, sine, first, 0), first, STRIDE)
-        _store(value_gradient, dv, first, STRIDE)
+        _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, STRIDE)
 
 
 # ----------------------------------------------------------------------------------------- tails
@@ -270,43 +274,43 @@ def _narrow_sum(weight, rows, total):
 
 
 @gluon.jit
-def _queries_tail(
-    queries, gradients, outs, k_tiles, v_tiles, offsets, log_sum, query_gradient,
-    cosine, sine, start, scale, STRIDE: gl.constexpr,
-):  # fmt: skip
-    first: gl.constexpr = TILES * SIDE
-    top = gl.load(log_sum + first + gl.arange(0, TAIL, gl.SliceLayout(1, NARROW_SUMS)))
+def _queries_tail(queries, gradients, outs, k_tiles, v_tiles, offsets, log_sum):
+    """The gradients of the tail's queries, and their sums over out · its gradient."""
+    top = gl.load(log_sum + TILES * SIDE + gl.arange(0, TAIL, gl.SliceLayout(1, NARROW_SUMS)))
     top = gl.expand_dims(top, 1)
     sums = _products(gradients, outs)
     offsets.index(TILES).slice(0, TAIL).store(sums)
     offset = gl.expand_dims(gl.convert_layout(sums, gl.SliceLayout(1, NARROW_SUMS)), 1)
     q, do = queries.load(NARROW_FACTOR), gradients.load(NARROW_FACTOR)
     dq = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
+    score = _narrow_scores(q, _tile(k_tiles, 0, 0))
+    dweight = _narrow_scores(do, _tile(v_tiles, 0, 0))
     for tile in gl.static_range(PARTS):
-        k, v = _tile(k_tiles, tile, 0), _tile(v_tiles, tile, 0)
-        weight = gl.exp2(_narrow_scores(q, k) - top)
-        dq = _narrow_sum(weight * (_narrow_scores(do, v) - offset), k, dq)
-    gradient = _turned_back(dq * scale, cosine, sine, first, start)
-    _store(query_gradient, gradient, first, STRIDE)
+        ds = gl.exp2(score - top) * (dweight - offset)
+        if tile < TILES:
+            score = _narrow_scores(q, _tile(k_tiles, tile + 1, 0))
+            dweight = _narrow_scores(do, _tile(v_tiles, tile + 1, 0))
+        dq = _narrow_sum(ds, _tile(k_tiles, tile, 0), dq)
+    return dq
 
 
 @gluon.jit
-def _keys_tail(
-    keys, values, q_tiles, d_tiles, tops, offsets, key_gradient, value_gradient,
-    cosine, sine, STRIDE: gl.constexpr,
-):  # fmt: skip
-    first: gl.constexpr = TILES * SIDE
+def _keys_tail(keys, values, q_tiles, d_tiles, tops, offsets):
+    """The gradients of the tail's keys and values."""
     k, v = keys.load(NARROW_FACTOR), values.load(NARROW_FACTOR)
     dk = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
     dv = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
+    score = _narrow_scores(k, _tile(q_tiles, 0, 0))
+    dweight = _narrow_scores(v, _tile(d_tiles, 0, 0))
     for tile in gl.static_range(PARTS):
-        q, do = _tile(q_tiles, tile, 0), _tile(d_tiles, tile, 0)
-        weight = gl.exp2(_narrow_scores(k, q) - _along(tops, tile, NARROW_SUMS))
-        dv = _narrow_sum(weight, do, dv)
-        offset = _along(offsets, tile, NARROW_SUMS)
-        dk = _narrow_sum(weight * (_narrow_scores(v, do) - offset), q, dk)
-    _store(key_gradient, _turned_back(dk / LOG2_E, cosine, sine, first, 0), first, STRIDE)
-    _store(value_gradient, dv, first, STRIDE)
+        weight = gl.exp2(score - _along(tops, tile, NARROW_SUMS))
+        ds = weight * (dweight - _along(offsets, tile, NARROW_SUMS))
+        if tile < TILES:
+            score = _narrow_scores(k, _tile(q_tiles, tile + 1, 0))
+            dweight = _narrow_scores(v, _tile(d_tiles, tile + 1, 0))
+        dv = _narrow_sum(weight, _tile(d_tiles, tile, 0), dv)
+        dk = _narrow_sum(ds, _tile(q_tiles, tile, 0), dk)
+    return dk, dv
 
 
 # ---------------------------------------------------------------------------------------- kernel
@@ -354,10 +358,9 @@ def _backward(
         log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing, STRIDE,
     )  # fmt: skip
     mbarrier.wait(block_came, TILES & 1)
-    _queries_tail(
+    dq = _queries_tail(
         blocks.index(0).slice(0, TAIL), blocks.index(1).slice(0, TAIL),
-        blocks.index(2).slice(0, TAIL), tiles, other_tiles, offsets, log_sum, query_gradient,
-        cosine, sine, start, scale, STRIDE,
+        blocks.index(2).slice(0, TAIL), tiles, other_tiles, offsets, log_sum,
     )  # fmt: skip
 
     gl.thread_barrier()
@@ -368,26 +371,29 @@ def _backward(
     _expect_tiles(came)
     _bring_tiles(queries, queries_tail, tiles, came, row, column)
     _bring_tiles(gradients, gradients_tail, other_tiles, came, row, column)
+    first: gl.constexpr = TILES * SIDE
+    _store(query_gradient, _turned_back(dq * scale, cosine, sine, first, start), first, STRIDE)
     _keys_pass(
         keys, values, tiles, other_tiles, tops, offsets, blocks, came, block_came,
         key_gradient, value_gradient, cosine, sine, row, column, nothing, STRIDE,
     )  # fmt: skip
     mbarrier.wait(block_came, TILES + 1 & 1)
-    _keys_tail(
+    dk, dv = _keys_tail(
         blocks.index(0).slice(0, TAIL), blocks.index(1).slice(0, TAIL),
-        tiles, other_tiles, tops, offsets, key_gradient, value_gradient, cosine, sine, STRIDE,
+        tiles, other_tiles, tops, offsets,
     )  # fmt: skip
+    _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, STRIDE)
 
 
 # ---------------------------------------------------------------------------------------- launch
-
 
 
 def serves(heads: Heads, causal: bool) -> bool:
     """Whether these kernels were written for such heads and such a device."""
     shape = heads.head_dim, heads.queries, heads.keys
     return (
-        not causal
+        heads.query.is_cuda
+        and not causal
         and shape == (E.value, LENGTH.value, LENGTH.value)
         and heads.query.dtype == torch.bfloat16
         and heads.query.stride(1) == heads.key.stride(1)
