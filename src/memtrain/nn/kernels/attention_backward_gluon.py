@@ -61,21 +61,28 @@ def _tile(x, tile: gl.constexpr, nothing):
 
 
 @gluon.jit
+def _barrier():
+    barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(barrier, count=1)
+    return barrier
+
+
+@gluon.jit
 def _bring_tiles(rows, rows_of_tail, to, came, row, column):
     """Have all rows of a head brought to shared memory; `came` tells of every tile of two such."""
     main, tail = to
     for tile in gl.static_range(TILES):
         at = row + tile * SIDE
-        tma.async_copy_global_to_shared(rows, [at, column], came.index(tile), main.index(tile))
+        tma.async_copy_global_to_shared(rows, [at, column], came[tile], main.index(tile))
     at = row + TILES * SIDE
-    tma.async_copy_global_to_shared(rows_of_tail, [at, column], came.index(TILES), tail)
+    tma.async_copy_global_to_shared(rows_of_tail, [at, column], came[TILES], tail)
 
 
 @gluon.jit
 def _expect_tiles(came):
     for tile in gl.static_range(TILES):
-        mbarrier.expect(came.index(tile), 2 * SIDE * E * 2)
-    mbarrier.expect(came.index(TILES), 2 * TAIL * E * 2)
+        mbarrier.expect(came[tile], 2 * SIDE * E * 2)
+    mbarrier.expect(came[TILES], 2 * TAIL * E * 2)
 
 
 @gluon.jit
@@ -190,7 +197,7 @@ def _queries_pass(
         tma.async_copy_global_to_shared(gradients, at, block_came, blocks.index(1))
         tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2))
         dq = gl.zeros((SIDE, E), gl.float32, SUMS)
-        mbarrier.wait(came.index(0), 0)
+        mbarrier.wait(came[0], 0)
         score = _scores(q, _tile(k_tiles, 0, hidden))
         for tile in gl.static_range(PARTS):
             k, v = _tile(k_tiles, tile, hidden), _tile(v_tiles, tile, hidden)
@@ -199,7 +206,7 @@ def _queries_pass(
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
             weight = gl.exp2(score - _beside(top, tile))
             if tile < TILES:
-                mbarrier.wait(came.index(tile + 1), 0)
+                mbarrier.wait(came[tile + 1], 0)
                 score = _scores(q, _tile(k_tiles, tile + 1, hidden))
             # Begun since dweight: the next scores.
             dweight = warpgroup_mma_wait(1 if tile < TILES else 0, (dweight,))
@@ -232,7 +239,7 @@ def _keys_pass(
         tma.async_copy_global_to_shared(values, at, block_came, blocks.index(2 - (block & 1)))
         dk = gl.zeros((SIDE, E), gl.float32, SUMS)
         dv = gl.zeros((SIDE, E), gl.float32, SUMS)
-        mbarrier.wait(came.index(0), 1)
+        mbarrier.wait(came[0], 1)
         score = _scores(k, _tile(q_tiles, 0, hidden))
         for tile in gl.static_range(PARTS):
             q, do = _tile(q_tiles, tile, hidden), _tile(d_tiles, tile, hidden)
@@ -243,7 +250,7 @@ def _keys_pass(
             weight = gl.exp2(score - top)
             dv = warpgroup_mma(_as_factor(weight), do, dv, is_async=True)
             if tile < TILES:
-                mbarrier.wait(came.index(tile + 1), 1)
+                mbarrier.wait(came[tile + 1], 1)
                 score = _scores(k, _tile(q_tiles, tile + 1, hidden))
             # Begun since dweight: dv, the next scores.
             dweight = warpgroup_mma_wait(2 if tile < TILES else 1, (dweight,))
@@ -339,11 +346,9 @@ def _backward(
     # A block of queries, of gradients and of what they got; then one of keys, and two of values.
     blocks = gl.allocate_shared_memory(gl.bfloat16, [3, SIDE, E], SHARED)
     offsets = gl.allocate_shared_memory(gl.float32, [PARTS, SIDE], NUMBERS)
-    came = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
-    block_came = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for tile in gl.static_range(PARTS):
-        mbarrier.init(came.index(tile), count=1)
-    mbarrier.init(block_came, count=1)
+    # Each in a place of its own: the compiler lets all warps meet between uses of one place.
+    came = (_barrier(), _barrier(), _barrier(), _barrier(), _barrier())
+    block_came = _barrier()
 
     mbarrier.expect(block_came, 3 * SIDE * E * 2)
     tma.async_copy_global_to_shared(queries, [row, column], block_came, blocks.index(0))
