@@ -68,21 +68,20 @@ def _barrier():
 
 
 @gluon.jit
-def _bring_tiles(rows, rows_of_tail, to, came, row, column):
-    """Have all rows of a head brought to shared memory; `came` tells of every tile of two such."""
+def _bring(rows, rows_of_tail, to, others, others_of_tail, others_to, came, row, column):
+    """Have all rows of a head and of another brought to shared memory; `came` tells of each tile of
+    both."""
     main, tail = to
+    others_main, others_tail = others_to
     for tile in gl.static_range(TILES):
-        at = row + tile * SIDE
-        tma.async_copy_global_to_shared(rows, [at, column], came[tile], main.index(tile))
-    at = row + TILES * SIDE
-    tma.async_copy_global_to_shared(rows_of_tail, [at, column], came[TILES], tail)
-
-
-@gluon.jit
-def _expect_tiles(came):
-    for tile in gl.static_range(TILES):
+        at = [row + tile * SIDE, column]
         mbarrier.expect(came[tile], 2 * SIDE * E * 2)
+        tma.async_copy_global_to_shared(rows, at, came[tile], main.index(tile))
+        tma.async_copy_global_to_shared(others, at, came[tile], others_main.index(tile))
+    at_tail = [row + TILES * SIDE, column]
     mbarrier.expect(came[TILES], 2 * TAIL * E * 2)
+    tma.async_copy_global_to_shared(rows_of_tail, at_tail, came[TILES], tail)
+    tma.async_copy_global_to_shared(others_of_tail, at_tail, came[TILES], others_tail)
 
 
 @gluon.jit
@@ -354,9 +353,7 @@ def _backward(
     tma.async_copy_global_to_shared(queries, [row, column], block_came, blocks.index(0))
     tma.async_copy_global_to_shared(gradients, [row, column], block_came, blocks.index(1))
     tma.async_copy_global_to_shared(outs, [row, column], block_came, blocks.index(2))
-    _expect_tiles(came)
-    _bring_tiles(keys, keys_tail, tiles, came, row, column)
-    _bring_tiles(values, values_tail, other_tiles, came, row, column)
+    _bring(keys, keys_tail, tiles, values, values_tail, other_tiles, came, row, column)
     tops = _kept(log_sum)
     _queries_pass(
         queries, gradients, outs, tiles, other_tiles, offsets, blocks, came, block_came,
@@ -373,9 +370,9 @@ def _backward(
     mbarrier.expect(block_came, 2 * SIDE * E * 2)
     tma.async_copy_global_to_shared(keys, [row, column], block_came, blocks.index(0))
     tma.async_copy_global_to_shared(values, [row, column], block_came, blocks.index(1))
-    _expect_tiles(came)
-    _bring_tiles(queries, queries_tail, tiles, came, row, column)
-    _bring_tiles(gradients, gradients_tail, other_tiles, came, row, column)
+    _bring(
+        queries, queries_tail, tiles, gradients, gradients_tail, other_tiles, came, row, column
+    )  # fmt: skip
     first: gl.constexpr = TILES * SIDE
     _store(query_gradient, _turned_back(dq * scale, cosine, sine, first, start), first, STRIDE)
     _keys_pass(
