@@ -79,6 +79,8 @@ def _queries_pass(
         mbarrier.wait(block_came, block & 1)
         q = blocks.index(0).load(FACTOR)
         do = blocks.index(1).load(FACTOR)
+        mbarrier.wait(came[0], 0)
+        score = begin_scores(q, rows_of(k_tiles, 0, hidden))
         sums = products(blocks.index(1), blocks.index(2))
         offset = gl.convert_layout(sums, gl.SliceLayout(1, SUMS))
         offsets.index(block).store(offset)
@@ -90,8 +92,6 @@ def _queries_pass(
         tma.async_copy_global_to_shared(gradients, at, block_came, blocks.index(1))
         tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2))
         dq = gl.zeros((SIDE, E), gl.float32, SUMS)
-        mbarrier.wait(came[0], 0)
-        score = begin_scores(q, rows_of(k_tiles, 0, hidden))
         for tile in gl.static_range(PARTS):
             k, v = rows_of(k_tiles, tile, hidden), rows_of(v_tiles, tile, hidden)
             dweight = begin_scores(do, v)
@@ -124,6 +124,8 @@ def _keys_pass(
         mbarrier.wait(block_came, block + 1 & 1)
         k = blocks.index(0).load(FACTOR)
         v = blocks.index(1 + (block & 1))
+        mbarrier.wait(came[0], 1)
+        score = begin_scores(k, rows_of(q_tiles, 0, hidden))
         gl.thread_barrier()
         fence_async_shared()
         at = [row + first + SIDE, column]
@@ -132,8 +134,6 @@ def _keys_pass(
         tma.async_copy_global_to_shared(values, at, block_came, blocks.index(2 - (block & 1)))
         dk = gl.zeros((SIDE, E), gl.float32, SUMS)
         dv = gl.zeros((SIDE, E), gl.float32, SUMS)
-        mbarrier.wait(came[0], 1)
-        score = begin_scores(k, rows_of(q_tiles, 0, hidden))
         for tile in gl.static_range(PARTS):
             q, do = rows_of(q_tiles, tile, hidden), rows_of(d_tiles, tile, hidden)
             dweight = begin_scores(v, do)
