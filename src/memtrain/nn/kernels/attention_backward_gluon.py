@@ -81,6 +81,7 @@ def _queries_pass(
         do = blocks.index(1).load(FACTOR)
         mbarrier.wait(came[0], 0)
         score = begin_scores(q, rows_of(k_tiles, 0, hidden))
+        dweight = begin_scores(do, rows_of(v_tiles, 0, hidden))
         sums = products(blocks.index(1), blocks.index(2))
         offset = gl.convert_layout(sums, gl.SliceLayout(1, SUMS))
         offsets.index(block).store(offset)
@@ -93,8 +94,6 @@ def _queries_pass(
         tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2))
         dq = gl.zeros((SIDE, E), gl.float32, SUMS)
         for tile in gl.static_range(PARTS):
-            k, v = rows_of(k_tiles, tile, hidden), rows_of(v_tiles, tile, hidden)
-            dweight = begin_scores(do, v)
             # Begun since these scores: dq of the tile before, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
             weight = gl.exp2(score - beside(top, tile))
@@ -104,7 +103,9 @@ def _queries_pass(
             # Begun since dweight: the next scores.
             dweight = warpgroup_mma_wait(1 if tile < TILES else 0, (dweight,))
             ds = weight * (dweight - beside(offset, tile))
-            dq = warpgroup_mma(as_factor(ds), k, dq, is_async=True)
+            dq = warpgroup_mma(as_factor(ds), rows_of(k_tiles, tile, hidden), dq, is_async=True)
+            if tile < TILES:
+                dweight = begin_scores(do, rows_of(v_tiles, tile + 1, hidden))
         dq = warpgroup_mma_wait(0, (dq,))
         gradient = turned_back(dq * scale, cosine, sine, first, start)
         store(query_gradient, gradient, first, STRIDE)
@@ -126,6 +127,7 @@ def _keys_pass(
         v = blocks.index(1 + (block & 1))
         mbarrier.wait(came[0], 1)
         score = begin_scores(k, rows_of(q_tiles, 0, hidden))
+        dweight = begin_scores(v, rows_of(d_tiles, 0, hidden))
         gl.thread_barrier()
         fence_async_shared()
         at = [row + first + SIDE, column]
@@ -136,7 +138,6 @@ def _keys_pass(
         dv = gl.zeros((SIDE, E), gl.float32, SUMS)
         for tile in gl.static_range(PARTS):
             q, do = rows_of(q_tiles, tile, hidden), rows_of(d_tiles, tile, hidden)
-            dweight = begin_scores(v, do)
             top = along(tops, tile, SUMS if tile < TILES else SUMS_OF_TAIL)
             # Begun since these scores: dk of the tile before, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
@@ -150,6 +151,8 @@ def _keys_pass(
             offset = along(offsets, tile, SUMS if tile < TILES else SUMS_OF_TAIL)
             ds = weight * (dweight - offset)
             dk = warpgroup_mma(as_factor(ds), q, dk, is_async=True)
+            if tile < TILES:
+                dweight = begin_scores(v, rows_of(d_tiles, tile + 1, hidden))
         dk, dv = warpgroup_mma_wait(0, (dk, dv))
         _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, STRIDE)
 
