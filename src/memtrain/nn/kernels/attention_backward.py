@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memtrain.nn.kernels import attention_backward_gluon
 from memtrain.nn.kernels.functions import HIDE, LOG2_E
 from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows, score_scale
 
@@ -326,6 +327,11 @@ def run_backward(
     causal: bool,
 ) -> None:
     """Fill the gradients of heads before they were turned, laid out as the heads are."""
+    if attention_backward_gluon.serves(heads, causal):
+        attention_backward_gluon.run_backward(
+            heads, gradients, out, log_sum, out_gradient, cosine, sine, first
+        )
+        return
     given = heads.query, heads.key, heads.value
     grid = heads.rows * heads.heads
     scale = score_scale(heads.head_dim)
