@@ -34,12 +34,18 @@ TILES = gl.constexpr(5)
 BK = gl.constexpr(128)
 """Keys of each of the two main parts."""
 TAIL = gl.constexpr(16)
+GROUPS = gl.constexpr(2)
+"""Warpgroups that answer queries."""
+REGISTERS = gl.constexpr(240)
+"""Of a thread of theirs."""
 STAGES = gl.constexpr(2)
 """Heads in shared memory: one worked on, one on its way."""
 
 
 @gluon.jit
-def _fetch(queries, keys, keys_tail, values, values_tail, buffers, barriers, H: gl.constexpr, heads):
+def _fetch(
+    queries, keys, keys_tail, values, values_tail, buffers, barriers, H: gl.constexpr, heads
+):
     """Brings in the program's heads, each as soon as all warpgroups are done with the last but one."""
     q, k, k_tail, v, v_tail = buffers
     scores_ready, values_ready, free = barriers
@@ -79,7 +85,6 @@ def _answer(
     barriers,
     H: gl.constexpr,
     KEEP: gl.constexpr,
-    GROUPS: gl.constexpr,
     group: gl.constexpr,
     heads,
 ):
@@ -128,6 +133,8 @@ def _answer(
         above_2 = gl.convert_layout(best, gl.SliceLayout(1, of_tail))[:, None]
         weight_2 = gl.exp2(score_2 - above_2)
         weight_0 = gl.exp2(score_0 - above)
+        total = gl.convert_layout(gl.sum(weight_2, 1), by_row)
+        total += gl.convert_layout(gl.sum(weight_0, 1), by_row)
         mbarrier.wait(values_ready.index(stage), phase)
         operand_2 = gl.convert_layout(weight_2.to(kind), weights)
         operand_0 = gl.convert_layout(weight_0.to(kind), weights)
@@ -138,15 +145,16 @@ def _answer(
         weight_1 = gl.exp2(score_1 - above)
         operand_1 = gl.convert_layout(weight_1.to(kind), weights)
         mixed = warpgroup_mma(operand_1, v.index(stage * 2 + 1), mixed, is_async=True)
-        total = gl.convert_layout(gl.sum(weight_0 + weight_1, 1), by_row)
-        total += gl.convert_layout(gl.sum(weight_2, 1), by_row)
+        total += gl.convert_layout(gl.sum(weight_1, 1), by_row)
         mixed = warpgroup_mma_wait(0, (mixed,))
+        # by way of the tile's queries, which are done with, whole rows come into one thread's hands
+        query.store((mixed * (1.0 / total)[:, None]).to(kind))
+        mixed = query.load(written)
+        fence_async_shared()
         mbarrier.arrive(free.index(stage), pred=tile + GROUPS >= TILES)
 
         row_head = (program + turn * programs).to(gl.int64)
         row, head = row_head // H, row_head % H
-        mixed = (mixed * (1.0 / total)[:, None]).to(kind)
-        mixed = gl.convert_layout(mixed, written)
         rows = tile * BQ + gl.arange(0, BQ, gl.SliceLayout(1, written))
         columns = gl.arange(0, E, gl.SliceLayout(0, written))
         at = out + row * LENGTH * inner + head * E + rows[:, None] * inner + columns[None, :]
@@ -169,8 +177,6 @@ def _forward(
     heads,
     H: gl.constexpr,
     KEEP: gl.constexpr,
-    GROUPS: gl.constexpr,
-    REGISTERS: gl.constexpr,
 ):
     tile: gl.constexpr = queries.layout
     q = gl.allocate_shared_memory(gl.bfloat16, [STAGES * TILES, BQ, E], tile)
@@ -189,24 +195,48 @@ def _forward(
     buffers = (q, k, k_tail, v, v_tail)
     barriers = (scores_ready, values_ready, free)
     fetch = (queries, keys, keys_tail, values, values_tail, buffers, barriers, H, heads)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_answer, (out, log_sum, buffers, barriers, H, KEEP, GROUPS, 0, heads)),
-                (_answer, (out, log_sum, buffers, barriers, H, KEEP, GROUPS, 1, heads)),
-                (_fetch, fetch),
-            ],
-            [4, 1],
-            [REGISTERS, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_answer, (out, log_sum, buffers, barriers, H, KEEP, GROUPS, 0, heads)),
-                (_answer, (out, log_sum, buffers, barriers, H, KEEP, GROUPS, 1, heads)),
-                (_answer, (out, log_sum, buffers, barriers, H, KEEP, GROUPS, 2, heads)),
-                (_fetch, fetch),
-            ],
-            [4, 4, 1],
-            [REGISTERS, REGISTERS, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_answer, (out, log_sum, buffers, barriers, H, KEEP, 0, heads)),
+            (_answer, (out, log_sum, buffers, barriers, H, KEEP, 1, heads)),
+            (_fetch, fetch),
+        ],
+        [4, 1],
+        [REGISTERS, 24],
+    )
+
+
+def serves(heads: Heads) -> bool:
+    """Whether these heads are of the one size there is, and lie where a fetch can find them."""
+    shape = (heads.queries, heads.keys, heads.head_dim)
+    if shape != (LENGTH.value, LENGTH.value, E.value) or heads.query.dtype != torch.bfloat16:
+        return False
+    parts = (heads.query, heads.key, heads.value)
+    return all(x.stride(0) == LENGTH.value * x.stride(1) and x.data_ptr() % 16 == 0 for x in parts)
+
+
+def _described(x: Tensor, rows: int) -> TensorDescriptor:
+    """Rows of one head are fetched that many at a time."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    shape = [x.shape[0] * x.shape[1], x.shape[2]]
+    return TensorDescriptor(x, shape, [x.stride(1), 1], [rows, E.value], layout)
+
+
+def run(heads: Heads, out: Tensor, log_sum: Tensor | None) -> None:
+    """Writes the heads' weighted sums and, where there is room for them, log2 of the weights' sums."""
+    count = heads.rows * heads.heads
+    chip = torch.cuda.get_device_properties(out.device)
+    _forward[min(count, chip.multi_processor_count),](
+        _described(heads.query, BQ.value),
+        _described(heads.key, BK.value),
+        _described(heads.key, TAIL.value),
+        _described(heads.value, BK.value),
+        _described(heads.value, TAIL.value),
+        out,
+        out if log_sum is None else log_sum,
+        count,
+        H=heads.heads,
+        KEEP=log_sum is not None,
+        num_warps=4,
+        maxnreg=168,  # of each of three warpgroups; the one that fetches gives most of its away
+    )
