@@ -46,12 +46,12 @@ STAGES = gl.constexpr(2)
 def _fetch(
     queries, keys, keys_tail, values, values_tail, buffers, barriers, H: gl.constexpr, heads
 ):
-    """Brings in the program's heads, each as soon as all warpgroups are done with the last but one."""
+    """Brings in the program's heads, each as soon as the last but one is done with."""
     q, k, k_tail, v, v_tail = buffers
     scores_ready, values_ready, free = barriers
     program, programs = gl.program_id(0), gl.num_programs(0)
-    turn = 0
-    for row_head in range(program, heads, programs):
+    for turn in range(gl.cdiv(heads - program, programs)):
+        row_head = program + turn * programs
         stage, phase = turn % STAGES, (turn // STAGES) & 1
         row, column = (row_head // H) * LENGTH, (row_head % H) * E
         mbarrier.wait(free.index(stage), phase ^ 1)
@@ -74,7 +74,6 @@ def _fetch(
         tma.async_copy_global_to_shared(
             values_tail, [row + 2 * BK, column], ready, v_tail.index(stage)
         )
-        turn += 1
 
 
 @gluon.jit
@@ -223,7 +222,7 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
 
 
 def run(heads: Heads, out: Tensor, log_sum: Tensor | None) -> None:
-    """Writes the heads' weighted sums and, where there is room for them, log2 of the weights' sums."""
+    """Writes the heads' weighted sums and, if there is room for it, log2 of the weights' sums."""
     count = heads.rows * heads.heads
     chip = torch.cuda.get_device_properties(out.device)
     _forward[min(count, chip.multi_processor_count),](
