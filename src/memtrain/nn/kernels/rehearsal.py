@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from triton.experimental.gluon.nvidia import hopper
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -42,7 +43,7 @@ def rehearsal(kernels: type = JITFunction) -> Iterator[None]:
 
 def _kind(argument: Any) -> Hashable:
     """What a compilation may depend on."""
-    if isinstance(argument, TensorDescriptor):
+    if isinstance(argument, TensorDescriptor | hopper.TensorDescriptor):
         return _kind(argument.base), tuple(argument.block_shape)
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.shape, argument.stride(), argument.data_ptr() % 16
