@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtrain.nn.kernels import attention_backward_gluon
 from memtrain.nn.kernels.functions import HIDE, LOG2_E
-from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows, score_scale
+from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows, on_hopper, score_scale
 
 # --------------------------------------------------------------------------------------- storing
 
@@ -327,8 +326,10 @@ def run_backward(
     causal: bool,
 ) -> None:
     """Fill the gradients of heads before they were turned, laid out as the heads are."""
-    if attention_backward_gluon.serves(heads, causal):
-        attention_backward_gluon.run_backward(
+    if on_hopper(heads, causal):
+        from memtrain.nn.kernels.hopper import attention_backward
+
+        attention_backward.run_backward(
             heads, gradients, out, log_sum, out_gradient, cosine, sine, first
         )
         return

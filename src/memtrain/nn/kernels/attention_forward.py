@@ -4,13 +4,12 @@ One program holds all keys and values of a head and goes over the queries once, 
 maximum. The reference is `nn.blocks.Attention.forward`.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from memtrain.nn.kernels.functions import HIDE
-from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows
+from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows, on_hopper
 
 # Within a thread Triton reduces one number after the other, and each step waits for the one before
 # it. Columns half a tile apart lie in the same thread: folded in half twice, rows make four chains.
@@ -119,24 +118,16 @@ def tiles(queries: int, keys: int) -> dict[str, int]:
     return {"BQ": size, "num_warps": 4, "num_stages": 2}
 
 
-def _on_hopper(x: Tensor) -> bool:
-    """Whether Gluon's kernel can run; what it is written in changes from one Triton to the next."""
-    if not x.is_cuda or not triton.__version__.startswith("3.6."):
-        return False
-    return torch.cuda.get_device_capability(x.device)[0] == 9
-
-
 def run_forward(heads: Heads, first: int, causal: bool, keep: bool) -> tuple[Tensor, Tensor | None]:
     """The heads' weighted sums side by side (N, Q, H·E); and if it is to be kept, log2 of the
     weights' sums (N, H, Q)."""
     out = heads.empty_out()
     log_sum = heads.empty_log_sum() if keep else None
-    if not causal and _on_hopper(heads.query):
-        from memtrain.nn.kernels import attention_forward_gluon
+    if on_hopper(heads, causal):
+        from memtrain.nn.kernels.hopper import attention_forward
 
-        if attention_forward_gluon.serves(heads):
-            attention_forward_gluon.run(heads, out, log_sum)
-            return out, log_sum
+        attention_forward.run_forward(heads, out, log_sum)
+        return out, log_sum
     _forward[heads.rows * heads.heads,](
         heads.query,
         heads.key,

@@ -79,6 +79,25 @@ class Heads:
         return self.value.new_empty(self.rows, self.heads, self.queries, dtype=torch.float32)
 
 
+def on_hopper(heads: Heads, causal: bool) -> bool:
+    """Whether the kernels in `hopper` serve: they are written for the encoder of the paper's size,
+    and in a language of this Triton."""
+    shape = heads.queries, heads.keys, heads.head_dim
+    parts = heads.query, heads.key, heads.value
+    return (
+        heads.query.is_cuda
+        and not causal
+        and shape == (272, 272, 64)
+        and heads.query.dtype == torch.bfloat16
+        # One projection has all three, and rows are fetched in pieces that begin at 16 bytes.
+        and len({x.stride(1) for x in parts}) == 1
+        and all(x.stride(0) == x.shape[1] * x.stride(1) for x in parts)
+        and all(x.data_ptr() % 16 == 0 for x in parts)
+        and triton.__version__.startswith("3.6.")
+        and torch.cuda.get_device_capability(heads.query.device) == (9, 0)
+    )
+
+
 def score_scale(head_dim: int) -> float:
     """By what scores are scaled."""
     return 1 / math.sqrt(head_dim)

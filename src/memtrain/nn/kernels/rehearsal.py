@@ -11,9 +11,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from triton.experimental.gluon.nvidia import hopper
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+DESCRIPTORS: tuple[type, ...] = (TensorDescriptor,)
+try:
+    from triton.experimental.gluon.nvidia import hopper
+except ImportError:  # another Triton, whose Gluon we do not use
+    pass
+else:
+    DESCRIPTORS += (hopper.TensorDescriptor,)
 
 
 @contextmanager
@@ -43,7 +50,7 @@ def rehearsal(kernels: type = JITFunction) -> Iterator[None]:
 
 def _kind(argument: Any) -> Hashable:
     """What a compilation may depend on."""
-    if isinstance(argument, TensorDescriptor | hopper.TensorDescriptor):
+    if isinstance(argument, DESCRIPTORS):
         return _kind(argument.base), tuple(argument.block_shape)
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.shape, argument.stride(), argument.data_ptr() % 16

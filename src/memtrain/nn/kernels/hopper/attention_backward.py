@@ -7,7 +7,6 @@ goes by does so in blocks of 64 rows. Products are begun ahead of time, so that 
 have work while weights are made.
 """
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from memtrain.nn.kernels.functions import LOG2_E
 from memtrain.nn.kernels.heads import Heads, score_scale
-from memtrain.nn.kernels.hopper import (
+from memtrain.nn.kernels.hopper.tiles import (
     FACTOR,
     LENGTH,
     NARROW_FACTOR,
@@ -269,19 +268,6 @@ def _backward(
 
 
 # ---------------------------------------------------------------------------------------- launch
-
-
-def serves(heads: Heads, causal: bool) -> bool:
-    """Whether these kernels were written for such heads and such a device."""
-    shape = heads.head_dim, heads.queries, heads.keys
-    return (
-        heads.query.is_cuda
-        and not causal
-        and shape == (E.value, LENGTH.value, LENGTH.value)
-        and heads.query.dtype == torch.bfloat16
-        and heads.query.stride(1) == heads.key.stride(1)
-        and torch.cuda.get_device_capability(heads.query.device) == (9, 0)
-    )
 
 
 def run_backward(

@@ -205,15 +205,6 @@ def _forward(
     )
 
 
-def serves(heads: Heads) -> bool:
-    """Whether these heads are of the one size there is, and lie where a fetch can find them."""
-    shape = (heads.queries, heads.keys, heads.head_dim)
-    if shape != (LENGTH.value, LENGTH.value, E.value) or heads.query.dtype != torch.bfloat16:
-        return False
-    parts = (heads.query, heads.key, heads.value)
-    return all(x.stride(0) == LENGTH.value * x.stride(1) and x.data_ptr() % 16 == 0 for x in parts)
-
-
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """Rows of one head are fetched that many at a time."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -221,7 +212,7 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, shape, [x.stride(1), 1], [rows, E.value], layout)
 
 
-def run(heads: Heads, out: Tensor, log_sum: Tensor | None) -> None:
+def run_forward(heads: Heads, out: Tensor, log_sum: Tensor | None) -> None:
     """Writes the heads' weighted sums and, if there is room for it, log2 of the weights' sums."""
     count = heads.rows * heads.heads
     chip = torch.cuda.get_device_properties(out.device)
