@@ -523,7 +523,17 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         heads = ((2, 32),)
     else:
         kinds = (torch.bfloat16,)  # on a GPU only bf16 takes this path
-        shapes = [(3, 17), (2, 79), (4, 272), (3, 204), (2, 300), (5, 16), (1000, 17), (9000, 17)]
+        shapes = [
+            (3, 17),
+            (2, 79),
+            (4, 272),
+            (40, 272),
+            (3, 204),
+            (2, 300),
+            (5, 16),
+            (1000, 17),
+            (9000, 17),
+        ]
         heads = ((8, 64), (2, 32))
     cases: list[Callable[[], None]] = [
         partial(block_case, device, kind, rows, length, count, size, keep, causal)
