@@ -156,19 +156,20 @@ def stall(options: argparse.Namespace, data: Stream) -> dict:
         1 : count + 1
     ]
     extra = (with_one - without) / count
+    worst = max(s for pair in measured for s in pair[:block])
     return {
         "device": run.engine.device.type,
         "steps": len(seconds) + 1,
         "checkpoints": count,
         "step_seconds": step,
         "worst_step_without": max(s for pair in measured for s in pair[block:]),
-        "worst_step_with_checkpoint": max(s for pair in measured for s in pair[:block]),
+        "worst_step_with_checkpoint": worst,
         "extra_seconds_a_checkpoint": extra,
         "extra_seconds_of_the_first": sum(first[:block]) - sum(first[block:]),
         "host_seconds_a_checkpoint": median(run.host[1 : count + 1]),
         "seconds_until_on_disk": max(on_disk),
         "on_disk_before_the_block_ends": max(on_disk) < block * step,
-        "below_one_step": extra < step,
+        "below_one_step": max(extra, worst - step) < step,
     }
 
 

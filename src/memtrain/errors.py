@@ -16,7 +16,7 @@ class DivergedError(MemtrainError):
     """A loss or a gradient stopped being finite."""
 
 
-class OutOfMemory(MemtrainError):
+class DeviceMemoryError(MemtrainError):
     """A device has less memory than a step needs; the message says which knob to turn."""
 
 

@@ -148,6 +148,7 @@ def test_a_run_that_finds_no_memory_beside_others_is_tried_again(tmp_path: Path)
     failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=2))
     assert failed == {}
     assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1, 2]
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
 
 
 def test_a_run_that_finds_no_memory_alone_has_failed(tmp_path: Path):

@@ -123,9 +123,7 @@ class Synthetic(Experiment):
             values = sweep.values[setup.scale]
             middle = values[len(values) // 2]
             for method, every in TRIES.items():
-                for number, one in enumerate(every):
-                    if tries == 1 and number != 1:
-                        continue
+                for one in every[1:2] if tries == 1 else every:
                     config = _config(setup, sweeps, sweep, middle, method, one, seed=0)
                     tags: dict[str, Tag] = {"task": task, "method": method, "rate": one.rate}
                     if one.dynamics is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memtrain.config import RunConfig
-from memtrain.errors import DivergedError, OutOfMemory
+from memtrain.errors import DeviceMemoryError, DivergedError
 from memtrain.experiments import load
 from memtrain.experiments.experiment import Job, Result, Tag
 
@@ -77,13 +77,16 @@ def collect(jobs: list[tuple[str, Job]]) -> list[Work]:
 
 def attempt(work: Work, folder: Path, tell: Tell) -> Done | Failed:
     """`perform`; whatever goes wrong is an answer, and its traceback is in the run's folder."""
+    place = folder / work.place
+    trace = place.with_name(place.name + ".error.txt")
     try:
-        return Done(work.key, perform(work, folder, tell))
+        done = Done(work.key, perform(work, folder, tell))
+        trace.unlink(missing_ok=True)  # of an earlier attempt
+        return done
     except Exception as error:
-        place = folder / work.place
-        place.with_name(place.name + ".error.txt").write_text(traceback.format_exc())
+        trace.write_text(traceback.format_exc())
         line = (str(error).splitlines() or [""])[0]
-        message = f"{type(error).__name__}: {line} (see {place}.error.txt)"
+        message = f"{type(error).__name__}: {line} (see {trace})"
         return Failed(work.key, message, _lacks_memory(error))
     finally:
         _let_go()
@@ -92,7 +95,7 @@ def attempt(work: Work, folder: Path, tell: Tell) -> Done | Failed:
 def _lacks_memory(error: Exception) -> bool:
     import torch
 
-    return isinstance(error, OutOfMemory | torch.OutOfMemoryError)
+    return isinstance(error, DeviceMemoryError | torch.OutOfMemoryError)
 
 
 def _let_go() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memtrain.config import EngineConfig, StageConfig
-from memtrain.errors import MemtrainError, OutOfMemory
+from memtrain.errors import DeviceMemoryError, MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
 from memtrain.nn.causal import FewerOperations
@@ -252,7 +252,7 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
 
 def out_of_memory(
     error: Exception, name: str, stage: StageConfig, trained: Iterable[nn.Parameter]
-) -> OutOfMemory:
+) -> DeviceMemoryError:
     """Which knob to turn, and what is needed whatever it says."""
     trained = list(trained)
     # Weight, gradient and AdamW's two moments of each number.
@@ -271,7 +271,7 @@ def out_of_memory(
         else "a smaller model is needed"
     )
     told = str(error).splitlines()[0] if str(error) else "out of memory"
-    return OutOfMemory(
+    return DeviceMemoryError(
         f"{device}: out of memory in {name} with {rows} sequences at a time ({told}); weights, "
         f"gradients and optimizer need {fixed:.2f} GiB{known}, the rest grows with the sequences; "
         f"{remedy}; resume goes on from the last checkpoint"
