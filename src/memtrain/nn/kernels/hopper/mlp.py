@@ -49,8 +49,11 @@ def _finish_up(
     """A warpgroup's turns."""
     column = program_column(OUTER)
     first, step = program_rows(OUTER)
+    phase = 0
     for row in range(first + group * step, rows, GROUPS * step):
-        total = finish(buffers, begin(buffers, 0, no_sums(), group), group)
+        total = begin(buffers, 0, no_sums(), group, phase)
+        total = finish(buffers, total, group, phase)
+        phase ^= 1
         total += gl.expand_dims(biases.load(gl.SliceLayout(0, SUMS)), 0)
         if KEEP:
             tma.store_wait(0)
@@ -164,9 +167,9 @@ def _finish_down(
     inner_sums = gl.zeros((4, PART), gl.float32, LINES)
     phase = 0
     for row in range(first, rows, step):
-        total = begin(buffers, 0, no_sums(), group)
+        total = begin(buffers, 0, no_sums(), group, phase)
         inner_sums += _inner_sums(tile[0])
-        total = finish(buffers, total, group)
+        total = finish(buffers, total, group, phase)
         mbarrier.wait(came, phase)
         phase ^= 1
         part_0, part_1, part_2, part_3 = in_panels(total)

@@ -77,6 +77,15 @@ def new_barrier():
 
 
 @gluon.jit
+def _new_barriers():
+    """One for each warpgroup: it cannot tell one turn of the other from the next but one."""
+    barriers = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    for group in gl.static_range(GROUPS):
+        mbarrier.init(barriers.index(group), count=1)
+    return barriers
+
+
+@gluon.jit
 def new_panels():
     """Room for a tile, 64 columns in each panel."""
     # Each in a place of its own: the compiler lets all warps meet between uses of one place.
@@ -92,11 +101,11 @@ def new_panels():
 @gluon.jit
 def new_buffers(weight):
     """Room for a tile in parts, for the weight, and for a tile of sums of each warpgroup; and for
-    each part a barrier that tells that it has come, and one that it is done with."""
+    each part barriers that tell that it has come, and one that it is done with."""
     tile = new_panels()
     size: gl.constexpr = weight.block_shape
     weights = gl.allocate_shared_memory(gl.bfloat16, [PARTS, size[0], size[1]], SHARED)
-    ready = (new_barrier(), new_barrier(), new_barrier(), new_barrier())
+    ready = (_new_barriers(), _new_barriers(), _new_barriers(), _new_barriers())
     free = (new_barrier(), new_barrier(), new_barrier(), new_barrier())
     return tile, weights, ready, free
 
@@ -120,26 +129,27 @@ def fetch(x, weight, buffers, rows, OUTER: gl.constexpr):
     upright: gl.constexpr = weight.block_shape[0] == COLUMNS
     for part in gl.static_range(PARTS):
         inner = inner_part(part, OUTER)
-        mbarrier.expect(ready[part], (ROWS + COLUMNS) * PART * 2)
+        came = ready[part].index(0)
+        mbarrier.expect(came, (ROWS + COLUMNS) * PART * 2)
         at = [column, inner] if upright else [inner, column]
-        tma.async_copy_global_to_shared(weight, at, ready[part], weights.index(part))
-        tma.async_copy_global_to_shared(x, [first, inner], ready[part], tile[part])
-    phase = 0
+        tma.async_copy_global_to_shared(weight, at, came, weights.index(part))
+        tma.async_copy_global_to_shared(x, [first, inner], came, tile[part])
+    turn = 1
     for row in range(first + step, rows, step):
         for part in gl.static_range(PARTS):
-            mbarrier.wait(free[part], phase)
-            mbarrier.expect(ready[part], ROWS * PART * 2)
+            mbarrier.wait(free[part], turn ^ 1)
+            came = ready[part].index(turn)
+            mbarrier.expect(came, ROWS * PART * 2)
             at = [row, inner_part(part, OUTER)]
-            tma.async_copy_global_to_shared(x, at, ready[part], tile[part])
-        phase ^= 1
+            tma.async_copy_global_to_shared(x, at, came, tile[part])
+        turn ^= 1
 
 
 @gluon.jit
-def begin(buffers, part: gl.constexpr, total, group: gl.constexpr):
+def begin(buffers, part: gl.constexpr, total, group: gl.constexpr, phase):
     """Add a part's product to the sums, in the background."""
     tile, weights, ready, _ = buffers
-    # One group has all first, third, ... tiles, the other the rest.
-    mbarrier.wait(ready[part], group)
+    mbarrier.wait(ready[part].index(group), phase)
     right = weights.index(part)
     if right.shape[0] == COLUMNS:
         right = right.permute((1, 0))
@@ -147,12 +157,12 @@ def begin(buffers, part: gl.constexpr, total, group: gl.constexpr):
 
 
 @gluon.jit
-def finish(buffers, total, group: gl.constexpr):
+def finish(buffers, total, group: gl.constexpr, phase):
     """The sums of a tile whose first part is begun. Parts are given back one by one, each when the
     next is being multiplied."""
     _, _, _, free = buffers
     for part in gl.static_range(1, PARTS):
-        total = begin(buffers, part, total, group)
+        total = begin(buffers, part, total, group, phase)
         total = warpgroup_mma_wait(1, (total,))
         mbarrier.arrive(free[part - 1])
     total = warpgroup_mma_wait(0, (total,))

@@ -64,14 +64,16 @@ def _finish_projection(
     layout: gl.constexpr = gl.SliceLayout(1, left.type.layout)
     lines = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     half = gl.arange(0, E // 2, gl.SliceLayout(0, layout))
+    phase = 0
     for row in range(first + group * step, rows, GROUPS * step):
-        total = begin(buffers, 0, no_sums(), group)
+        total = begin(buffers, 0, no_sums(), group, phase)
         # Under way while the product is taken.
         position = start + (row + lines) % LENGTH
         angle = gl.expand_dims(position, 1) * (E // 2) + gl.expand_dims(half, 0)
         c = gl.load(cosine + angle, mask=turned, other=1.0)
         s = gl.load(sine + angle, mask=turned, other=0.0)
-        total = finish(buffers, total, group)
+        total = finish(buffers, total, group, phase)
+        phase ^= 1
         if turned:
             total = _turned(total, c.to(gl.float32) * factor, s.to(gl.float32) * factor, E)
         tma.store_wait(0)
