@@ -17,7 +17,6 @@ from memtrain.nn.kernels.hopper.products import (
     PARTS,
     REGISTERS,
     ROWS,
-    SUMS,
     begin,
     descriptor,
     fetch,
@@ -28,22 +27,24 @@ from memtrain.nn.kernels.hopper.products import (
     new_barrier,
     new_buffers,
     new_panels,
-    new_tile,
     no_sums,
     options,
     part_descriptor,
     program_column,
     program_rows,
-    tile_descriptor,
+    put,
     write,
 )
+
+STAGES = 2
+"""Tiles of x at once. Those of g leave room for one: `before` takes it."""
 
 # ----------------------------------------------------------------------------------------------- up
 
 
 @gluon.jit
 def _finish_up(
-    before, after, biases, buffers, tile, group: gl.constexpr, rows,
+    before, after, biases, buffers, panels, group: gl.constexpr, rows,
     OUTER: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's turns."""
@@ -52,34 +53,37 @@ def _finish_up(
     phase = 0
     for row in range(first + group * step, rows, GROUPS * step):
         total = begin(buffers, 0, no_sums(), group, phase)
-        total = finish(buffers, total, group, phase)
+        parts = in_panels(finish(buffers, total, group, phase))
         phase ^= 1
-        total += gl.expand_dims(biases.load(gl.SliceLayout(0, SUMS)), 0)
-        if KEEP:
-            tma.store_wait(0)
-            tile.store(total.to(gl.bfloat16))
-            write(before, row, column, tile)
-        told = gelu(total).to(gl.bfloat16)
-        tma.store_wait(0)
-        tile.store(told)
-        write(after, row, column, tile)
+        for part in gl.static_range(PARTS):
+            bias = biases.slice(part * PART, PART).load(gl.SliceLayout(0, PANEL))
+            total = parts[part] + gl.expand_dims(bias, 0)
+            at = column + part * PART
+            if KEEP:
+                put(before, row, at, total, panels, 2 * part)
+                put(after, row, at, gelu(total), panels, 2 * part + 1)
+            else:
+                put(after, row, at, gelu(total), panels, part)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["rows"])
-def _up(x, weight, bias, before, after, rows, OUTER: gl.constexpr, KEEP: gl.constexpr):
+def _up(
+    x, weight, bias, before, after, rows,
+    OUTER: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """before = x W^T + b, if it is to be kept, and after = GELU(before), with W (OUTER, INNER)."""
     columns = gl.arange(0, COLUMNS, gl.BlockedLayout([2], [32], [4], [0]))
     b = gl.load(bias + program_column(OUTER) + columns).to(gl.float32)
     biases = gl.allocate_shared_memory(gl.float32, [COLUMNS], NUMBERS, b)
-    buffers = new_buffers(weight)
-    tiles = new_tile(), new_tile()
+    buffers = new_buffers(weight, STAGES)
+    panels = new_panels(PARTS // STAGES), new_panels(PARTS // STAGES)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_finish_up, (before, after, biases, buffers, tiles[0], 0, rows, OUTER, KEEP)),
-            (_finish_up, (before, after, biases, buffers, tiles[1], 1, rows, OUTER, KEEP)),
-            (fetch, (x, weight, buffers, rows, OUTER)),
+            (_finish_up, (before, after, biases, buffers, panels[0], 0, rows, OUTER, KEEP)),
+            (_finish_up, (before, after, biases, buffers, panels[1], 1, rows, OUTER, KEEP)),
+            (fetch, (x, weight, buffers, rows, OUTER, STAGES)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -93,11 +97,11 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, before: Tensor | None, after
         part_descriptor(x),
         descriptor(weight, [COLUMNS.value, PART.value]),
         bias,
-        tile_descriptor(after if before is None else before),
-        tile_descriptor(after),
+        part_descriptor(after if before is None else before),
+        part_descriptor(after),
         len(x),
         KEEP=before is not None,
-        **options(outer),
+        **options(outer, STAGES),
     )
 
 
@@ -156,7 +160,7 @@ def _finish_down(
     before, out, sums, buffers, panels, came, group: gl.constexpr, rows, OUTER: gl.constexpr
 ):
     """A warpgroup's turns."""
-    tile, _, _, _ = buffers
+    _, _, tiles, _, _ = buffers
     column = program_column(OUTER)
     first, step = program_rows(OUTER)
     first += group * step
@@ -168,7 +172,7 @@ def _finish_down(
     phase = 0
     for row in range(first, rows, step):
         total = begin(buffers, 0, no_sums(), group, phase)
-        inner_sums += _inner_sums(tile[0])
+        inner_sums += _inner_sums(tiles[group][0])
         total = finish(buffers, total, group, phase)
         mbarrier.wait(came, phase)
         phase ^= 1
@@ -189,20 +193,22 @@ def _finish_down(
 
 
 @gluon.jit(do_not_specialize=["rows"])
-def _down_backward(gradient, weight, before, out, sums, rows, OUTER: gl.constexpr):
+def _down_backward(
+    gradient, weight, before, out, sums, rows, OUTER: gl.constexpr, STAGES: gl.constexpr
+):
     """out = (g W) * GELU'(before), with W (INNER, OUTER); and the columns' sums of out and of g.
 
     Each warp adds up its own columns of `out`, and a part of those of g.
     """
-    buffers = new_buffers(weight)
-    panels = new_panels(), new_panels()
+    buffers = new_buffers(weight, STAGES)
+    panels = new_panels(PARTS), new_panels(PARTS)
     came = new_barrier(), new_barrier()
     fence_async_shared()
     gl.warp_specialize(
         [
             (_finish_down, (before, out, sums, buffers, panels[0], came[0], 0, rows, OUTER)),
             (_finish_down, (before, out, sums, buffers, panels[1], came[1], 1, rows, OUTER)),
-            (fetch, (gradient, weight, buffers, rows, OUTER)),
+            (fetch, (gradient, weight, buffers, rows, OUTER, STAGES)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -222,6 +228,6 @@ def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor, out: Ten
         part_descriptor(out),
         sums,
         len(gradient),
-        **options(outer),
+        **options(outer, 1),
     )
     return sums

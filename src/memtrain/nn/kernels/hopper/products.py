@@ -78,95 +78,99 @@ def new_barrier():
 
 @gluon.jit
 def _new_barriers():
-    """One for each warpgroup: it cannot tell one turn of the other from the next but one."""
-    barriers = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    for group in gl.static_range(GROUPS):
-        mbarrier.init(barriers.index(group), count=1)
-    return barriers
+    return (new_barrier(), new_barrier(), new_barrier(), new_barrier())
 
 
 @gluon.jit
-def new_panels():
-    """Room for a tile, 64 columns in each panel."""
+def new_panels(COUNT: gl.constexpr):
+    """Room for four panels of 64 columns, or for two."""
     # Each in a place of its own: the compiler lets all warps meet between uses of one place.
     size: gl.constexpr = [ROWS, PART]
-    return (
-        gl.allocate_shared_memory(gl.bfloat16, size, SHARED),
-        gl.allocate_shared_memory(gl.bfloat16, size, SHARED),
-        gl.allocate_shared_memory(gl.bfloat16, size, SHARED),
-        gl.allocate_shared_memory(gl.bfloat16, size, SHARED),
-    )
+    one = gl.allocate_shared_memory(gl.bfloat16, size, SHARED)
+    two = gl.allocate_shared_memory(gl.bfloat16, size, SHARED)
+    if COUNT == 2:
+        return (one, two)
+    else:
+        three = gl.allocate_shared_memory(gl.bfloat16, size, SHARED)
+        four = gl.allocate_shared_memory(gl.bfloat16, size, SHARED)
+        return (one, two, three, four)
 
 
 @gluon.jit
-def new_buffers(weight):
-    """Room for a tile in parts, for the weight, and for a tile of sums of each warpgroup; and for
-    each part barriers that tell that it has come, and one that it is done with."""
-    tile = new_panels()
+def new_buffers(weight, STAGES: gl.constexpr):
+    """Room for the weight, and for a tile of each warpgroup, or one that they share; and barriers
+    that tell of every part that it has come, and of every part of a tile that it is done with.
+
+    That rows have come, each group is told for itself: it could not tell a turn of the other's from
+    the next.
+    """
     size: gl.constexpr = weight.block_shape
     weights = gl.allocate_shared_memory(gl.bfloat16, [PARTS, size[0], size[1]], SHARED)
-    ready = (_new_barriers(), _new_barriers(), _new_barriers(), _new_barriers())
-    free = (new_barrier(), new_barrier(), new_barrier(), new_barrier())
-    return tile, weights, ready, free
-
-
-@gluon.jit
-def new_tile():
-    """Room for a warpgroup's sums on their way out."""
-    return gl.allocate_shared_memory(gl.bfloat16, [ROWS, COLUMNS], SHARED)
+    tile, free = new_panels(PARTS), _new_barriers()
+    if STAGES == 1:
+        tiles, frees = (tile, tile), (free, free)
+    else:
+        tiles, frees = (tile, new_panels(PARTS)), (free, _new_barriers())
+    return weights, _new_barriers(), tiles, (_new_barriers(), _new_barriers()), frees
 
 
 # ----------------------------------------------------------------------------------------- the work
 
 
 @gluon.jit
-def fetch(x, weight, buffers, rows, OUTER: gl.constexpr):
+def fetch(x, weight, buffers, rows, OUTER: gl.constexpr, STAGES: gl.constexpr):
     """Brings in the weight, and the program's rows part by part, each as soon as the one before it
     in its place is done with."""
-    tile, weights, ready, free = buffers
+    weights, weights_ready, tiles, ready, free = buffers
     column = program_column(OUTER)
     first, step = program_rows(OUTER)
     upright: gl.constexpr = weight.block_shape[0] == COLUMNS
-    for part in gl.static_range(PARTS):
-        inner = inner_part(part, OUTER)
-        came = ready[part].index(0)
-        mbarrier.expect(came, (ROWS + COLUMNS) * PART * 2)
-        at = [column, inner] if upright else [inner, column]
-        tma.async_copy_global_to_shared(weight, at, came, weights.index(part))
-        tma.async_copy_global_to_shared(x, [first, inner], came, tile[part])
-    turn = 1
-    for row in range(first + step, rows, step):
-        for part in gl.static_range(PARTS):
-            mbarrier.wait(free[part], turn ^ 1)
-            came = ready[part].index(turn)
-            mbarrier.expect(came, ROWS * PART * 2)
-            at = [row, inner_part(part, OUTER)]
-            tma.async_copy_global_to_shared(x, at, came, tile[part])
-        turn ^= 1
+    phase = 0
+    for row in range(first, rows, GROUPS * step):
+        for group in gl.static_range(GROUPS):
+            if row + group * step < rows:
+                for part in gl.static_range(PARTS):
+                    inner = inner_part(part, OUTER)
+                    if group == 0:
+                        there = row == first
+                        at = [column, inner] if upright else [inner, column]
+                        mbarrier.expect(weights_ready[part], COLUMNS * PART * 2, pred=there)
+                        tma.async_copy_global_to_shared(
+                            weight, at, weights_ready[part], weights.index(part), pred=there
+                        )
+                    # Of a new barrier, the turn before the first is over.
+                    before = (group if STAGES == 1 else phase) ^ 1
+                    mbarrier.wait(free[group][part], before)
+                    came = ready[group][part]
+                    mbarrier.expect(came, ROWS * PART * 2)
+                    at = [row + group * step, inner]
+                    tma.async_copy_global_to_shared(x, at, came, tiles[group][part])
+        phase ^= 1
 
 
 @gluon.jit
 def begin(buffers, part: gl.constexpr, total, group: gl.constexpr, phase):
     """Add a part's product to the sums, in the background."""
-    tile, weights, ready, _ = buffers
-    mbarrier.wait(ready[part].index(group), phase)
+    weights, weights_ready, tiles, ready, _ = buffers
+    mbarrier.wait(weights_ready[part], 0)
+    mbarrier.wait(ready[group][part], phase)
     right = weights.index(part)
     if right.shape[0] == COLUMNS:
         right = right.permute((1, 0))
-    return warpgroup_mma(tile[part], right, total, use_acc=part > 0, is_async=True)
+    return warpgroup_mma(tiles[group][part], right, total, use_acc=part > 0, is_async=True)
 
 
 @gluon.jit
 def finish(buffers, total, group: gl.constexpr, phase):
     """The sums of a tile whose first part is begun. Parts are given back one by one, each when the
     next is being multiplied."""
-    _, _, _, free = buffers
+    _, _, _, _, free = buffers
     for part in gl.static_range(1, PARTS):
         total = begin(buffers, part, total, group, phase)
         total = warpgroup_mma_wait(1, (total,))
-        mbarrier.arrive(free[part - 1])
+        mbarrier.arrive(free[group][part - 1])
     total = warpgroup_mma_wait(0, (total,))
-    mbarrier.arrive(free[PARTS - 1])
+    mbarrier.arrive(free[group][PARTS - 1])
     return total
 
 
@@ -197,10 +201,19 @@ def in_panels(total):
 
 
 @gluon.jit
-def write(out, row, column, tile):
-    """Have a tile written; it may be changed again after `tma.store_wait`."""
+def write(out, row, column, panel):
+    """Have a panel written; it may be changed again when `tma.store_wait` has told so."""
     fence_async_shared()
-    tma.async_copy_shared_to_global(out, [row, column], tile)
+    tma.async_copy_shared_to_global(out, [row, column], panel)
+
+
+@gluon.jit
+def put(out, row, column, value, panels, turn: gl.constexpr):
+    """Have a panel's numbers written, by way of a group's panels in turn."""
+    count: gl.constexpr = len(panels)
+    tma.store_wait(count - 1)
+    panels[turn % count].store(value.to(gl.bfloat16))
+    write(out, row, column, panels[turn % count])
 
 
 # ------------------------------------------------------------------------------------------- launch
@@ -208,10 +221,6 @@ def write(out, row, column, tile):
 
 def descriptor(x: Tensor, block: list[int]) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], block, SHARED.value)
-
-
-def tile_descriptor(x: Tensor) -> TensorDescriptor:
-    return descriptor(x, [ROWS.value, COLUMNS.value])
 
 
 def part_descriptor(x: Tensor) -> TensorDescriptor:
@@ -225,7 +234,7 @@ def lanes(x: Tensor, outer: int) -> int:
     return min(-(-len(x) // ROWS.value), chip.multi_processor_count // column_tiles)
 
 
-def options(outer: int) -> dict[str, int]:
+def options(outer: int, stages: int) -> dict[str, int]:
     """How a kernel is run: `maxnreg` is of each of three warpgroups; the one that fetches gives
     most of its away."""
-    return {"OUTER": outer, "num_warps": 4, "maxnreg": 168}
+    return {"OUTER": outer, "STAGES": stages, "num_warps": 4, "maxnreg": 168}

@@ -10,6 +10,7 @@ from memtrain.nn.kernels.hopper.products import (
     COLUMNS,
     GROUPS,
     PART,
+    PARTS,
     REGISTERS,
     ROWS,
     SUMS,
@@ -17,17 +18,20 @@ from memtrain.nn.kernels.hopper.products import (
     descriptor,
     fetch,
     finish,
+    in_panels,
     lanes,
     new_buffers,
-    new_tile,
+    new_panels,
     no_sums,
     options,
     part_descriptor,
     program_column,
     program_rows,
-    tile_descriptor,
-    write,
+    put,
 )
+
+STAGES = 2
+"""Tiles of x at once."""
 
 
 @gluon.jit
@@ -50,7 +54,7 @@ def _turned(x, c, s, E: gl.constexpr):
 
 @gluon.jit
 def _finish_projection(
-    to, tile, group: gl.constexpr, rows,
+    to, panels, group: gl.constexpr, rows,
     LENGTH: gl.constexpr, OUTER: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr,
     E: gl.constexpr,
 ):  # fmt: skip
@@ -76,9 +80,9 @@ def _finish_projection(
         phase ^= 1
         if turned:
             total = _turned(total, c.to(gl.float32) * factor, s.to(gl.float32) * factor, E)
-        tma.store_wait(0)
-        tile.store(total.to(gl.bfloat16))
-        write(out, row, column, tile)
+        parts = in_panels(total)
+        for part in gl.static_range(PARTS):
+            put(out, row, column + part * PART, parts[part], panels, part)
     tma.store_wait(0)
 
 
@@ -86,18 +90,18 @@ def _finish_projection(
 def _project(
     x, weight, out, cosine, sine, start, scale, rows,
     LENGTH: gl.constexpr, OUTER: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr,
-    E: gl.constexpr,
+    E: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """out = x W^T, its first QUERIES columns turned and scaled, the KEYS after them turned."""
-    buffers = new_buffers(weight)
-    tiles = new_tile(), new_tile()
+    buffers = new_buffers(weight, STAGES)
+    panels = new_panels(PARTS // STAGES), new_panels(PARTS // STAGES)
     fence_async_shared()
     to = (out, cosine, sine, start, scale, buffers)
     gl.warp_specialize(
         [
-            (_finish_projection, (to, tiles[0], 0, rows, LENGTH, OUTER, QUERIES, KEYS, E)),
-            (_finish_projection, (to, tiles[1], 1, rows, LENGTH, OUTER, QUERIES, KEYS, E)),
-            (fetch, (x, weight, buffers, rows, OUTER)),
+            (_finish_projection, (to, panels[0], 0, rows, LENGTH, OUTER, QUERIES, KEYS, E)),
+            (_finish_projection, (to, panels[1], 1, rows, LENGTH, OUTER, QUERIES, KEYS, E)),
+            (fetch, (x, weight, buffers, rows, OUTER, STAGES)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -123,7 +127,7 @@ def run_projection(
     _project[lanes(x, outer) * (outer // COLUMNS.value),](
         part_descriptor(x),
         descriptor(weight, [COLUMNS.value, PART.value]),
-        tile_descriptor(out),
+        part_descriptor(out),
         cosine,
         sine,
         first,
@@ -133,5 +137,5 @@ def run_projection(
         QUERIES=query_columns,
         KEYS=key_columns,
         E=head_dim,
-        **options(outer),
+        **options(outer, STAGES),
     )
