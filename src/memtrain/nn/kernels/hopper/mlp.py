@@ -24,7 +24,7 @@ from memtrain.nn.kernels.hopper.products import (
     in_panels,
     inner_part,
     lanes,
-    new_barrier,
+    new_barriers,
     new_buffers,
     new_panels,
     no_sums,
@@ -139,25 +139,28 @@ def _store_sums(x, sums, first, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def _bring(before, panels, came, row, column, there):
-    mbarrier.expect(came, ROWS * COLUMNS * 2, pred=there)
-    for panel in gl.static_range(PARTS):
-        at = [row, column + panel * PART]
-        tma.async_copy_global_to_shared(before, at, came, panels[panel], pred=there)
+def _bring(before, places, panel: gl.constexpr, row, column, rows):
+    """Have a panel of `before` brought in."""
+    panels, came = places
+    at = [row, column + panel * PART]
+    mbarrier.expect(came[panel], ROWS * PART * 2, pred=row < rows)
+    tma.async_copy_global_to_shared(before, at, came[panel], panels[panel], pred=row < rows)
 
 
 @gluon.jit
-def _finish_panel(total, panel, out, row, column):
+def _finish_panel(total, places, panel: gl.constexpr, phase, out, row, column):
     """A panel of `out` instead of that of `before`, and its columns' sums."""
-    total *= gelu_slope(panel.load(PANEL).to(gl.float32))
-    panel.store(total.to(gl.bfloat16))
-    write(out, row, column, panel)
+    panels, came = places
+    mbarrier.wait(came[panel], phase)
+    total *= gelu_slope(panels[panel].load(PANEL).to(gl.float32))
+    panels[panel].store(total.to(gl.bfloat16))
+    write(out, row, column + panel * PART, panels[panel])
     return _thread_sums(total)
 
 
 @gluon.jit
 def _finish_down(
-    before, out, sums, buffers, panels, came, group: gl.constexpr, rows, OUTER: gl.constexpr
+    before, out, sums, buffers, places, group: gl.constexpr, rows, OUTER: gl.constexpr
 ):
     """A warpgroup's turns."""
     _, _, tiles, _, _ = buffers
@@ -165,7 +168,8 @@ def _finish_down(
     first, step = program_rows(OUTER)
     first += group * step
     step *= GROUPS
-    _bring(before, panels, came, first, column, first < rows)
+    for panel in gl.static_range(PARTS):
+        _bring(before, places, panel, first, column, rows)
     nothing = _thread_sums(gl.zeros((ROWS, PART), gl.float32, PANEL))
     sums_0, sums_1, sums_2, sums_3 = nothing, nothing, nothing, nothing
     inner_sums = gl.zeros((4, PART), gl.float32, LINES)
@@ -174,15 +178,21 @@ def _finish_down(
         total = begin(buffers, 0, no_sums(), group, phase)
         inner_sums += _inner_sums(tiles[group][0])
         total = finish(buffers, total, group, phase)
-        mbarrier.wait(came, phase)
-        phase ^= 1
         part_0, part_1, part_2, part_3 = in_panels(total)
-        sums_0 += _finish_panel(part_0, panels[0], out, row, column)
-        sums_1 += _finish_panel(part_1, panels[1], out, row, column + PART)
-        sums_2 += _finish_panel(part_2, panels[2], out, row, column + 2 * PART)
-        sums_3 += _finish_panel(part_3, panels[3], out, row, column + 3 * PART)
+        # When a panel has been read out, what comes next is brought to its place.
+        sums_0 += _finish_panel(part_0, places, 0, phase, out, row, column)
+        sums_1 += _finish_panel(part_1, places, 1, phase, out, row, column)
+        tma.store_wait(1)
+        _bring(before, places, 0, row + step, column, rows)
+        sums_2 += _finish_panel(part_2, places, 2, phase, out, row, column)
+        tma.store_wait(1)
+        _bring(before, places, 1, row + step, column, rows)
+        sums_3 += _finish_panel(part_3, places, 3, phase, out, row, column)
+        tma.store_wait(1)
+        _bring(before, places, 2, row + step, column, rows)
         tma.store_wait(0)
-        _bring(before, panels, came, row + step, column, row + step < rows)
+        _bring(before, places, 3, row + step, column, rows)
+        phase ^= 1
     width: gl.constexpr = OUTER + INNER
     sums += (gl.program_id(0) // (OUTER // COLUMNS) * GROUPS + group) * 4 * width
     _store_sums(gl.sum(sums_0, 1), sums, column, width)
@@ -201,13 +211,12 @@ def _down_backward(
     Each warp adds up its own columns of `out`, and a part of those of g.
     """
     buffers = new_buffers(weight, STAGES)
-    panels = new_panels(PARTS), new_panels(PARTS)
-    came = new_barrier(), new_barrier()
+    places = (new_panels(PARTS), new_barriers()), (new_panels(PARTS), new_barriers())
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_finish_down, (before, out, sums, buffers, panels[0], came[0], 0, rows, OUTER)),
-            (_finish_down, (before, out, sums, buffers, panels[1], came[1], 1, rows, OUTER)),
+            (_finish_down, (before, out, sums, buffers, places[0], 0, rows, OUTER)),
+            (_finish_down, (before, out, sums, buffers, places[1], 1, rows, OUTER)),
             (fetch, (gradient, weight, buffers, rows, OUTER, STAGES)),
         ],
         [4, 1],

@@ -70,15 +70,15 @@ def inner_part(part: gl.constexpr, OUTER: gl.constexpr):
 
 
 @gluon.jit
-def new_barrier():
+def _new_barrier():
     barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(barrier, count=1)
     return barrier
 
 
 @gluon.jit
-def _new_barriers():
-    return (new_barrier(), new_barrier(), new_barrier(), new_barrier())
+def new_barriers():
+    return (_new_barrier(), _new_barrier(), _new_barrier(), _new_barrier())
 
 
 @gluon.jit
@@ -106,12 +106,12 @@ def new_buffers(weight, STAGES: gl.constexpr):
     """
     size: gl.constexpr = weight.block_shape
     weights = gl.allocate_shared_memory(gl.bfloat16, [PARTS, size[0], size[1]], SHARED)
-    tile, free = new_panels(PARTS), _new_barriers()
+    tile, free = new_panels(PARTS), new_barriers()
     if STAGES == 1:
         tiles, frees = (tile, tile), (free, free)
     else:
-        tiles, frees = (tile, new_panels(PARTS)), (free, _new_barriers())
-    return weights, _new_barriers(), tiles, (_new_barriers(), _new_barriers()), frees
+        tiles, frees = (tile, new_panels(PARTS)), (free, new_barriers())
+    return weights, new_barriers(), tiles, (new_barriers(), new_barriers()), frees
 
 
 # ----------------------------------------------------------------------------------------- the work
