@@ -19,7 +19,8 @@ from memtrain.nn.kernels import hopper
 from memtrain.nn.kernels.functions import gelu, gelu_slope
 
 # A program has BR rows of BO columns. Programs that follow each other take the same rows, which are
-# then read from memory once. (Weights that stay in shared memory while rows go by are no faster.)
+# then read from memory once. (Weights that stay in shared memory while rows go by are no faster;
+# but see `hopper.products`.)
 
 
 @triton.jit

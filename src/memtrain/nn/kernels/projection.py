@@ -112,7 +112,7 @@ def run_projection(
     rows, inner = x.shape
     columns = math.gcd(query_columns, key_columns, len(weight))
     out = x.new_empty(rows, len(weight))
-    if 256 % head_dim == 0 and on_hopper(x, weight, columns):
+    if head_dim == 64 and on_hopper(x, weight, columns):
         from memtrain.nn.kernels.hopper import projection
 
         projection.run_projection(

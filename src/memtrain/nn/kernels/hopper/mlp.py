@@ -163,7 +163,7 @@ def _finish_down(
     before, out, sums, buffers, places, group: gl.constexpr, rows, OUTER: gl.constexpr
 ):
     """A warpgroup's turns."""
-    _, _, tiles, _, _ = buffers
+    _, _, tiles, _, _, _ = buffers
     column = program_column(OUTER)
     first, step = program_rows(OUTER)
     first += group * step

@@ -102,7 +102,8 @@ def new_buffers(weight, STAGES: gl.constexpr):
     that tell of every part that it has come, and of every part of a tile that it is done with.
 
     That rows have come, each group is told for itself: it could not tell a turn of the other's from
-    the next.
+    the next. And it is told when to begin: both at once would end at once, and nothing be
+    multiplied while both write.
     """
     size: gl.constexpr = weight.block_shape
     weights = gl.allocate_shared_memory(gl.bfloat16, [PARTS, size[0], size[1]], SHARED)
@@ -111,7 +112,8 @@ def new_buffers(weight, STAGES: gl.constexpr):
         tiles, frees = (tile, tile), (free, free)
     else:
         tiles, frees = (tile, new_panels(PARTS)), (free, new_barriers())
-    return weights, new_barriers(), tiles, (new_barriers(), new_barriers()), frees
+    order = (_new_barrier(), _new_barrier())
+    return weights, new_barriers(), tiles, (new_barriers(), new_barriers()), frees, order
 
 
 # ----------------------------------------------------------------------------------------- the work
@@ -121,7 +123,7 @@ def new_buffers(weight, STAGES: gl.constexpr):
 def fetch(x, weight, buffers, rows, OUTER: gl.constexpr, STAGES: gl.constexpr):
     """Brings in the weight, and the program's rows part by part, each as soon as the one before it
     in its place is done with."""
-    weights, weights_ready, tiles, ready, free = buffers
+    weights, weights_ready, tiles, ready, free, _ = buffers
     column = program_column(OUTER)
     first, step = program_rows(OUTER)
     upright: gl.constexpr = weight.block_shape[0] == COLUMNS
@@ -151,7 +153,9 @@ def fetch(x, weight, buffers, rows, OUTER: gl.constexpr, STAGES: gl.constexpr):
 @gluon.jit
 def begin(buffers, part: gl.constexpr, total, group: gl.constexpr, phase):
     """Add a part's product to the sums, in the background."""
-    weights, weights_ready, tiles, ready, _ = buffers
+    weights, weights_ready, tiles, ready, _, order = buffers
+    if part == 0:
+        mbarrier.wait(order[group], phase ^ (1 - group))
     mbarrier.wait(weights_ready[part], 0)
     mbarrier.wait(ready[group][part], phase)
     right = weights.index(part)
@@ -163,10 +167,12 @@ def begin(buffers, part: gl.constexpr, total, group: gl.constexpr, phase):
 @gluon.jit
 def finish(buffers, total, group: gl.constexpr, phase):
     """The sums of a tile whose first part is begun. Parts are given back one by one, each when the
-    next is being multiplied."""
-    _, _, _, _, free = buffers
+    next is being multiplied; with the last, it is the other group's turn."""
+    _, _, _, _, free, order = buffers
     for part in gl.static_range(1, PARTS):
         total = begin(buffers, part, total, group, phase)
+        if part == PARTS - 1:
+            mbarrier.arrive(order[1 - group])
         total = warpgroup_mma_wait(1, (total,))
         mbarrier.arrive(free[group][part - 1])
     total = warpgroup_mma_wait(0, (total,))
