@@ -170,13 +170,13 @@ def _finish_down(
     step *= GROUPS
     for panel in gl.static_range(PARTS):
         _bring(before, places, panel, first, column, rows)
-    nothing = _thread_sums(gl.zeros((ROWS, PART), gl.float32, PANEL))
-    sums_0, sums_1, sums_2, sums_3 = nothing, nothing, nothing, nothing
+    empty = _thread_sums(gl.zeros((ROWS, PART), gl.float32, PANEL))
+    sums_0, sums_1, sums_2, sums_3 = empty, empty, empty, empty
     inner_sums = gl.zeros((4, PART), gl.float32, LINES)
     phase = 0
     for row in range(first, rows, step):
         total = begin(buffers, 0, no_sums(), group, phase)
-        inner_sums += _inner_sums(tiles[group][0])
+        inner_sums += _inner_sums(tiles.index(0))
         total = finish(buffers, total, group, phase)
         part_0, part_1, part_2, part_3 = in_panels(total)
         # When a panel has been read out, what comes next is brought to its place.

@@ -107,11 +107,9 @@ def new_buffers(weight, STAGES: gl.constexpr):
     """
     size: gl.constexpr = weight.block_shape
     weights = gl.allocate_shared_memory(gl.bfloat16, [PARTS, size[0], size[1]], SHARED)
-    tile, free = new_panels(PARTS), new_barriers()
-    if STAGES == 1:
-        tiles, frees = (tile, tile), (free, free)
-    else:
-        tiles, frees = (tile, new_panels(PARTS)), (free, new_barriers())
+    tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES * PARTS, ROWS, PART], SHARED)
+    free = new_barriers()
+    frees = (free, free if STAGES == 1 else new_barriers())
     order = (_new_barrier(), _new_barrier())
     return weights, new_barriers(), tiles, (new_barriers(), new_barriers()), frees, order
 
@@ -146,7 +144,9 @@ def fetch(x, weight, buffers, rows, OUTER: gl.constexpr, STAGES: gl.constexpr):
                     came = ready[group][part]
                     mbarrier.expect(came, ROWS * PART * 2)
                     at = [row + group * step, inner]
-                    tma.async_copy_global_to_shared(x, at, came, tiles[group][part])
+                    tma.async_copy_global_to_shared(
+                        x, at, came, tiles.index(group % STAGES * PARTS + part)
+                    )
         phase ^= 1
 
 
@@ -158,10 +158,12 @@ def begin(buffers, part: gl.constexpr, total, group: gl.constexpr, phase):
         mbarrier.wait(order[group], phase ^ (1 - group))
     mbarrier.wait(weights_ready[part], 0)
     mbarrier.wait(ready[group][part], phase)
+    stages: gl.constexpr = tiles.shape[0] // PARTS
+    left = tiles.index(group % stages * PARTS + part)
     right = weights.index(part)
     if right.shape[0] == COLUMNS:
         right = right.permute((1, 0))
-    return warpgroup_mma(tiles[group][part], right, total, use_acc=part > 0, is_async=True)
+    return warpgroup_mma(left, right, total, use_acc=part > 0, is_async=True)
 
 
 @gluon.jit
