@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memtrain.nn.kernels import hopper
 from memtrain.nn.kernels.functions import LOG2_E
 
 LONGEST = 320
@@ -85,16 +86,12 @@ def on_hopper(heads: Heads, causal: bool) -> bool:
     shape = heads.queries, heads.keys, heads.head_dim
     parts = heads.query, heads.key, heads.value
     return (
-        heads.query.is_cuda
-        and not causal
+        not causal
         and shape == (272, 272, 64)
-        and heads.query.dtype == torch.bfloat16
-        # One projection has all three, and rows are fetched in pieces that begin at 16 bytes.
+        # One projection has all three.
         and len({x.stride(1) for x in parts}) == 1
         and all(x.stride(0) == x.shape[1] * x.stride(1) for x in parts)
-        and all(x.data_ptr() % 16 == 0 for x in parts)
-        and triton.__version__.startswith("3.6.")
-        and torch.cuda.get_device_capability(heads.query.device) == (9, 0)
+        and hopper.serves(*parts)
     )
 
 

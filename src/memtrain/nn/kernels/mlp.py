@@ -15,10 +15,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from memtrain.nn.kernels import hopper
 from memtrain.nn.kernels.functions import gelu, gelu_slope
 
 # A program has BR rows of BO columns. Programs that follow each other take the same rows, which are
-# then read from memory once. (Weights that stay in shared memory while rows go by are no faster.)
+# then read from memory once. (Weights that stay in shared memory while rows go by are no faster;
+# but see `hopper.products`.)
 
 
 @triton.jit
@@ -135,6 +137,14 @@ class Launch:
         self.constants = {"INNER": self.inner, "OUTER": outer, **tile}
 
 
+def on_hopper(x: Tensor, weight: Tensor, columns: int) -> bool:
+    """Whether the kernels in `hopper` serve a large product of x, (R, I), whose columns are taken
+    that many at a time: they are written for rows of the paper's size."""
+    whole = x.is_contiguous() and weight.is_contiguous()
+    large = x.shape[0] > 4096 and x.shape[1] == 256 and columns % 256 == 0
+    return large and whole and hopper.serves(x, weight)
+
+
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; the interpreter stands for two."""
     if device.type != "cuda":
@@ -144,9 +154,14 @@ def processors(device: torch.device) -> int:
 
 def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """x W^T + b, if it is to be kept, and GELU of it, (R, O)."""
-    launch = Launch(x, len(weight), tiles(*x.shape, x.element_size(), backward=False))
-    after = x.new_empty(launch.rows, launch.outer)
+    after = x.new_empty(len(x), len(weight))
     before = torch.empty_like(after) if keep else after
+    if on_hopper(x, weight, len(weight)):
+        from memtrain.nn.kernels.hopper import mlp as hopper_mlp
+
+        hopper_mlp.run_up(x, weight, bias, before if keep else None, after)
+        return before, after
+    launch = Launch(x, len(weight), tiles(*x.shape, x.element_size(), backward=False))
     _up[launch.grid](
         TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
         TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),
@@ -162,9 +177,14 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor,
 def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """(g W) * GELU'(before), (R, O), and shares of the columns' sums of it and of g, (_, O + I) in
     fp32, to be added up."""
+    out = torch.empty_like(before)
+    # Each 256 columns' programs add up a quarter of the columns of g.
+    if weight.shape[1] >= 1024 and on_hopper(gradient, weight, weight.shape[1]):
+        from memtrain.nn.kernels.hopper import mlp as hopper_mlp
+
+        return out, hopper_mlp.run_down_backward(gradient, weight, before, out)
     tile = tiles(*gradient.shape, gradient.element_size(), backward=True)
     launch = Launch(gradient, weight.shape[1], tile)
-    out = torch.empty_like(before)
     sums = gradient.new_empty(launch.row_tiles, launch.outer + launch.inner, dtype=torch.float32)
     _down_backward[launch.grid](
         TensorDescriptor.from_tensor(gradient, [launch.BR, launch.BI]),

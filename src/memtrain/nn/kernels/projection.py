@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from memtrain.nn.kernels.mlp import Launch
+from memtrain.nn.kernels.mlp import Launch, on_hopper
 
 # A program has BR rows of BO columns, whole heads that are all queries, all keys or all values.
 # Programs that follow each other take the same rows, which are then read from memory once.
@@ -111,8 +111,25 @@ def run_projection(
     """
     rows, inner = x.shape
     columns = math.gcd(query_columns, key_columns, len(weight))
+    out = x.new_empty(rows, len(weight))
+    if head_dim == 64 and on_hopper(x, weight, columns):
+        from memtrain.nn.kernels.hopper import projection
+
+        projection.run_projection(
+            x,
+            weight,
+            out,
+            cosine,
+            sine,
+            head_dim=head_dim,
+            length=length,
+            first=first,
+            query_columns=query_columns,
+            key_columns=key_columns,
+            scale=scale,
+        )
+        return out
     launch = Launch(x, len(weight), tiles(rows, inner, columns, x.element_size()))
-    out = x.new_empty(rows, launch.outer)
     _project[launch.grid](
         TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
         TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),

@@ -1,6 +1,20 @@
-"""Kernels in Gluon for NVIDIA's Hopper and the one shape where most of a teacher's time goes.
+"""Kernels in Gluon for NVIDIA's Hopper and the shapes where most of a teacher's time goes.
 
 Gluon is Triton's lower language: what is brought when, and what runs beside what, is written here
-and not left to a compiler. It changes from one Triton to the next, so nothing imports these but
-what has asked `heads.on_hopper`.
+and not left to a compiler. It changes from one Triton to the next, so nothing imports these modules
+but what has asked `serves`.
 """
+
+import torch
+import triton
+from torch import Tensor
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether this is the GPU and the Triton, and tensors are of the kind, that kernels in here are
+    written for. Rows are fetched in pieces that begin at 16 bytes."""
+    return (
+        all(x.is_cuda and x.dtype == torch.bfloat16 and x.data_ptr() % 16 == 0 for x in tensors)
+        and triton.__version__.startswith("3.6.")
+        and torch.cuda.get_device_capability(tensors[0].device) == (9, 0)
+    )
