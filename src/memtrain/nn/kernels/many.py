@@ -224,6 +224,23 @@ def whole_rounds(sequences: int, kept: int, device: torch.device) -> int:
     return min(sequences, (tiles - rest) * ROWS // kept)
 
 
+def on_hopper(
+    stream: Tensor, weights: tuple[Tensor, Tensor, Tensor], rows: int, length: int, kept: int
+) -> bool:
+    """Whether `hopper.finish` serves, for all rows: it is written for the paper's size, and in a
+    language of this Triton."""
+    project, rise, _ = weights
+    return (
+        rise.is_cuda
+        and stream.dtype == project.dtype == torch.bfloat16
+        and (*project.shape, len(rise)) == (256, 512, 1024)
+        and (kept == length or kept % 8 == 0)  # whole pieces of shared memory
+        and rows >= 2**13  # a multiprocessor's worth for most of them
+        and triton.__version__.startswith("3.6.")
+        and torch.cuda.get_device_capability(rise.device) == (9, 0)
+    )
+
+
 def attend(
     x: Tensor,
     squares: Tensor | None,
