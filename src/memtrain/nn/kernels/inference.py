@@ -392,7 +392,7 @@ class InferenceStack:
         up, _, down = self.blocks[index].mlp
         sequences, device = len(mixed.values) // length, rise.device
         rows, finish = sequences * len(kept), many.finish
-        if many.on_hopper(stream.values, weights, rows, length, len(kept)):
+        if many.finishes_on_hopper(stream.values, weights, length, len(kept)):
             from memtrain.nn.kernels.hopper.finish import run_finish as finish
 
             whole = sequences

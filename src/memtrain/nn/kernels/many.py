@@ -224,20 +224,32 @@ def whole_rounds(sequences: int, kept: int, device: torch.device) -> int:
     return min(sequences, (tiles - rest) * ROWS // kept)
 
 
-def on_hopper(
-    stream: Tensor, weights: tuple[Tensor, Tensor, Tensor], rows: int, length: int, kept: int
-) -> bool:
-    """Whether `hopper.finish` serves, for all rows: it is written for the paper's size, and in a
-    language of this Triton."""
-    project, rise, _ = weights
+def on_hopper(x: Tensor, head_dim: int) -> bool:
+    """Whether the kernels in `hopper` may serve for such rows: they are written for the paper's
+    size, and in a language of this Triton."""
     return (
-        rise.is_cuda
-        and stream.dtype == project.dtype == torch.bfloat16
-        and (*project.shape, len(rise)) == (256, 512, 1024)
-        and (kept == length or kept % 8 == 0)  # whole pieces of shared memory
-        and rows >= 2**13  # a multiprocessor's worth for most of them
+        x.is_cuda
+        and x.dtype == torch.bfloat16
+        and (x.shape[1], head_dim) == (256, 64)
         and triton.__version__.startswith("3.6.")
-        and torch.cuda.get_device_capability(rise.device) == (9, 0)
+        and torch.cuda.get_device_capability(x.device) == (9, 0)
+    )
+
+
+def attends_on_hopper(x: Tensor, head_dim: int, length: int) -> bool:
+    """Whether `hopper.attend` serves: its tiles are of 64 rows."""
+    return on_hopper(x, head_dim) and attend_tile(length)["BR"] == 64
+
+
+def finishes_on_hopper(stream: Tensor, weights: tuple[Tensor, ...], length: int, kept: int) -> bool:
+    """Whether `hopper.finish` serves, and then for all rows."""
+    project, rise, _ = weights
+    sizes = project.shape[1], len(rise)
+    return (
+        on_hopper(stream, 64)
+        and sizes == (512, 1024)
+        and (kept == length or kept % 8 == 0)  # rows are fetched in pieces of 8 at least
+        and len(stream) // length * kept >= 2**13  # tiles for half of the multiprocessors
     )
 
 
@@ -254,6 +266,10 @@ def attend(
     """`inference.attend`: rows (R, I) and parts of their squares to (R, H·E)."""
     rows, inner = x.shape
     head_dim = len(weight) // 3 // heads
+    if attends_on_hopper(x, head_dim, length):
+        from memtrain.nn.kernels.hopper.attend import run_attend
+
+        return run_attend(x, squares, weight, cosine, sine, heads, length, causal)
     out = torch.empty(rows, heads * head_dim, dtype=weight.dtype, device=weight.device)
     tile = attend_tile(length)
     programs = tile.pop("per_processor") * processors(x.device)

@@ -137,11 +137,14 @@ def _come(ready, step):
 
 
 @gluon.jit
-def _done(free, stage, workers):
-    """Give a piece of the MLP's weights back: it was this warpgroup's alone, if both work on the
-    same rows."""
-    mbarrier.arrive(free.index(stage))
-    mbarrier.arrive(free.index(stage), pred=workers == 2)
+def _come_own(ready, free, step, workers, group: gl.constexpr):
+    """Wait for a piece of the MLP's weights; where it lies. If both warpgroups work on the same
+    rows, two pieces stand side by side, one for each."""
+    own = group * (workers - 1)
+    stage = _come(ready, step + own)
+    if workers == 2:
+        mbarrier.arrive(free.index(_come(ready, step + 1 - own)))
+    return stage
 
 
 @gluon.jit
@@ -214,31 +217,31 @@ def _compute(
 
         own = group * (workers - 1)
         shift = gl.load(of_hidden + own * SIDE)
-        stage = _come(ready, step + own)
+        stage = _come_own(ready, free, step, workers, group)
         hidden = warpgroup_mma(mine, wide_ring.index(stage).permute((1, 0)), nothing, use_acc=False)
-        _done(free, stage, workers)
+        mbarrier.arrive(free.index(stage))
         factor = _activated(hidden, shift, sums)
         step += workers
         for start in range(workers * SIDE, HIDDEN, workers * SIDE):
             shift = gl.load(of_hidden + start + own * SIDE)
-            stage = _come(ready, step + own)
+            stage = _come_own(ready, free, step, workers, group)
             hidden = warpgroup_mma(
                 mine, wide_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
             )
-            down_stage = _come(ready, step + own + workers)
+            down_stage = _come_own(ready, free, step + workers, workers, group)
             total = warpgroup_mma(
                 factor, ring.index(down_stage).permute((1, 0)), total, is_async=True
             )
             hidden = warpgroup_mma_wait(1, (hidden,))
-            _done(free, stage, workers)
+            mbarrier.arrive(free.index(stage))
             following = _activated(hidden, shift, sums)
             total, factor = warpgroup_mma_wait(0, (total, factor))
-            _done(free, down_stage, workers)
+            mbarrier.arrive(free.index(down_stage))
             factor = following
             step += 2 * workers
-        stage = _come(ready, step + own)
+        stage = _come_own(ready, free, step, workers, group)
         total = warpgroup_mma(factor, ring.index(stage).permute((1, 0)), total)
-        _done(free, stage, workers)
+        mbarrier.arrive(free.index(stage))
         step += workers
 
         if workers == 2:  # the program's last task: the ring is free when both are here
