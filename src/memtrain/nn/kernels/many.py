@@ -3,6 +3,7 @@
 Tiles of a product read every row and every weight many times over. Here queries, keys, values and
 the hidden layer never leave the processor that made them. `attend` keeps a head's weights in shared
 memory while the rows pass by; `finish`, everything after, keeps rows while the weights pass by.
+Both stand once more in `hopper`, for the paper's size (see `on_hopper`).
 
 Offsets are 32 bits: `InferenceStack` brings rows in chunks.
 """

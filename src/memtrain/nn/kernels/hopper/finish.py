@@ -6,9 +6,8 @@ take 64 rows each. A warpgroup holds the sums of its rows in registers from the 
 end, and the normed rows in shared memory. Of the hidden layer it has 64 numbers a row at a time,
 and takes their GELU while the product with those before is under way.
 
-A program more or less has a tile too many: where that leaves most multiprocessors idle, the last
-rows are taken as shares of 64 that both warpgroups work on, each with every other chunk of the
-hidden layer.
+If a last round of tiles would leave most multiprocessors idle, its rows are taken 64 at a time, and
+both warpgroups work on the same, each with every other chunk of the hidden layer.
 """
 
 import math
@@ -112,8 +111,8 @@ def _fetch(mixed, stream, project, rise, fall, buffers, barriers, place, tasks, 
                 mbarrier.wait(rows_free, (turn & 1) ^ 1)
                 mbarrier.expect(rows_ready, 2 * GROUPS * SIDE * WIDTH)
                 for piece in gl.static_range(GROUPS * WIDTH // SIDE):
-                    at, column = row + (piece // 4) * behind, (piece % 4) * SIDE
-                    _bring_rows(stream, held, piece, rows_ready, at, column, place, SIZE)
+                    at, right = row + (piece // 4) * behind, (piece % 4) * SIDE
+                    _bring_rows(stream, held, piece, rows_ready, at, right, place, SIZE)
         stride = workers * SIDE
         for start in range(0, HIDDEN, stride):
             for at in range(start, start + stride, SIDE):
@@ -212,7 +211,7 @@ def _compute(
         fence_async_shared()
         total += gl.expand_dims(gl.load(fall_bias + column), 0)
 
-        if group == 1:  # one adds these to the sums
+        if group == 1:  # of two that work on the same rows, one begins with them
             total *= (2 - workers).to(gl.float32)
 
         own = group * (workers - 1)
