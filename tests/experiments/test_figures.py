@@ -88,6 +88,16 @@ def test_the_best_rate_of_each_side_is_followed_up(tmp_path: Path):
         assert stage.learning_rate == 1e-3
 
 
+def test_a_try_with_another_weight_is_followed_up_as_it_was_tried(tmp_path: Path):
+    figure, setup = load("synthetic"), setup_at("gpu", tmp_path)
+    results = [
+        result_of(job, rnn_accuracy=0.9 if "dynamics" in job.tags else 0.1)
+        for job in figure.grid(setup)
+    ]
+    weights = {job.config.smt.dynamics_weight for job in figure.follow_up(setup, results)}
+    assert weights == {0.1, 1.0}  # BPTT's twins keep the usual one, which they do not use
+
+
 def test_data_that_is_not_prepared_is_asked_for(tmp_path: Path):
     setup = Setup(scale="gpu", folder=tmp_path, data_dir=tmp_path / "nowhere")
     with pytest.raises(MemtrainError, match="memtrain data mnist --out"):

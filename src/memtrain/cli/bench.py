@@ -30,7 +30,7 @@ def bench(arguments: list[str]) -> int:
         device: str = "auto"
         """auto takes a GPU if there is one; else cpu, cuda, cuda:1, ..."""
         compile: bool = True
-        """torch.compile the fast path, on a GPU."""
+        """torch.compile what our kernels do not serve, on a GPU."""
         reference: bool = True
         """Time plain PyTorch too, the reference that the fast path is tested against."""
         figure: Path = Path("growth.png")

@@ -20,7 +20,8 @@ class EngineConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 computes in bfloat16 where that is safe; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = False
-    """torch.compile the Transformer blocks (half a minute at the start)."""
+    """torch.compile the Transformer blocks (half a minute at the start); on a GPU that our kernels
+    serve, only attention that is too long for them."""
     fast: bool = True
     """On a GPU, use captured graphs and kernels of our own; on a CPU, written-out gradients in
     fewer operations; off: plain PyTorch, as a reference."""

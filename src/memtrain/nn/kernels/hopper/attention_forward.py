@@ -20,20 +20,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from memtrain.nn.kernels.heads import Heads
+from memtrain.nn.kernels.hopper.tiles import LENGTH, TAIL, E, descriptor
 
-LENGTH = gl.constexpr(272)
-"""Queries, and keys, of a head."""
-E = gl.constexpr(64)
-"""A head's size."""
 BQ = gl.constexpr(64)
 """Queries of a tile: the rows of one product of a warpgroup."""
 TILES = gl.constexpr(5)
 BK = gl.constexpr(128)
 """Keys of each of the two main parts."""
-TAIL = gl.constexpr(16)
 GROUPS = gl.constexpr(2)
 """Warpgroups that answer queries."""
 REGISTERS = gl.constexpr(240)
@@ -205,23 +200,16 @@ def _forward(
     )
 
 
-def _described(x: Tensor, rows: int) -> TensorDescriptor:
-    """Rows of one head are fetched that many at a time."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    shape = [x.shape[0] * x.shape[1], x.shape[2]]
-    return TensorDescriptor(x, shape, [x.stride(1), 1], [rows, E.value], layout)
-
-
 def run_forward(heads: Heads, out: Tensor, log_sum: Tensor | None) -> None:
     """Writes the heads' weighted sums and, if there is room for it, log2 of the weights' sums."""
     count = heads.rows * heads.heads
     chip = torch.cuda.get_device_properties(out.device)
     _forward[min(count, chip.multi_processor_count),](
-        _described(heads.query, BQ.value),
-        _described(heads.key, BK.value),
-        _described(heads.key, TAIL.value),
-        _described(heads.value, BK.value),
-        _described(heads.value, TAIL.value),
+        descriptor(heads.query, BQ.value),
+        descriptor(heads.key, BK.value),
+        descriptor(heads.key, TAIL.value),
+        descriptor(heads.value, BK.value),
+        descriptor(heads.value, TAIL.value),
         out,
         out if log_sum is None else log_sum,
         count,

@@ -1,0 +1,57 @@
+"""The script that compares the fast path with the reference: it trains both, and can say no."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "loss_curves.py"
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("loss_curves", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(script, monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["loss_curves.py", *map(str, options)])
+    return script.main()
+
+
+def test_the_written_out_gradients_learn_what_the_reference_learns(
+    script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    out, figure = tmp_path / "curves.json", tmp_path / "curves.png"
+    options = ("retrieval", "--steps", 4, "--device", "cpu", "--out", out, "--figure", figure)
+    assert call(script, monkeypatch, *options) == 0
+    found = json.loads(out.read_text())
+    apart = found["distance_from_the_reference"]
+    assert found["within_noise"] and 0 < apart["fast"] < 1e-4 < apart["another seed"]
+    assert [len(losses) for losses in found["decode"].values()] == [4, 4, 4]
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_fast_path_that_learns_something_else_is_found(
+    script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def curve(config):
+        offset = 0.01 if config.engine.fast else 0.05 * config.seed
+        return [1.0 + offset] * 10, 1.0
+
+    monkeypatch.setattr(script, "curve", curve)
+    assert call(script, monkeypatch, "retrieval", "--steps", 10, "--device", "cpu") == 1
+    assert "within noise: NO" in capsys.readouterr().out
+
+
+def test_data_for_a_recipe_that_makes_its_own_is_refused(
+    script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        call(script, monkeypatch, "retrieval", "--data", "somewhere")
+    assert "--data somewhere: retrieval makes its own data" in capsys.readouterr().err
