@@ -388,18 +388,25 @@ class InferenceStack:
     ) -> Rows:
         """`_finish` in one kernel, except for a few sequences at the end (`many.whole_rounds`)."""
         project_out, rise, fall = (matrices[index] for matrices in self.copies[1:4])
+        weights = project_out, rise, fall
         up, _, down = self.blocks[index].mlp
         sequences, device = len(mixed.values) // length, rise.device
-        whole = many.whole_rounds(sequences, len(kept), device)
+        rows, finish = sequences * len(kept), many.finish
+        if many.finishes_on_hopper(stream.values, weights, length, len(kept)):
+            from memtrain.nn.kernels.hopper.finish import run_finish as finish
+
+            whole = sequences
+        else:
+            whole = many.whole_rounds(sequences, len(kept), device)
         if not whole:
             return self._finish(index, mixed, stream, length, kept, kind)
-        rows, cut = sequences * len(kept), whole * len(kept)
+        cut = whole * len(kept)
         out = torch.empty(rows, len(fall), dtype=kind, device=device)
         squares = torch.empty(1, rows, device=device)
-        many.finish(
+        finish(
             mixed.values,
             stream.values,
-            (project_out, rise, fall),
+            weights,
             (up.bias, down.bias),
             out[:cut],
             squares[0],

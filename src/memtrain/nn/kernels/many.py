@@ -3,6 +3,7 @@
 Tiles of a product read every row and every weight many times over. Here queries, keys, values and
 the hidden layer never leave the processor that made them. `attend` keeps a head's weights in shared
 memory while the rows pass by; `finish`, everything after, keeps rows while the weights pass by.
+Both stand once more in `hopper`, for the paper's size (see `on_hopper`).
 
 Offsets are 32 bits: `InferenceStack` brings rows in chunks.
 """
@@ -224,6 +225,35 @@ def whole_rounds(sequences: int, kept: int, device: torch.device) -> int:
     return min(sequences, (tiles - rest) * ROWS // kept)
 
 
+def on_hopper(x: Tensor, head_dim: int) -> bool:
+    """Whether the kernels in `hopper` may serve for such rows: they are written for the paper's
+    size, and in a language of this Triton."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.bfloat16
+        and (x.shape[1], head_dim) == (256, 64)
+        and triton.__version__.startswith("3.6.")
+        and torch.cuda.get_device_capability(x.device) == (9, 0)
+    )
+
+
+def attends_on_hopper(x: Tensor, head_dim: int, length: int) -> bool:
+    """Whether `hopper.attend` serves: its tiles are of 64 rows."""
+    return on_hopper(x, head_dim) and attend_tile(length)["BR"] == 64
+
+
+def finishes_on_hopper(stream: Tensor, weights: tuple[Tensor, ...], length: int, kept: int) -> bool:
+    """Whether `hopper.finish` serves, and then for all rows."""
+    project, rise, _ = weights
+    sizes = project.shape[1], len(rise)
+    return (
+        on_hopper(stream, 64)
+        and sizes == (512, 1024)
+        and (kept == length or kept % 8 == 0)  # rows are fetched in pieces of 8 at least
+        and len(stream) // length * kept >= 2**13  # tiles for half of the multiprocessors
+    )
+
+
 def attend(
     x: Tensor,
     squares: Tensor | None,
@@ -237,6 +267,10 @@ def attend(
     """`inference.attend`: rows (R, I) and parts of their squares to (R, H·E)."""
     rows, inner = x.shape
     head_dim = len(weight) // 3 // heads
+    if attends_on_hopper(x, head_dim, length):
+        from memtrain.nn.kernels.hopper.attend import run_attend
+
+        return run_attend(x, squares, weight, cosine, sine, heads, length, causal)
     out = torch.empty(rows, heads * head_dim, dtype=weight.dtype, device=weight.device)
     tile = attend_tile(length)
     programs = tile.pop("per_processor") * processors(x.device)
