@@ -127,7 +127,6 @@ def _mix(
                 square += gl.load(squares + part * rows + row, mask=row < rows, other=0.0)
         mbarrier.wait(ready.index(group), (turn // GROUPS) & 1)
         x = taken.index(group).load(factor)
-        mbarrier.arrive(free.index(group))
         if PARTS == 0:
             wide = x.to(gl.float32)
             square = gl.convert_layout(gl.sum(wide * wide, 1), by_row)
@@ -146,6 +145,8 @@ def _mix(
         v = warpgroup_mma_wait(1, (v,))
         value.store((v * level).to(kind))
         fence_async_shared()
+        # not before a product has shown that the rows have come to registers
+        mbarrier.arrive(free.index(group))
         q, x = warpgroup_mma_wait(0, (q, x))
         q = _turned(q * (level * scale), c, s, sums).to(kind)
         q = gl.convert_layout(q, factor, assert_trivial=True)
