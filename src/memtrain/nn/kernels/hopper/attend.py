@@ -39,7 +39,7 @@ REGISTERS = gl.constexpr(240)
 @gluon.jit
 def _fetch(x, weight, buffers, barriers, H: gl.constexpr, ROWS: gl.constexpr, tiles):
     """Brings in the head's weights, then the program's tiles of ROWS rows that count."""
-    taken, weights, _, _ = buffers
+    taken, weights, _, _, _ = buffers
     ready, free, weights_ready = barriers
     head, first, step = gl.program_id(0) % H, gl.program_id(0) // H, gl.num_programs(0) // H
     mbarrier.expect(weights_ready, 3 * E * WIDTH * 2)
@@ -69,6 +69,41 @@ def _turned(x, c, s, sums: gl.constexpr):
 
 
 @gluon.jit
+def _squares(parts, row, rows, PARTS: gl.constexpr):
+    """The rows' sums of squares, where those are known; none are if PARTS is 0."""
+    total = gl.zeros_like(row).to(gl.float32)
+    for part in gl.static_range(PARTS):
+        total += gl.load(parts + part * rows + row, mask=row < rows, other=0.0)
+    return total
+
+
+@gluon.jit
+def _clamped(x, y):
+    """x + y, between 0 and 1."""
+    return gl.inline_asm_elementwise(
+        "add.sat.f32 $0, $1, $2;", "=f,f,f", [x, y], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _give(own, out, first, rows, H: gl.constexpr, ROWS: gl.constexpr):
+    """Writes a tile's results, which lie in shared memory, to where its first row is and on."""
+    # a thread writes 16 bytes of a row, 8 threads the row; rows stay within their warp
+    written: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [4, 0], [8, 0]],
+        [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [SIDE, E],
+    )
+    place = gl.arange(0, SIDE, gl.SliceLayout(1, written))
+    along = gl.program_id(0) % H * E + gl.arange(0, E, gl.SliceLayout(0, written))
+    at = gl.expand_dims(first + place, 1) * (H * E) + gl.expand_dims(along, 0)
+    there = (place < ROWS) & (first + place < rows)
+    gl.store(out + at, own.load(written), mask=gl.expand_dims(there, 1))
+
+
+@gluon.jit
 def _mix(
     out,
     tables,
@@ -88,22 +123,14 @@ def _mix(
     """
     squares, cosine, sine = tables
     rows, scale, epsilon, tiles, nothing = numbers
-    taken, weights, keys, values = buffers
+    taken, weights, keys, values, given = buffers
     ready, free, weights_ready = barriers
     ROWS: gl.constexpr = SIDE // L * L
     kind: gl.constexpr = out.dtype.element_ty
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, E, 16])
     factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     by_row: gl.constexpr = gl.SliceLayout(1, sums)
-    # a thread writes 16 bytes of a row, 8 threads the row; rows stay within their warp
-    written: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [4, 0], [8, 0]],
-        [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
-        [[16, 0], [32, 0]],
-        [],
-        [SIDE, E],
-    )
-    head, start, step = gl.program_id(0) % H, gl.program_id(0) // H, gl.num_programs(0) // H
+    start, step = gl.program_id(0) // H, gl.num_programs(0) // H
     empty = gl.zeros([SIDE, E], gl.float32, sums)
     halves: gl.constexpr = _pairs(empty)[0].type.layout
     position = gl.arange(0, SIDE, gl.SliceLayout(1, halves)) % L
@@ -113,24 +140,27 @@ def _mix(
 
     local = gl.arange(0, SIDE, by_row)
     column = gl.arange(0, SIDE, gl.SliceLayout(0, sums))
-    sequence = local - local % L
-    seen = local % L + 1 if CAUSAL else L + 0 * local
+    # of a column, what only the compiler knows to be the same for all threads
+    common, rest = (column & 57).to(gl.float32), (column & 6).to(gl.float32)
+    # what a row sees: up to `reach` columns away from `middle`
+    last = local % L if CAUSAL else L - 1 + 0 * local
+    reach = last.to(gl.float32) / 2
+    middle = (local - local % L).to(gl.float32) + reach
+    square = _squares(squares, (start + group * step) * ROWS + local, rows, PARTS)
+    own, made = given.index(group), rows  # there are no results yet
     mbarrier.wait(weights_ready, 0)
     for turn in range(group, gl.cdiv(tiles - start, step), GROUPS):
         none = turn * nothing
         key, value = keys.index(group + none), values.index(group + none)
         first = (start + turn * step) * ROWS
-        row = first + local
-        if PARTS > 0:
-            square = gl.load(squares + row, mask=row < rows, other=0.0)
-            for part in gl.static_range(1, PARTS):
-                square += gl.load(squares + part * rows + row, mask=row < rows, other=0.0)
         mbarrier.wait(ready.index(group), (turn // GROUPS) & 1)
         x = taken.index(group).load(factor)
         if PARTS == 0:
             wide = x.to(gl.float32)
             square = gl.convert_layout(gl.sum(wide * wide, 1), by_row)
         level = gl.expand_dims(gl.rsqrt(square / WIDTH + epsilon), 1)
+        # the other warpgroup's products come first; it then lets go of its rows
+        mbarrier.wait(free.index(1 - group), (turn // GROUPS + 1 - group) & 1)
         k = warpgroup_mma(
             x, weights.index(1 + none).permute((1, 0)), empty, use_acc=False, is_async=True
         )
@@ -147,26 +177,24 @@ def _mix(
         fence_async_shared()
         # not before a product has shown that the rows have come to registers
         mbarrier.arrive(free.index(group))
+        square = _squares(squares, first + GROUPS * step * ROWS + local, rows, PARTS)
+        _give(own, out, made, rows, H, ROWS)  # the last tile's, beside products
         q, x = warpgroup_mma_wait(0, (q, x))
-        q = _turned(q * (level * scale), c, s, sums).to(kind)
+        q = _turned(q, c, s, sums).to(kind)
         q = gl.convert_layout(q, factor, assert_trivial=True)
         score = warpgroup_mma(q, key.permute((1, 0)), empty, use_acc=False)
-        # a row sees so many columns from its sequence's first on; those before it are far beyond
-        behind = gl.expand_dims(column, 0) - gl.expand_dims(sequence + none, 1)
-        score = gl.where(behind.to(gl.uint32) < gl.expand_dims(seen, 1), score, -1e30)
-        weight = gl.exp2(score - gl.expand_dims(gl.max(score, 1), 1))
+        there = gl.expand_dims(rest, 0) - gl.expand_dims(middle + none.to(gl.float32), 1)
+        away = gl.abs(gl.expand_dims(common, 0) + there)
+        score -= 1e30 * _clamped(away, gl.expand_dims(-reach, 1))
+        sharp = level * scale
+        weight = gl.exp2(score * sharp - gl.expand_dims(gl.max(score, 1), 1) * sharp)
         share = gl.convert_layout(weight.to(kind), factor, assert_trivial=True)
         mixed = warpgroup_mma(share, value, empty, use_acc=False, is_async=True)
         total = gl.sum(weight, 1)
         mixed = warpgroup_mma_wait(0, (mixed,))
-        # by way of the keys, which are done with, whole rows come into one thread's hands
-        key.store((mixed * gl.expand_dims(1.0 / total, 1)).to(kind))
-        mixed = key.load(written)
-        place = gl.arange(0, SIDE, gl.SliceLayout(1, written))
-        along = head * E + gl.arange(0, E, gl.SliceLayout(0, written))
-        at = gl.expand_dims(first + place, 1) * (H * E) + gl.expand_dims(along, 0)
-        there = (place < ROWS) & (first + place < rows)
-        gl.store(out + at, mixed, mask=gl.expand_dims(there, 1))
+        own.store((mixed * gl.expand_dims(1.0 / total, 1)).to(kind))
+        made = first
+    _give(own, out, made, rows, H, ROWS)
 
 
 @gluon.jit(do_not_specialize=["rows", "tiles", "nothing"])
@@ -192,6 +220,7 @@ def _attend(
     weights = gl.allocate_shared_memory(gl.bfloat16, [3, E, WIDTH], layout)
     keys = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, SIDE, E], layout)
     values = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, SIDE, E], layout)
+    given = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, SIDE, E], layout)
     ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     weights_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -200,7 +229,7 @@ def _attend(
         mbarrier.init(free.index(group), count=1)
     mbarrier.init(weights_ready, count=1)
     fence_async_shared()
-    buffers, barriers = (taken, weights, keys, values), (ready, free, weights_ready)
+    buffers, barriers = (taken, weights, keys, values, given), (ready, free, weights_ready)
     tables, numbers = (squares, cosine, sine), (rows, scale, epsilon, tiles, nothing)
     gl.warp_specialize(
         [
