@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memtrain.nn.blocks import RMS_EPSILON
+from memtrain.nn.kernels import hopper
 from memtrain.nn.kernels.functions import HIDE, LOG2_E, gelu
 from memtrain.nn.kernels.mlp import processors
 from memtrain.nn.kernels.products import _mix, _source, _squares, _sum_of_parts, _turn
@@ -228,13 +229,7 @@ def whole_rounds(sequences: int, kept: int, device: torch.device) -> int:
 def on_hopper(x: Tensor, head_dim: int) -> bool:
     """Whether the kernels in `hopper` may serve for such rows: they are written for the paper's
     size, and in a language of this Triton."""
-    return (
-        x.is_cuda
-        and x.dtype == torch.bfloat16
-        and (x.shape[1], head_dim) == (256, 64)
-        and triton.__version__.startswith("3.6.")
-        and torch.cuda.get_device_capability(x.device) == (9, 0)
-    )
+    return (x.shape[1], head_dim) == (256, 64) and hopper.serves(x)
 
 
 def attends_on_hopper(x: Tensor, head_dim: int, length: int) -> bool:
