@@ -2,9 +2,10 @@
 does, in Gluon.
 
 A program stays on its multiprocessor with the weights of one head. One of its warps has rows
-brought, tiles of 64 that hold whole sequences; two warpgroups take every other tile, so that the
-products of one run beside the exponentials of the other. A tile lies in registers while it is
-multiplied, and the next one takes its place in shared memory.
+brought, tiles of 64 that hold whole sequences; two warpgroups take every other tile. One begins to
+multiply when the other has all but done so: at the same time, products would take twice as long,
+and then nothing would run beside the exponentials. A tile lies in registers while it is multiplied,
+and the next one takes its place in shared memory.
 """
 
 import math
@@ -140,9 +141,9 @@ def _mix(
 
     local = gl.arange(0, SIDE, by_row)
     column = gl.arange(0, SIDE, gl.SliceLayout(0, sums))
-    # of a column, what only the compiler knows to be the same for all threads
+    # of a column, what is the same for all threads, so that no register holds it
     common, rest = (column & 57).to(gl.float32), (column & 6).to(gl.float32)
-    # what a row sees: up to `reach` columns away from `middle`
+    # a row sees what is at most `reach` columns away from `middle`
     last = local % L if CAUSAL else L - 1 + 0 * local
     reach = last.to(gl.float32) / 2
     middle = (local - local % L).to(gl.float32) + reach
@@ -159,7 +160,7 @@ def _mix(
             wide = x.to(gl.float32)
             square = gl.convert_layout(gl.sum(wide * wide, 1), by_row)
         level = gl.expand_dims(gl.rsqrt(square / WIDTH + epsilon), 1)
-        # the other warpgroup's products come first; it then lets go of its rows
+        # the other warpgroup's products come first, but for its queries: it lets go of its rows
         mbarrier.wait(free.index(1 - group), (turn // GROUPS + 1 - group) & 1)
         k = warpgroup_mma(
             x, weights.index(1 + none).permute((1, 0)), empty, use_acc=False, is_async=True
@@ -175,10 +176,11 @@ def _mix(
         v = warpgroup_mma_wait(1, (v,))
         value.store((v * level).to(kind))
         fence_async_shared()
-        # not before a product has shown that the rows have come to registers
+        # a product has read the rows: until then they may be on their way to registers, and the
+        # next ones, which come another way, would not wait for that
         mbarrier.arrive(free.index(group))
         square = _squares(squares, first + GROUPS * step * ROWS + local, rows, PARTS)
-        _give(own, out, made, rows, H, ROWS)  # the last tile's, beside products
+        _give(own, out, made, rows, H, ROWS)  # the last tile's, beside this one's products
         q, x = warpgroup_mma_wait(0, (q, x))
         q = _turned(q, c, s, sums).to(kind)
         q = gl.convert_layout(q, factor, assert_trivial=True)
