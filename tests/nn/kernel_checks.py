@@ -303,6 +303,17 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
         setattr(inference, key, value)
 
 
+def repeated_case(device, rows, length, width, heads, head_dim, causal) -> None:
+    """Every time the same bits: not where memory is handed on before it has been read."""
+    stack = Stack(width, 1, heads, head_dim).to(device)
+    fast = InferenceStack(stack)
+    x = torch.randn(rows, length, width, device=device)
+    with torch.no_grad():
+        first, *others = (fast(x, slice(None), causal, None) for _ in range(20))
+    different = sum(not torch.equal(first, other) for other in others)
+    check(f"stack N{rows} L{length} W{width}: other times other results", different, 0.5)
+
+
 def cell_case(device, rows, memory_tokens, width, layers, heads, head_dim, **path) -> None:
     """A whole cell without autograd over a few steps, and again after its weights have changed."""
     usual = {key: getattr(inference, key) for key in path}
@@ -568,6 +579,8 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         # Few rows that are too wide to be read at once.
         stacks += [(batch, 17, 512, 3, 8, 64, slice(16), False) for batch in (1, 3, 128)]
         cases += [rnn_case, partial(later_case, device)]
+        cases += [partial(repeated_case, device, 2048, 17, 256, 8, 64, False)]
+        cases += [partial(repeated_case, device, 2048, 16, 256, 8, 64, True)]
     cases += [partial(stack_case, device, *stack) for stack in stacks]
     cases += step_cases(device)
     many = (18, 16, 64, 2, 2, 32, slice(15, None), True)  # 16 fill their tiles
