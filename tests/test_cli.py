@@ -127,6 +127,7 @@ def test_train_eval_resume_from_a_config_file(here: Path, capsys):
     assert result["by_position"]["edges"] == [0, 1, 2, 3, 4, 5, 6]
     assert json.loads(Path("mine/figures/evaluation-6.json").read_text()) == result
     assert imread("mine/figures/evaluation-6.png").ndim == 3
+    assert imread("mine/figures/training.png").ndim == 3
     assert [stage["name"] for stage in result["stages"]] == ["smt", "dmt", "bptt"]
     assert len(result["drift"]["unexplained"]) == 6
 

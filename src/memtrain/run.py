@@ -193,6 +193,10 @@ class Run:
         if self.config.engine.shard_teacher and self.teacher is not None:
             self.group.spread_teacher(self.teacher, self.engine.device)
         try:
+            if not self.finished and self.config.engine.compile and self.group.size == 1:
+                # The first look would compile its kernels one after the other.
+                sequences = self.config.log.evaluate_sequences
+                self.engine.rehearse(self._models(), lambda: self.evaluate(sequences))
             while not self.finished:
                 name = self.stages[self.progress["stage"]]
                 self._train_stage(name, reporter)

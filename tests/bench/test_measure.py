@@ -1,12 +1,14 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from memtrain.bench import measure as measuring
 from memtrain.bench.cases import SUITES, Noise, cases
-from memtrain.bench.measure import _goes_on, differs, matrix_peak, measure
+from memtrain.bench.measure import Timing, _goes_on, differs, matrix_peak, measure
 from memtrain.cli import main
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
@@ -38,6 +40,35 @@ def test_flops_of_generation_are_those_of_its_products():
     cell = block(5, 5) + block(5, 4)  # 4 memory tokens and the one that is read
     readout = block(4, 1) + 2 * width * 256
     assert flops == cell + readout
+
+
+@pytest.mark.parametrize("suite", ["dmt", "bptt"])
+def test_operations_of_rollouts_grow_with_the_batch(suite: str, monkeypatch: pytest.MonkeyPatch):
+    case = cases(suite, "tiny")[0]
+    scaled = measure(case, CPU, seconds=1e-3, reference=False).flops
+    monkeypatch.setattr(measuring, "COUNTED", 10**6)
+    assert scaled == measure(case, CPU, seconds=1e-3, reference=False).flops
+
+
+def test_what_finds_no_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, capsys):
+    real, asked = measuring.time_case, []
+
+    def time_case(case, engine, seconds):
+        asked.append((case.label, engine.fast))
+        if case.label == "SMT step" and not engine.fast:
+            raise torch.OutOfMemoryError
+        if "all labels" in case.label:
+            raise torch.OutOfMemoryError
+        return real(case, engine, seconds)
+
+    monkeypatch.setattr(measuring, "time_case", time_case)
+    result = measure(cases("smt", "tiny")[0], CPU, seconds=1e-3)
+    assert result.reference is None and result.ratio is None
+    assert main(["bench", "dmt", "--device", "cpu", "--seconds", "0.001", "--json"]) == 0
+    out, err = capsys.readouterr()
+    (left,) = json.loads(out.strip().splitlines()[-1])["results"]
+    assert left["label"] == "DMT step, 1 label in 16"
+    assert "2/2  DMT step, all labels, batch 4\n  left out: not enough memory" in err
 
 
 def test_the_reference_is_left_out_where_it_is_the_same():
@@ -92,3 +123,25 @@ def test_a_table_shows_every_case(capsys):
 def test_no_time_is_refused(capsys):
     assert main(["bench", "--seconds", "0"]) == 2
     assert "seconds=0.0: must be above 0" in capsys.readouterr().err
+
+
+def test_growth_draws_every_point_and_times_the_common_one_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+):
+    asked = []
+
+    def time_case(case, engine, seconds):
+        asked.append(case)
+        if case.label == "BPTT" and case.config.bptt.sequence_length == 64:
+            raise torch.OutOfMemoryError
+        return Timing(seconds=0.1, start_up=1.0, peak_bytes=None)
+
+    monkeypatch.setattr(measuring, "time_case", time_case)
+    figure = tmp_path / "growth.png"
+    assert main(["bench", "growth", "--device", "cpu", "--figure", str(figure), "--json"]) == 0
+    out, err = capsys.readouterr()
+    points = json.loads(out.strip().splitlines()[-1])["points"]
+    assert len(points) == 4 * (4 + 4 + 3 + 4) - 1 and "left out: not enough memory" in err
+    # SMT knows no length, and four curves meet in one case of each kind
+    assert len(asked) == 4 * (4 + 4 + 3 + 4) - 3 - 3 * 4
+    assert figure.stat().st_size > 10_000

@@ -266,8 +266,9 @@ def test_sketchy_refuses_what_it_cannot_read(tmp_path: Path):
         )
 
     assert "holds no image" in said()
-    path = write_zip(folder / "one.zip", sketches(1, 2))
+    write_zip(folder / "one.zip", sketches(1, 2))
     assert "different images: 1, at least 2 are needed" in said()
+    path = write_zip(folder / "one.zip", sketches(2, 1))
     assert "threshold=0" in said(threshold=0)
     assert "held_out=1.0: must be above 0 and below 1" in said(held_out=1.0)
     assert "held_out=nan" in said(held_out=float("nan"))

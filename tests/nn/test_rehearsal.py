@@ -1,6 +1,8 @@
 """Kernels are compiled ahead, each once, and none is launched."""
 
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,3 +31,21 @@ def test_each_kind_of_call_is_compiled_once_and_none_is_launched():
         time.sleep(0.01)
     expected = [((3,), True, {"BLOCK": 4}), ((3,), True, {"BLOCK": 8})]
     assert sorted(Kernel.calls, key=lambda call: call[2]["BLOCK"]) == expected
+
+
+def test_rollouts_know_that_they_are_rehearsed_and_are_told_when_it_ends():
+    from memtrain.config import EngineConfig
+    from memtrain.recipes import recipe
+    from memtrain.run import Run
+    from memtrain.train.engine import Engine
+    from memtrain.train.graphs import FastParts, GraphedUnroll
+
+    rnn = Run(recipe("retrieval"), Path("unwritten")).rnn
+    rnn.fast_unroll = rollout = GraphedUnroll(rnn.cell, FastParts({}, {}), nullcontext)
+    engine, seen = Engine(EngineConfig(device="cpu")), []
+    engine.rehearse(rnn, lambda: seen.append(rollout.rehearsing))
+    assert not seen  # nothing to compile
+    engine.kernels = True
+    with pytest.raises(ZeroDivisionError):
+        engine.rehearse(rnn, lambda: seen.append(rollout.rehearsing) or 1 / 0)
+    assert seen == [True] and not rollout.rehearsing

@@ -124,8 +124,12 @@ class TestRollouts:
 def test_a_rehearsal_leaves_no_graph_behind(rnn):
     rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
     graphed.rehearsing = True
+    steps = []
+    graphed.cell.register_forward_hook(lambda *_: steps.append(1))
     with torch.no_grad():
-        assert rnn.unroll(random_tokens(2, CHUNK)).shape[1] == CHUNK
+        memories = rnn.unroll(random_tokens(2, CHUNK))
+    assert memories.shape[:2] == (2, CHUNK) and memories.is_contiguous()
+    assert len(steps) == 1  # the others launch the same kernels
     assert not graphed.chunks
 
 

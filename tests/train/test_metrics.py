@@ -3,29 +3,45 @@
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from memtrain.errors import MemtrainError
 from memtrain.train.metrics import LineReporter, MetricsFile, Pace, TerminalReporter
+
+
+def line(step: int) -> dict:
+    return {"stage": "smt", "step": step, "total_steps": step}
 
 
 def test_lines_come_back_in_order(tmp_path: Path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     assert metrics.read() == []
     for step in range(3):
-        metrics.append({"step": step})
+        metrics.append(line(step))
     assert [record["step"] for record in metrics.read()] == [0, 1, 2]
 
 
 def test_cutting_back_forgets_what_came_after_even_half_a_line(tmp_path: Path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    metrics.append({"step": 1})
+    metrics.append(line(1))
     length = metrics.length()
-    metrics.append({"step": 2})
+    metrics.append(line(2))
     with metrics.path.open("a") as file:
         file.write('{"step": 3, "lo')
     metrics.cut(length)
-    metrics.append({"step": 4})
+    metrics.append(line(4))
     assert [record["step"] for record in metrics.read()] == [1, 4]
+
+
+@pytest.mark.parametrize("text", ["7", "[]", "{}", '{"stage": "smt", "step": "1"}'])
+def test_lines_that_are_no_metrics_are_refused_by_number(tmp_path: Path, text: str):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append(line(1))
+    with metrics.path.open("a") as file:
+        file.write(text + "\n")
+    with pytest.raises(MemtrainError, match="line 2 has no stage or no step"):
+        metrics.read()
 
 
 def test_a_log_gets_plain_lines_with_rate_and_time_left():

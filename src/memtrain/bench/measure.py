@@ -2,8 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from memtrain.bench.cases import Case, Noise
+from memtrain.bench.cases import Case, Growth, Noise
 from memtrain.config import EngineConfig
 from memtrain.eval.rollout import write
 from memtrain.run import Run
@@ -44,12 +44,15 @@ class Result:
     """Floating-point operations of a step, counted on the reference."""
     fast: Timing
     reference: Timing | None
+    """None where it is the same, was not asked for, or found no memory."""
 
     @property
     def ratio(self) -> float | None:
         return self.reference.seconds / self.fast.seconds if self.reference else None
 
 
+COUNTED = 4
+"""Sequences that operations of rollouts are counted on: they grow with the batch."""
 FAST_STEPS, PLAIN_STEPS = 4, 1
 """Steps before anything is timed: three as usual and one that captures; the reference needs one."""
 
@@ -59,7 +62,8 @@ def measure(case: Case, engine: EngineConfig, seconds: float, reference: bool = 
     plain = None
     plain_engine = replace(engine, compile=False, fast=False)
     if reference and differs(engine):
-        plain = time_case(case, plain_engine, seconds)
+        with suppress(torch.OutOfMemoryError):  # it keeps more than the fast path does
+            plain = time_case(case, plain_engine, seconds)
     fast = time_case(case, engine, seconds)
     return Result(
         suite=case.suite,
@@ -98,6 +102,23 @@ def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
     if run.engine.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(run.engine.device)
     return Timing(seconds=median(taken) / repeats, start_up=start_up, peak_bytes=peak)
+
+
+def time_growth(
+    points: Iterable[Growth], engine: EngineConfig, seconds: float, say: Callable[[str], None]
+) -> list[tuple[Growth, Timing]]:
+    """Time all points of the curves that find memory. The middle of all curves is one case."""
+    timed: list[tuple[Growth, Timing]] = []
+    for point in points:
+        say(f"{point.case.label}, {point.axis} {point.value}")
+        known = [timing for other, timing in timed if other.case == point.case]
+        try:
+            timing = known[0] if known else time_case(point.case, engine, seconds)
+        except torch.OutOfMemoryError:
+            say("  left out: not enough memory")
+        else:
+            timed.append((point, timing))
+    return timed
 
 
 def _goes_on(taken: list[float], seconds: float) -> bool:
@@ -139,7 +160,12 @@ def _step(case: Case, run: Run) -> tuple[Callable[[], object], int]:
 def _flops(case: Case, engine: EngineConfig) -> int | None:
     """Counted by torch as the reference runs; a step of generation is a cell and a readout."""
     _clear()
-    run = _build(case, engine)
+    config, counted = case.config, case.batch
+    if case.suite in ("dmt", "bptt"):
+        counted = min(COUNTED, case.batch)
+        stage = replace(config.stages()[case.suite], batch_size=counted)
+        config = replace(config, **{case.suite: stage})
+    run = _build(replace(case, config=config), engine)
     # The counter does not know the CPU's fused attention.
     plain = sdpa_kernel(SDPBackend.MATH) if run.engine.device.type == "cpu" else nullcontext()
     with FlopCounterMode(display=False) as counter, plain, run.engine.autocast():
@@ -155,7 +181,7 @@ def _flops(case: Case, engine: EngineConfig) -> int | None:
             with trainer.frozen_rest():
                 batch = trainer.task.sample(stage.batch_size, trainer.generator)
                 objective(batch, trainer.generator).total.backward()
-    return counter.get_total_flops()
+    return counter.get_total_flops() * case.batch // counted
 
 
 def matrix_peak(device: torch.device, seconds: float = 1.0) -> float:

@@ -42,8 +42,10 @@ def bench(arguments: list[str]) -> int:
     if not options.seconds > 0:
         raise MemtrainError(f"seconds={options.seconds}: must be above 0")
 
+    import torch
+
     from memtrain.bench.cases import SUITES, cases, growth
-    from memtrain.bench.measure import matrix_peak, measure, time_case
+    from memtrain.bench.measure import matrix_peak, measure, time_growth
     from memtrain.bench.report import as_record, draw_growth, growth_record, print_results
     from memtrain.config import EngineConfig
     from memtrain.train.engine import pick_device
@@ -53,10 +55,7 @@ def bench(arguments: list[str]) -> int:
     compiled = options.compile and device.type == "cuda"
     engine = EngineConfig(device=options.device, compile=compiled)
     if options.suite == "growth":
-        points = []
-        for point in growth(size):
-            print(f"{point.case.label}, {point.axis} {point.value}", file=sys.stderr)
-            points.append((point, time_case(point.case, engine, options.seconds)))
+        points = time_growth(growth(size), engine, options.seconds, _say)
         record = growth_record(points, engine, size)
         draw_growth(record, options.figure)
         print(json.dumps(record) if options.json else options.figure)
@@ -65,11 +64,19 @@ def bench(arguments: list[str]) -> int:
     todo = [case for suite in suites for case in cases(suite, size)]
     results = []
     for index, case in enumerate(todo):
-        print(f"{index + 1}/{len(todo)}  {case.label}, batch {case.batch}", file=sys.stderr)
-        results.append(measure(case, engine, options.seconds, options.reference))
+        _say(f"{index + 1}/{len(todo)}  {case.label}, batch {case.batch}")
+        try:
+            results.append(measure(case, engine, options.seconds, options.reference))
+        except torch.OutOfMemoryError:
+            _say("  left out: not enough memory; --size tiny has smaller models")
     peak = matrix_peak(device)
     if options.json:
         print(json.dumps(as_record(results, engine, size, peak)))
     else:
         print_results(results, peak, device)
     return 0
+
+
+def _say(line: str) -> None:
+    """How far it is; stdout is for results."""
+    print(line, file=sys.stderr)

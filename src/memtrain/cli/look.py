@@ -16,8 +16,8 @@ def evaluate(arguments: list[str]) -> int:
     class Evaluate:
         """Score a run on held-out sequences: teacher, RNN from the empty memory and from the
         teacher's, over the whole sequence and against the position in it; how far their memories
-        drift apart; count models on the same targets; and what training cost. A figure and its
-        numbers go to RUN/figures."""
+        drift apart; count models on the same targets; and what training cost. A figure, its
+        numbers and the curves of the training go to RUN/figures."""
 
         run: tyro.conf.Positional[Path]
         """The run's folder."""
@@ -39,6 +39,7 @@ def evaluate(arguments: list[str]) -> int:
         raise MemtrainError(f"sequences={options.sequences}: must be at least 1")
 
     from memtrain.eval.figure import save_figure
+    from memtrain.eval.training_figure import save_training_figure
     from memtrain.tables import print_evaluation
 
     run = open_run(options.run, options.allow_code, options.best)
@@ -48,11 +49,13 @@ def evaluate(arguments: list[str]) -> int:
     figure = options.run / "figures" / f"evaluation-{result.length}.png"
     save_figure(result, figure, run.config.name, run.task.unit)
     figure.with_suffix(".json").write_text(text + "\n")
+    training = figure.with_name("training.png")
+    save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
     if options.json:
         print(text)
     else:
         print_evaluation(run, result)
-        print(f"figure  {figure}")
+        print(f"figures in {figure.parent}: {figure.name}, {training.name}")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from memtrain.config import Stream
 from memtrain.data.sources import (
     DATA_SETS,
-    check_options,
+    checked_options,
     prepare_images,
     prepare_text,
     prepare_tokens,
@@ -61,8 +61,7 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
         if _changed(path) <= (out / "meta.json").stat().st_mtime:
             return _of_kind(recipe, store)
     function = DATA_SETS.get(recipe) or OWN[recipe]
-    check_options(function, options)
-    store = function(path, out, overwrite=prepared, **options)
+    store = function(path, out, overwrite=prepared, **checked_options(function, options))
     counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
     for line in (f"prepared {out}: {counts} tokens", *store.meta.notes):
         print(line, file=sys.stderr)

@@ -180,13 +180,21 @@ class Engine:
 
     def _rehearse(self, trainer: "StepOwner") -> None:
         """Have all kernels compiled at once, while torch compiles what lies between them."""
-        if not self.kernels or not trainer.objective.rehearsable:
+        if trainer.objective.rehearsable:
+            self.rehearse(trainer.objective, trainer.rehearse)
+
+    def rehearse(self, models: nn.Module, work: Callable[[], object]) -> None:
+        """Have all kernels compiled that some work of these models will launch, if there are any.
+
+        What it computes on the way is meaningless; it must not matter.
+        """
+        if not self.kernels:
             return
         from memtrain.nn.kernels.rehearsal import rehearsal
 
         rollouts = [
             module.fast_unroll
-            for module in trainer.objective.modules()
+            for module in models.modules()
             if isinstance(module, RNN) and isinstance(module.fast_unroll, GraphedUnroll)
         ]
         eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
@@ -194,7 +202,7 @@ class Engine:
             rollout.rehearsing = True
         try:
             with rehearsal(), eager:
-                trainer.rehearse()
+                work()
         finally:
             for rollout in rollouts:
                 rollout.rehearsing = False

@@ -71,8 +71,11 @@ class GraphedUnroll:
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
         self.parts.refresh()
-        # A graph holds no graphs.
-        if self.rehearsing or torch.cuda.is_current_stream_capturing():
+        if self.rehearsing:  # all steps launch the same kernels
+            with self.parts.active(), self.precision():
+                (after,) = self._steps([inputs[:, 0]], memory)
+            return after[:, None].expand(-1, inputs.shape[1], -1, -1).contiguous()
+        if torch.cuda.is_current_stream_capturing():  # a graph holds no graphs
             with self.parts.active(), self.precision():
                 return torch.stack(self._steps(inputs.T.contiguous().unbind(), memory), dim=1)
         memories = []

@@ -20,6 +20,12 @@ from rich.progress import (
 from memtrain.errors import MemtrainError
 
 
+def _counted(record: dict) -> bool:
+    """Whether it says where it belongs."""
+    counters = (record.get("step"), record.get("total_steps"))
+    return isinstance(record.get("stage"), str) and all(type(one) is int for one in counters)
+
+
 class MetricsFile:
     """One JSON object a line, appended; cut back to a checkpoint's length on resume."""
 
@@ -65,7 +71,7 @@ class MetricsFile:
         """All whole lines; one that is being written, or was torn, is not there yet.
 
         Raises:
-            MemtrainError: a line is no JSON.
+            MemtrainError: a line is no JSON, or no line of metrics.
         """
         if not self.path.exists():
             return []
@@ -73,9 +79,12 @@ class MetricsFile:
         records = []
         for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
             except (ValueError, RecursionError):
                 raise MemtrainError(f"{self.path}: line {number} is no JSON") from None
+            if not isinstance(record, dict) or not _counted(record):
+                raise MemtrainError(f"{self.path}: line {number} has no stage or no step")
+            records.append(record)
         return records
 
 

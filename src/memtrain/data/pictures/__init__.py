@@ -9,11 +9,13 @@ Beside the letters of `shapes.py`:
 | L      | tokens of a picture, in raster order          |
 """
 
+from memtrain.data.pictures.copies import Copies
 from memtrain.data.pictures.files import Pictures, read_folder, read_image
 from memtrain.data.pictures.idx import read_idx
 from memtrain.data.pictures.tokens import Picture, decode_pictures, encode_pictures
 
 __all__ = [
+    "Copies",
     "Picture",
     "Pictures",
     "decode_pictures",

@@ -4,12 +4,12 @@ Each `prepare_...` reads its files, writes a store to `out` and returns it opene
 wrong is one line of a `MemtrainError`, and nothing is left behind.
 """
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from memtrain.data.sources.mnist import prepare_mnist
+from memtrain.data.sources.options import checked_options
 from memtrain.data.sources.own import prepare_images, prepare_text, prepare_tokens
 from memtrain.data.sources.sketchy import prepare_sketchy
 from memtrain.data.sources.tinystories import prepare_tinystories
@@ -18,7 +18,7 @@ from memtrain.errors import MemtrainError, nearest
 
 __all__ = [
     "DATA_SETS",
-    "check_options",
+    "checked_options",
     "prepare",
     "prepare_images",
     "prepare_mnist",
@@ -51,8 +51,7 @@ def prepare(
     if name not in DATA_SETS:
         raise MemtrainError(f"data set {name!r}: {nearest(name, DATA_SETS)}")
     function = DATA_SETS[name]
-    check_options(function, options)
-    return function(data_dir, out, overwrite=overwrite, **options)
+    return function(data_dir, out, overwrite=overwrite, **checked_options(function, options))
 
 
 def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: Any) -> Store:
@@ -63,18 +62,7 @@ def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: A
         function = prepare_images
     else:
         function = prepare_text
-    check_options(function, options)
-    return function(path, out, overwrite=overwrite, **options)
-
-
-def check_options(function: Callable[..., Store], options: Iterable[str]) -> None:
-    """Refuse an option that a `prepare_...` does not take, with the nearest that it does."""
-    known = inspect.signature(function).parameters.keys()
-    known = known - {"data_dir", "path", "out", "overwrite"}
-    what = function.__name__.removeprefix("prepare_")
-    for option in options:
-        if option not in known:
-            raise MemtrainError(f"{option}: {what} has no such option; {nearest(option, known)}")
+    return function(path, out, overwrite=overwrite, **checked_options(function, options))
 
 
 def _holds_images(folder: Path) -> bool:

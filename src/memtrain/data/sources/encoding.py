@@ -1,9 +1,12 @@
 """Text and pictures as tokens, and the notes on what was left out on the way."""
 
-import numpy as np
-from jaxtyping import Integer
+from collections.abc import Sequence
 
-from memtrain.data.pictures import Picture, Pictures, encode_pictures
+import numpy as np
+from jaxtyping import Integer, UInt8
+
+from memtrain.data.pictures import Copies, Picture, Pictures, encode_pictures
+from memtrain.data.store import Split
 from memtrain.data.text import EncodedText, encode_text
 from memtrain.errors import MemtrainError
 
@@ -25,12 +28,43 @@ def dropped_note(encoded: EncodedText, prefix: str) -> tuple[str, ...]:
 
 
 def spell_pictures(
-    pictures: Pictures, *, levels: int, patch: int, threshold: int | None
-) -> tuple[Picture, Integer[np.ndarray, "N L"]]:
-    """How pictures are spelled, and their tokens."""
+    pictures: Pictures,
+    held: Sequence[bool],
+    *,
+    levels: int,
+    patch: int,
+    threshold: int | None,
+    copies: Copies,
+) -> tuple[Picture, dict[str, Split]]:
+    """How pictures are spelled, and the tokens of both splits.
+
+    Args:
+        pictures: all of them.
+        held: which are held out; these have no copies.
+        levels: grey levels.
+        patch: side of the squares that make one token.
+        threshold: darker is ink.
+        copies: what else is learned of the others.
+    """
     _, height, width = pictures.gray.shape
     picture = Picture(height=height, width=width, levels=levels, patch=patch)
-    return picture, encode_pictures(pictures.gray, levels=levels, patch=patch, threshold=threshold)
+
+    def tokens(gray: UInt8[np.ndarray, "N H W"]) -> Integer[np.ndarray, " T"]:
+        spelled = encode_pictures(gray, levels=levels, patch=patch, threshold=threshold)
+        return spelled.reshape(-1)
+
+    test = np.array(held)
+    train = [tokens(gray) for gray in copies.of(pictures.gray[~test])]
+    splits = {"train": Split(np.concatenate(train)), "test": Split(tokens(pictures.gray[test]))}
+    return picture, splits
+
+
+def copies_note(copies: Copies) -> tuple[str, ...]:
+    """A note on the copies that are in train, if any are."""
+    if copies.count == 1:
+        return ()
+    ways = ["mirrored"] * copies.mirror + [f"moved by {copies.shift}"] * bool(copies.shift)
+    return (f"train holds {copies.count} copies of a picture: {' and '.join(ways)}",)
 
 
 def skipped_note(pictures: Pictures) -> tuple[str, ...]:

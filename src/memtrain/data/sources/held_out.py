@@ -1,7 +1,7 @@
 """What is held out for evaluation: the end of a stream, or pictures by their names."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -30,12 +30,6 @@ def split_stream(
         "train": Split(tokens[:cut], starts[:first]),
         "test": Split(tokens[cut:], starts[first:] - cut),
     }
-
-
-def split_pictures(tokens: Integer[np.ndarray, "N L"], held: Sequence[bool]) -> dict[str, Split]:
-    """Hold out the pictures that are marked."""
-    mask = np.array(held)
-    return {"train": Split(tokens[~mask].reshape(-1)), "test": Split(tokens[mask].reshape(-1))}
 
 
 def held_out_count(total: int, share: float, what: str) -> int:

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from memtrain.data import download
-from memtrain.data.pictures import read_folder
+from memtrain.data.pictures import Copies, read_folder
 from memtrain.data.sources.encoding import (
+    copies_note,
     dropped_note,
     encode_named,
     skipped_note,
@@ -16,7 +17,6 @@ from memtrain.data.sources.held_out import (
     check_share,
     held_out_count,
     held_out_names,
-    split_pictures,
     split_stream,
 )
 from memtrain.data.store import Split, Store, StoreMeta, check_place, open_array, write_store
@@ -61,6 +61,8 @@ def prepare_images(
     patch: int = 1,
     threshold: int | None = None,
     held_out: float = 0.1,
+    mirror: bool = False,
+    shift: int = 0,
     overwrite: bool = False,
 ) -> Store:
     """Any folder or zip of PNG and JPEG files, in grey; see `read_folder` and `encode_pictures`.
@@ -73,21 +75,30 @@ def prepare_images(
         patch: side of the squares that make one token.
         threshold: darker is ink; needs two levels.
         held_out: share of the images in test; an image's side follows from its name.
+        mirror: learn from mirrored images too.
+        shift: learn from images moved by so many pixels too, in eight directions.
         overwrite: replace a store that is there.
     """
     check_place(out, overwrite)
     check_share(held_out)
+    copies = Copies(mirror=mirror, shift=shift)
     pictures = read_folder(path, (size, size) if isinstance(size, int) else size)
-    picture, tokens = spell_pictures(pictures, levels=levels, patch=patch, threshold=threshold)
     held = held_out_names(pictures.names, held_out)
-    splits = split_pictures(tokens, [name in held for name in pictures.names])
+    picture, splits = spell_pictures(
+        pictures,
+        [name in held for name in pictures.names],
+        levels=levels,
+        patch=patch,
+        threshold=threshold,
+        copies=copies,
+    )
     meta = StoreMeta(
         name=path.resolve().stem,
         vocab_size=picture.vocab_size,
         source=str(path),
         document_length=picture.length,
         picture=picture,
-        notes=skipped_note(pictures),
+        notes=(*skipped_note(pictures), *copies_note(copies)),
     )
     return write_store(out, meta, splits, overwrite=overwrite)
 

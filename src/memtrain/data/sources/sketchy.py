@@ -3,10 +3,10 @@
 import re
 from pathlib import Path, PurePosixPath
 
-from memtrain.data.pictures import read_folder
-from memtrain.data.sources.encoding import skipped_note, spell_pictures
+from memtrain.data.pictures import Copies, read_folder
+from memtrain.data.sources.encoding import copies_note, skipped_note, spell_pictures
 from memtrain.data.sources.finding import check_folder, first_there
-from memtrain.data.sources.held_out import check_share, held_out_names, split_pictures
+from memtrain.data.sources.held_out import check_share, held_out_names
 from memtrain.data.store import Store, StoreMeta, check_place, write_store
 from memtrain.errors import MemtrainError
 
@@ -19,6 +19,8 @@ def prepare_sketchy(
     *,
     threshold: int = 192,
     held_out: float = 0.1,
+    mirror: bool = False,
+    shift: int = 0,
     overwrite: bool = False,
 ) -> Store:
     """Sketchy's sketches at 64x64 (Lanczos), binarised, as 1,024 tokens of 2x2 pixels.
@@ -30,10 +32,13 @@ def prepare_sketchy(
         out: the store's folder.
         threshold: darker is ink. Resizing leaves thin strokes grey: at 128 they break into dashes.
         held_out: share of the photos in test; a photo's side follows from its name.
+        mirror: learn from mirrored sketches too.
+        shift: learn from sketches moved by so many pixels too, in eight directions.
         overwrite: replace a store that is there.
     """
     check_place(out, overwrite)
     check_share(held_out)
+    copies = Copies(mirror=mirror, shift=shift)
     if data_dir is None:
         raise MemtrainError(
             "sketchy: has no direct download; get the sketches (256x256 PNG) from "
@@ -41,9 +46,16 @@ def prepare_sketchy(
         )
     path = _sketchy_files(data_dir)
     pictures = read_folder(path, (64, 64), accept=lambda name: _photo(name) is not None)
-    picture, tokens = spell_pictures(pictures, levels=2, patch=2, threshold=threshold)
     photos = [_photo(name) or "" for name in pictures.names]
     held = held_out_names(photos, held_out)
+    picture, splits = spell_pictures(
+        pictures,
+        [photo in held for photo in photos],
+        levels=2,
+        patch=2,
+        threshold=threshold,
+        copies=copies,
+    )
     meta = StoreMeta(
         name="sketchy",
         vocab_size=picture.vocab_size,
@@ -54,9 +66,9 @@ def prepare_sketchy(
             *skipped_note(pictures),
             f"ink: grey below {threshold}",
             f"split by photo: {len(set(photos)) - len(held):,} in train, {len(held):,} in test",
+            *copies_note(copies),
         ),
     )
-    splits = split_pictures(tokens, [photo in held for photo in photos])
     return write_store(out, meta, splits, overwrite=overwrite)
 
 

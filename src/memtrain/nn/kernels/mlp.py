@@ -178,8 +178,9 @@ def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple
     """(g W) * GELU'(before), (R, O), and shares of the columns' sums of it and of g, (_, O + I) in
     fp32, to be added up."""
     out = torch.empty_like(before)
-    # Each 256 columns' programs add up a quarter of the columns of g.
-    if weight.shape[1] >= 1024 and on_hopper(gradient, weight, weight.shape[1]):
+    # Each 256 columns' programs add up a quarter of the columns of g. With few rows it is slower.
+    wide, long = weight.shape[1] >= 1024, len(gradient) >= 8192
+    if wide and long and on_hopper(gradient, weight, weight.shape[1]):
         from memtrain.nn.kernels.hopper import mlp as hopper_mlp
 
         return out, hopper_mlp.run_down_backward(gradient, weight, before, out)

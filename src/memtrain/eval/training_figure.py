@@ -1,0 +1,112 @@
+"""A training as a figure: the losses of each stage, and held-out losses while it went on."""
+
+import math
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from memtrain.eval.figure import INK, LABEL
+
+LOSSES = {"decode": "#444444", "next": "#d65d0e", "readout": "#1f6fb4"}
+"""Losses in nats, as metrics name them; dynamics, which is none, has an axis of its own."""
+DYNAMICS = "#2f7d32"
+POINTS = 60
+"""Means that a curve is drawn with at most: single batches are noisy."""
+
+
+def save_training_figure(records: list[dict], path: Path, name: str, unit: str) -> None:
+    """Draw the lines of a run's metrics, if there are any.
+
+    Args:
+        records: as `MetricsFile.read` returns them.
+        path: the figure's file; its folder is made.
+        name: the run's.
+        unit: what a token is.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not records:
+        return
+    stages = [(stage, list(lines)) for stage, lines in groupby(records, lambda r: r["stage"])]
+    looks = [record for record in records if _nats(record, "rnn") is not None]
+    panels = len(stages) + bool(looks)
+    figure = Figure(figsize=(4.2 * panels, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    for axis, (stage, lines) in zip(axes, stages, strict=False):
+        _draw_stage(axis, stage, lines)
+        axis.set_ylabel(f"nats a {unit}")
+    if looks:
+        _draw_looks(axes[-1], looks)
+        axes[-1].set_ylabel(f"nats a {unit}")
+    figure.suptitle(name, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def _draw_stage(axis, stage: str, lines: list[dict]) -> None:
+    tops = []
+    for key, colour in LOSSES.items():
+        steps, values = smoothed(lines, key)
+        if len(values):
+            axis.plot(steps, values, color=colour, linewidth=1, label=key)
+            tops.append(np.quantile(values, 0.97))
+    if tops:  # the first losses are far above all others
+        axis.set_ylim(top=1.05 * max(tops))
+    steps, values = smoothed(lines, "dynamics")
+    axis.spines["top"].set_visible(False)
+    if len(values):
+        other = axis.twinx()
+        other.semilogy(steps, values, color=DYNAMICS, linewidth=1)
+        other.set_ylabel("dynamics", color=DYNAMICS)
+        other.spines["top"].set_visible(False)
+    axis.set_title(f"{stage}: losses on its batches", fontsize=10)
+    axis.set_xlabel("step")
+    if axis.lines:
+        axis.legend(frameon=False, fontsize=8)
+
+
+def _draw_looks(axis, looks: list[dict]) -> None:
+    for key in ("teacher", "rnn"):
+        points = [(look["total_steps"], nats) for look in looks if (nats := _nats(look, key))]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=INK[key], label=LABEL[key], marker=".")
+    for one, other in pairwise(looks):
+        if one["stage"] != other["stage"]:
+            axis.axvline(one["total_steps"], color="#999999", linestyle=":", linewidth=1)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.set_title("held-out sequences while training", fontsize=10)
+    axis.set_xlabel("step of all stages")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def smoothed(lines: list[dict], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one metric, as means over neighbours so that few enough are left."""
+    points = [
+        (line["step"], value) for line in lines if (value := _number(line.get(key))) is not None
+    ]
+    if not points:
+        return np.empty(0), np.empty(0)
+    together = math.ceil(len(points) / POINTS)
+    chunks = [points[at : at + together] for at in range(0, len(points), together)]
+    steps, values = np.array([np.mean(chunk, axis=0) for chunk in chunks]).T
+    return steps, values
+
+
+def _nats(record: dict, key: str) -> float | None:
+    """Of an evaluation while training, if the line has one."""
+    found = record.get("evaluation")
+    scores = found.get(key) if isinstance(found, dict) else None
+    return _number(scores.get("nats")) if isinstance(scores, dict) else None
+
+
+def _number(value: object) -> float | None:
+    """Files may be damaged: what is no finite number is not drawn."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
