@@ -24,12 +24,13 @@ from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Block, Rotary, Stack, normalize_memory
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import table_gradient
-from memtrain.nn.kernels import inference, mlp, norm, table
+from memtrain.nn.kernels import mlp, norm, table
 from memtrain.nn.kernels.block import KernelBlock
-from memtrain.nn.kernels.inference import InferenceStack
 from memtrain.nn.kernels.later import Later
 from memtrain.nn.kernels.projection import run_projection
-from memtrain.nn.kernels.step import WIDEST, InferenceCell, KernelSampler, begin, end
+from memtrain.nn.kernels.rollout import limits
+from memtrain.nn.kernels.rollout.stack import InferenceStack
+from memtrain.nn.kernels.rollout.step import WIDEST, InferenceCell, KernelSampler, begin, end
 from memtrain.nn.kernels.sums import column_sums
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder
@@ -277,9 +278,9 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
 
     `path` moves row counts at which other kernels take over, to reach them with few rows.
     """
-    usual = {key: getattr(inference, key) for key in path}
+    usual = {key: getattr(limits, key) for key in path}
     for key, value in path.items():
-        setattr(inference, key, value)
+        setattr(limits, key, value)
     stack = Stack(width, layers, heads, head_dim).to(device)
     x = torch.randn(rows, length, width, device=device)
     head = nn.Linear(width, 40, bias=False).to(device)
@@ -300,7 +301,7 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
                 parameter.add_(torch.randn_like(parameter) * 0.05)
             fast.refresh()
     for key, value in usual.items():
-        setattr(inference, key, value)
+        setattr(limits, key, value)
 
 
 def repeated_case(device, rows, length, width, heads, head_dim, causal) -> None:
@@ -316,10 +317,10 @@ def repeated_case(device, rows, length, width, heads, head_dim, causal) -> None:
 
 def cell_case(device, rows, memory_tokens, width, layers, heads, head_dim, **path) -> None:
     """A whole cell without autograd over a few steps, and again after its weights have changed."""
-    usual = {key: getattr(inference, key) for key in path}
+    usual = {key: getattr(limits, key) for key in path}
     for key, value in path.items():
-        setattr(inference, key, value)
-    limit = {torch.float32: 1e-5, torch.float16: 2e-3}.get(inference.PRODUCTS, 2e-2)
+        setattr(limits, key, value)
+    limit = {torch.float32: 1e-5, torch.float16: 2e-3}.get(limits.PRODUCTS, 2e-2)
     size = {"memory_tokens": memory_tokens, "memory_dim": width, "width": width}
     config = CellConfig(**size, layers=layers, heads=heads, head_dim=head_dim)
     cell = TransformerCell(config, 40).to(device)
@@ -342,7 +343,7 @@ def cell_case(device, rows, memory_tokens, width, layers, heads, head_dim, **pat
                 parameter.add_(torch.randn_like(parameter) * 0.05)
             fast_stack.refresh()
     for key, value in usual.items():
-        setattr(inference, key, value)
+        setattr(limits, key, value)
 
 
 def begin_and_end_case(device, rows, memory_tokens, width) -> None:
@@ -355,7 +356,7 @@ def begin_and_end_case(device, rows, memory_tokens, width) -> None:
     name = f"B{rows} M{memory_tokens} W{width}"
     wrong = (x != expected.to(x.dtype)).sum()
     check(f"begin {name}: rows", float(wrong), 0)
-    assert (squares is None) == (len(x) <= inference.FEW_ROWS)
+    assert (squares is None) == (len(x) <= limits.FEW_ROWS)
     if squares is not None:
         wanted = expected.double().square().sum(1)
         check(f"begin {name}: squares", relative_error(squares[0], wanted), 1e-5)
@@ -529,7 +530,7 @@ def norm_cases(device: str, kind: torch.dtype) -> list[Callable[[], None]]:
 
 def all_cases(device: str) -> list[Callable[[], None]]:
     if device == "cpu":
-        inference.PRODUCTS = torch.float32
+        limits.PRODUCTS = torch.float32
         kinds, shapes = (torch.float32,), [(2, 17), (1, 70), (2, 5), (1, 100)]
         heads = ((2, 32),)
     else:

@@ -15,6 +15,7 @@ from memtrain.nn.blocks import Attention, Block, Stack
 from memtrain.nn.causal import FewerOperations
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.embedding import Lookup
+from memtrain.nn.kernels.hopper import is_hopper
 from memtrain.nn.kernels.later import Later
 from memtrain.nn.looked_up import LookedUpDecoder
 from memtrain.nn.rnn import RNN, Choose
@@ -128,8 +129,8 @@ class Engine:
         if not self.kernels:
             return FastParts({}, {})
         from memtrain.nn.kernels.block import fits_heads
-        from memtrain.nn.kernels.inference import InferenceStack
-        from memtrain.nn.kernels.step import InferenceCell
+        from memtrain.nn.kernels.rollout.stack import InferenceStack
+        from memtrain.nn.kernels.rollout.step import InferenceCell
 
         heads = {part.stack: part.head for part in rnn.modules() if isinstance(part, Decoder)}
         stacks = {
@@ -152,7 +153,7 @@ class Engine:
         """The one kernel that chooses the same tokens, where there is one."""
         if not self.kernels or not isinstance(choose, Sampler) or not choose.is_plain:
             return choose
-        from memtrain.nn.kernels.step import KernelSampler
+        from memtrain.nn.kernels.rollout.step import KernelSampler
 
         return KernelSampler(choose, choose.temperature, choose.allowed)
 
@@ -237,9 +238,7 @@ def _make_deterministic(compiled: bool) -> None:
 def _has_kernels(device: torch.device) -> bool:
     """Our kernels are made for Hopper's shared memory and were only checked there; other GPUs take
     what torch has."""
-    if find_spec("triton") is None or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return find_spec("triton") is not None and is_hopper(device)
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:

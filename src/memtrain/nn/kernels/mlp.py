@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from memtrain.nn.kernels import hopper
 from memtrain.nn.kernels.functions import gelu, gelu_slope
+from memtrain.nn.kernels.launch import Launch, on_hopper
 
 # A program has BR rows of BO columns. Programs that follow each other take the same rows, which are
 # then read from memory once. (Weights that stay in shared memory while rows go by are no faster;
@@ -122,34 +122,6 @@ def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str,
     if backward:
         return tile | {"BR": 64, "BO": 128, "num_stages": 2, "maxnreg": 128}
     return tile | {"BR": 128, "BO": 128, "num_warps": 8, "maxnreg": 128}
-
-
-class Launch:
-    """Which programs run over an (R, I) by (I, O) product, and what each is told."""
-
-    def __init__(self, x: Tensor, outer: int, tile: dict[str, int]) -> None:
-        self.rows, self.inner = x.shape
-        self.outer = outer
-        self.BR, self.BI, self.BO = tile["BR"], tile["BI"], tile["BO"]
-        self.row_tiles = triton.cdiv(self.rows, self.BR)
-        self.column_tiles = triton.cdiv(outer, self.BO)
-        self.grid = (self.row_tiles * self.column_tiles,)
-        self.constants = {"INNER": self.inner, "OUTER": outer, **tile}
-
-
-def on_hopper(x: Tensor, weight: Tensor, columns: int) -> bool:
-    """Whether the kernels in `hopper` serve a large product of x, (R, I), whose columns are taken
-    that many at a time: they are written for rows of the paper's size."""
-    whole = x.is_contiguous() and weight.is_contiguous()
-    large = x.shape[0] > 4096 and x.shape[1] == 256 and columns % 256 == 0
-    return large and whole and hopper.serves(x, weight)
-
-
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; the interpreter stands for two."""
-    if device.type != "cuda":
-        return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memtrain.nn.blocks import RMS_EPSILON
-from memtrain.nn.kernels.mlp import processors
+from memtrain.nn.kernels.launch import processors
 
 EPSILON = tl.constexpr(RMS_EPSILON)
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from memtrain.nn.kernels.mlp import Launch, on_hopper
+from memtrain.nn.kernels.launch import Launch, on_hopper
 
 # A program has BR rows of BO columns, whole heads that are all queries, all keys or all values.
 # Programs that follow each other take the same rows, which are then read from memory once.

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from memtrain.nn.kernels.functions import HIDE
-from memtrain.nn.kernels.mlp import processors
+from memtrain.nn.kernels.launch import processors
 from memtrain.nn.kernels.sums import column_sums
 
 

@@ -1,5 +1,5 @@
-"""Norm, queries, keys and values, and attention of short sequences, on Hopper: what `many.attend`
-does, in Gluon.
+"""Norm, queries, keys and values, and attention of short sequences, on Hopper: what
+`many_attend` does, in Gluon.
 
 A program stays on its multiprocessor with the weights of one head. One of its warps has rows
 brought, tiles of 64 that hold whole sequences; two warpgroups take every other tile. One begins to
@@ -263,7 +263,7 @@ def run_attend(
     length: int,
     causal: bool,
 ) -> Tensor:
-    """`many.attend`."""
+    """`many_attend.run_attend`."""
     rows = len(x)
     out = torch.empty(rows, heads * E.value, dtype=weight.dtype, device=weight.device)
     tiles = -(-rows // (SIDE.value // length * length))

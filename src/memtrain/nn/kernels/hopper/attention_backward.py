@@ -18,8 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from memtrain.nn.kernels.attention.heads import Heads, score_scale
 from memtrain.nn.kernels.functions import LOG2_E
-from memtrain.nn.kernels.heads import Heads, score_scale
 from memtrain.nn.kernels.hopper.tiles import (
     FACTOR,
     LENGTH,

@@ -1,4 +1,4 @@
-"""Attention of 272 queries to 272 keys on Hopper: what `attention_forward` does, in Gluon.
+"""Attention of 272 queries to 272 keys on Hopper: what `attention.forward` does, in Gluon.
 
 A program stays on its multiprocessor and takes one head after the other. One of its warps fetches
 the next head (queries, keys, values) while warpgroups work on this one, each on every so-manieth
@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from memtrain.nn.kernels.heads import Heads
+from memtrain.nn.kernels.attention.heads import Heads
 from memtrain.nn.kernels.hopper.tiles import LENGTH, TAIL, E, descriptor
 
 BQ = gl.constexpr(64)

@@ -1,4 +1,4 @@
-"""Everything in a block after its heads, on Hopper: what `many.finish` does, in Gluon.
+"""Everything in a block after its heads, on Hopper: what `many_finish` does, in Gluon.
 
 A program stays on its multiprocessor and takes one tile of 128 rows after the other. One of its
 warps has the weights brought, in pieces of 32 KB that pass through a ring of five; two warpgroups
@@ -358,7 +358,7 @@ def run_finish(
     length: int,
     keep: range,
 ) -> None:
-    """`many.finish` of any number of rows."""
+    """`many_finish.run_finish` of any number of rows."""
     project, rise, fall = weights
     rows, side = len(out), SIDE.value
     size = together(length, len(keep))

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from memtrain.nn.kernels.attention.heads import Heads, key_tiles, load_rows, on_hopper
 from memtrain.nn.kernels.functions import HIDE
-from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows, on_hopper
 
 # Within a thread Triton reduces one number after the other, and each step waits for the one before
 # it. Columns half a tile apart lie in the same thread: folded in half twice, rows make four chains.

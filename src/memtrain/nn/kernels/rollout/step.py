@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from triton.language.extra import cuda
 
 from memtrain.nn.blocks import RMS_EPSILON
-from memtrain.nn.kernels import inference
 from memtrain.nn.kernels.functions import LOG2_E
-from memtrain.nn.kernels.inference import InferenceStack, Rows, chain
+from memtrain.nn.kernels.rollout import limits
+from memtrain.nn.kernels.rollout.chain import chain
+from memtrain.nn.kernels.rollout.rows import Rows
+from memtrain.nn.kernels.rollout.stack import InferenceStack
 from memtrain.nn.rnn import Choose
 
 WIDEST = 4096
@@ -114,7 +116,7 @@ def _choose(
 def _tile(rows: int, width: int) -> dict[str, int]:
     """Rows of a program that reads them whole: one where there are few."""
     span = triton.next_power_of_2(width)
-    size = 1 if rows <= inference.FEW_ROWS else max(1, 2048 // span)
+    size = 1 if rows <= limits.FEW_ROWS else max(1, 2048 // span)
     return {"BR": size, "BW": span, "num_warps": 1 if size * span <= 256 else 4}
 
 
@@ -127,8 +129,8 @@ def begin(
     """
     count, length, width = memory.shape[0], memory.shape[1] + 1, memory.shape[2]
     rows = count * length
-    out = torch.empty(rows, width, dtype=inference.PRODUCTS, device=memory.device)
-    few = rows <= inference.FEW_ROWS
+    out = torch.empty(rows, width, dtype=limits.PRODUCTS, device=memory.device)
+    few = rows <= limits.FEW_ROWS
     squares = None if few else torch.empty(1, rows, device=memory.device)
     tile = _tile(rows, width)
     kernel: Any = _begin
@@ -170,7 +172,7 @@ class InferenceCell:
 
     def serves(self, memory: Float[Tensor, "B M D"]) -> bool:
         """Whether [memory, token] is short enough for a tile."""
-        return memory.shape[1] < inference.LONGEST
+        return memory.shape[1] < limits.LONGEST
 
     @torch.no_grad()
     def __call__(

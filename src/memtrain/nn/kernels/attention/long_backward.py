@@ -1,7 +1,7 @@
-"""Attention over heads whose queries and keys are turned: the backward pass.
+"""The backward pass of attention for longer sequences: two kernels go over each of them.
 
-What comes out is the gradient of the projection before it was turned: gradients are turned back as
-they are written. The reference is autograd over `nn.blocks.Attention.forward`.
+Programs of the first hold queries, those of the second hold keys. The weights are made twice then,
+but no program waits for another, and no sum leaves the registers.
 """
 
 import torch
@@ -9,87 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtrain.nn.kernels.functions import HIDE, LOG2_E
-from memtrain.nn.kernels.heads import Heads, key_tiles, load_rows, on_hopper, score_scale
-
-# --------------------------------------------------------------------------------------- storing
-
-
-@triton.jit
-def _store_turned_back(
-    x, gradient, rows, row_stride, there, cosine, sine, positions, R: tl.constexpr, E: tl.constexpr
-):  # fmt: skip
-    """Write the gradient, (R, E), of rows before they were turned."""
-    half = tl.arange(0, E // 2)
-    mask = there[:, None]
-    left, right = tl.split(tl.permute(tl.reshape(gradient, (R, 2, E // 2)), (0, 2, 1)))
-    angle = positions[:, None] * (E // 2) + half
-    c = tl.load(cosine + angle, mask=mask, other=0.0)
-    s = tl.load(sine + angle, mask=mask, other=0.0)
-    at = x + rows[:, None] * row_stride + half
-    kind = x.dtype.element_ty
-    tl.store(at, (left * c + right * s).to(kind), mask=mask)
-    tl.store(at + E // 2, (right * c - left * s).to(kind), mask=mask)
-
-
-@triton.jit
-def _store_keys(
-    key_gradient, value_gradient, dk, dv, keys, stride, there, cosine, sine,
-    BK: tl.constexpr, E: tl.constexpr,
-):  # fmt: skip
-    """Queries carried scale · log2(e); the gradient of the keys wants scale alone."""
-    _store_turned_back(
-        key_gradient, dk / LOG2_E, keys, stride, there, cosine, sine, keys, BK, E
-    )  # fmt: skip
-    at = value_gradient + keys[:, None] * stride + tl.arange(0, E)
-    tl.store(at, dv.to(value_gradient.dtype.element_ty), mask=there[:, None])
-
-
-# --------------------------------------------------------------------------------------- kernels
-
-# Short sequences have one tile a head, and one program makes all three gradients. Longer ones are
-# gone over twice: by programs that hold queries, and by programs that hold keys. The weights are
-# made twice then, but no program waits for another, and no sum leaves the registers.
-
-
-@triton.jit
-def _backward_short(
-    query, key, value, out, out_gradient, log_sum, query_gradient, key_gradient, value_gradient,
-    cosine, sine, first, scale,
-    H: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, E: tl.constexpr,
-    QUERY_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr, CAUSAL: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """All gradients of one head of one row of the batch. Scores lie transposed, keys x queries."""
-    row_head = tl.program_id(0).to(tl.int64)
-    row, head = row_head // H, row_head % H
-    inner: tl.constexpr = H * E
-    at_queries, at_keys = row * Q * QUERY_STRIDE + head * E, row * K * KEY_STRIDE + head * E
-    at_out = row * Q * inner + head * E
-    rows, keys = tl.arange(0, BQ), tl.arange(0, BK)
-    q = load_rows(query + at_queries, rows, QUERY_STRIDE, Q, BQ > Q, E)
-    do = load_rows(out_gradient + at_out, rows, inner, Q, BQ > Q, E)
-    o = load_rows(out + at_out, rows, inner, Q, BQ > Q, E)
-    k = load_rows(key + at_keys, keys, KEY_STRIDE, K, BK > K, E)
-    v = load_rows(value + at_keys, keys, KEY_STRIDE, K, BK > K, E)
-    offset = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    # Rows that are not there weigh nothing.
-    top = tl.load(log_sum + row_head * Q + rows, mask=rows < Q, other=1e30)
-    weight = tl.exp2(tl.dot(k, tl.trans(q)) - top[None, :])
-    if BK > K:
-        weight = tl.where((keys < K)[:, None], weight, 0.0)
-    if CAUSAL:
-        weight = tl.where(keys[:, None] <= first + rows[None, :], weight, 0.0)
-    ds = (weight * (tl.dot(v, tl.trans(do)) - offset[None, :])).to(k.dtype)
-    dq = tl.dot(tl.trans(k), ds)  # (E, BQ)
-    _store_turned_back(
-        query_gradient + at_queries, tl.trans(dq) * scale, rows,
-        QUERY_STRIDE, rows < Q, cosine, sine, first + rows, BQ, E,
-    )  # fmt: skip
-    _store_keys(
-        key_gradient + at_keys, value_gradient + at_keys, tl.dot(ds, q),
-        tl.dot(weight.to(do.dtype), do), keys, KEY_STRIDE, keys < K, cosine, sine, BK, E,
-    )  # fmt: skip
+from memtrain.nn.kernels.attention.heads import Heads, key_tiles, load_rows, score_scale
+from memtrain.nn.kernels.attention.turn_back import store_keys, store_turned_back
+from memtrain.nn.kernels.functions import HIDE
 
 
 @triton.jit
@@ -174,7 +96,7 @@ def _backward_some(
         v = load_rows(value, at, KEY_STRIDE, K, True, E)
         ds = _score_gradient(q, do, k, v, top, offset, rows, at, first, K, True, CAUSAL)
         dq = tl.dot(ds, k, dq)
-    _store_turned_back(
+    store_turned_back(
         query_gradient, dq * scale, rows, QUERY_STRIDE, there, cosine, sine, first + rows, BQ, E
     )  # fmt: skip
 
@@ -247,7 +169,7 @@ def _backward_main(
             weight = tl.where(keys[:, None] <= first + rows[None, :], weight, 0.0)
         dv = tl.dot(weight.to(kind), do, dv)
         dk = tl.dot((weight * (dweight - offset[None, :])).to(kind), q, dk)
-    _store_keys(
+    store_keys(
         key_gradient, value_gradient, dk, dv, keys, KEY_STRIDE, keys < K, cosine, sine,
         BK, E,
     )  # fmt: skip
@@ -283,19 +205,13 @@ def _backward_tail(
         weight = tl.where(seen, tl.exp2(score - top[:, None]), 0.0)
         dv = tl.dot(tl.trans(do), weight.to(kind), dv)
         dk = tl.dot(tl.trans(q), (weight * (dweight - offset[:, None])).to(kind), dk)
-    _store_keys(
+    store_keys(
         key_gradient, value_gradient, tl.trans(dk), tl.trans(dv), tail, KEY_STRIDE,
         tail < K, cosine, sine, TAIL, E,
     )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- launch
-
-
-def short_tiles(queries: int, keys: int) -> dict[str, int]:
-    """One tile of all queries and keys, for `_backward_short`."""
-    queries, keys = (max(16, triton.next_power_of_2(size)) for size in (queries, keys))
-    return {"BQ": queries, "BK": keys, "num_warps": 1, "num_stages": 1}
 
 
 def query_tiles(queries: int, keys: int) -> dict[str, int]:
@@ -314,7 +230,7 @@ def keys_tiles(keys: int) -> dict[str, int]:
     return size | {"num_warps": 4, "num_stages": 2, "maxnreg": 128}
 
 
-def run_backward(
+def run_long_backward(
     heads: Heads,
     gradients: Heads,
     out: Tensor,
@@ -325,33 +241,17 @@ def run_backward(
     first: int,
     causal: bool,
 ) -> None:
-    """Fill the gradients of heads before they were turned, laid out as the heads are."""
-    if on_hopper(heads, causal):
-        from memtrain.nn.kernels.hopper import attention_backward
-
-        attention_backward.run_backward(
-            heads, gradients, out, log_sum, out_gradient, cosine, sine, first
-        )
-        return
+    """`run_backward` of as many keys as a program can hold."""
     given = heads.query, heads.key, heads.value
     grid = heads.rows * heads.heads
-    scale = score_scale(heads.head_dim)
-    constants = {"CAUSAL": causal, **heads.constants}
-    if max(heads.queries, heads.keys) <= 32:
-        _backward_short[grid,](
-            *given, out, out_gradient, log_sum,
-            gradients.query, gradients.key, gradients.value, cosine, sine,
-            first, scale, **constants, **short_tiles(heads.queries, heads.keys),
-        )  # fmt: skip
-        return
     # A tail of 16 comes out wrong: Triton 3.6 misreads a right factor of 16 columns.
-    constants |= key_tiles(heads.keys, least=32)
+    constants = {"CAUSAL": causal, **heads.constants, **key_tiles(heads.keys, least=32)}
     main, tail = constants["MAIN"], constants["TAIL"]
     delta = torch.empty_like(log_sum)
     tiles = query_tiles(heads.queries, main)
     _backward_queries[triton.cdiv(heads.queries, tiles["BQ"]), grid](
         *given, out, out_gradient, log_sum, gradients.query, delta,
-        cosine, sine, first, main, scale, **constants, **tiles,
+        cosine, sine, first, main, score_scale(heads.head_dim), **constants, **tiles,
     )  # fmt: skip
     tiles = keys_tiles(main)
     _backward_keys[main // tiles["BK"] + bool(tail), grid](

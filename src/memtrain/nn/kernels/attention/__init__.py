@@ -1,0 +1,1 @@
+"""Attention over heads whose queries and keys are turned, and its gradient."""
