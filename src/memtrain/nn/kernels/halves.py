@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memtrain.nn.kernels import mlp, norm
-from memtrain.nn.kernels.attention import backward, forward
+from memtrain.nn.kernels.attention.backward import run_backward
+from memtrain.nn.kernels.attention.forward import run_forward
 from memtrain.nn.kernels.attention.heads import Heads, query_scale
 from memtrain.nn.kernels.later import AtOnce
 from memtrain.nn.kernels.projection import run_projection
@@ -45,7 +46,7 @@ class Attend(torch.autograd.Function):
             of_query, of_rest = _split(project_in)
             query = _project(normed[:, kept], of_query, cosine, sine, heads, first, "query")
             projected = _project(normed, of_rest, cosine, sine, heads, 0, "key value")
-        mixed, log_sum = forward.run_forward(Heads(query, projected, heads), first, causal, wanted)
+        mixed, log_sum = run_forward(Heads(query, projected, heads), first, causal, wanted)
         if wanted:
             ctx.save_for_backward(
                 total, normed, gain, project_in, project_out, cosine, sine, query, projected,
@@ -66,7 +67,7 @@ class Attend(torch.autograd.Function):
         of_out = put(lambda: _weight_gradient(attended, mixed), (attended, mixed))
         of_query = None if query is None else torch.empty_like(query)
         of_projected = torch.empty_like(projected)
-        backward.run_backward(
+        run_backward(
             Heads(query, projected, ctx.heads),
             Heads(of_query, of_projected, ctx.heads),
             mixed,
