@@ -13,7 +13,7 @@ import memtrain.nn
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
 from memtrain.nn.blocks import Block, Rotary
-from memtrain.train.engine import Engine, pick_device
+from memtrain.train.engine import Engine, _has_kernels, pick_device
 
 
 def test_auto_takes_what_there_is():
@@ -100,6 +100,23 @@ assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
     with pytest.raises(MemtrainError, match="CUBLAS_WORKSPACE_CONFIG=:0:0: must be :4096:8"):
         Engine(EngineConfig(device="cpu", deterministic=True))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "triton", "expected"),
+    [
+        ((9, 0), None, True, True),
+        ((8, 0), None, True, False),
+        ((10, 0), None, True, False),
+        ((9, 0), "6.0", True, False),  # some of AMD's say 9.0, too
+        ((9, 0), None, False, False),
+    ],
+)
+def test_kernels_are_for_hopper_and_triton(capability, hip, triton, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr("memtrain.train.engine.find_spec", lambda name: triton or None)
+    assert _has_kernels(torch.device("cuda")) == expected
 
 
 def test_no_kernel_of_ours_adds_in_the_order_in_which_programs_end():
