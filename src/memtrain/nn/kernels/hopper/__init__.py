@@ -3,7 +3,7 @@ teacher's encoder, and a block of the cell or the readout when very many rows ar
 
 Gluon is Triton's lower language: what is brought when, and what runs beside what, is written here
 and not left to a compiler. It changes from one Triton to the next, so nothing imports these modules
-but what has asked `serves`. This one asks for no Triton before it is called.
+but what has asked `serves`. `is_hopper` needs no Triton at all.
 """
 
 import torch
