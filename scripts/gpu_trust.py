@@ -235,8 +235,7 @@ def finish(processes: list[subprocess.Popen]) -> None:
         said = process.communicate()[1]
         if process.returncode:
             raise SystemExit(
-                f"a run failed: {said.strip().splitlines()[-1:]}; see it alone with\n"
-                + " ".join(map(str, process.args))
+                f"a run failed: {said.strip().splitlines()[-1:]}; see it alone with\n{process.args}"
             )
 
 

@@ -36,10 +36,16 @@ from memtrain.config_json import to_json
 from memtrain.train.checkpoint import latest_checkpoint
 from memtrain.train.metrics import MetricsFile
 
-SIZES = {"width": 16, "heads": 2, "head_dim": 8}
 TEACHER = TeacherConfig(
-    encoder="causal", context_length=8, encoder_layers=1, decoder_layers=1, **SIZES
+    encoder="causal",
+    context_length=8,
+    encoder_layers=1,
+    decoder_layers=1,
+    width=16,
+    heads=2,
+    head_dim=8,
 )
+CELL = CellConfig(memory_tokens=2, memory_dim=8, layers=1, width=16, heads=2, head_dim=8)
 PATIENCE = 60.0
 """Seconds after which a process is killed, whatever it does."""
 
@@ -50,7 +56,7 @@ def tiny(steps: int) -> RunConfig:
         name="killed",
         data=Retrieval(sequence_length=8, vocab_size=5),
         teacher=TEACHER,
-        cell=CellConfig(memory_tokens=2, memory_dim=8, layers=1, **SIZES),
+        cell=CELL,
         smt=SMTConfig(steps=steps, batch_size=4, timesteps=0, future_length=8),
         dmt=DMTConfig(steps=steps, batch_size=4),
         engine=EngineConfig(device="cpu", threads=1),
