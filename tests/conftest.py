@@ -1,6 +1,9 @@
 """Tiny models and sequences that the tests share: `from conftest import tiny_teacher`."""
 
+import importlib.util
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -126,3 +129,13 @@ def recorded(calls: list[tuple], function: Callable) -> Callable:
         return result
 
     return call
+
+
+def load_script(name: str) -> ModuleType:
+    """A file of scripts/ as a module."""
+    path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

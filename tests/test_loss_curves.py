@@ -1,22 +1,17 @@
 """The script that compares the fast path with the reference: it trains both, and can say no."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "loss_curves.py"
+from conftest import load_script
 
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("loss_curves", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("loss_curves")
 
 
 def call(script, monkeypatch: pytest.MonkeyPatch, *options: object) -> int:

@@ -1,6 +1,5 @@
 """The script that measures marks trains, stops where it is told, and looks at held-out windows."""
 
-import importlib.util
 import json
 import math
 import sys
@@ -9,18 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import load_script
 from memtrain.data.sources import prepare_tokens
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "marks.py"
 
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("marks", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("marks")
 
 
 @pytest.fixture

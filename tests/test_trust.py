@@ -1,6 +1,5 @@
 """The script that judges a GPU, on a CPU: it runs, and sees what it should see."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -9,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from conftest import load_script
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_trust.py"
@@ -42,10 +43,7 @@ def test_it_times_checkpoints_and_compares_resumed_runs(judged: tuple[Path, str]
 
 
 def test_it_sees_a_tensor_and_a_line_that_differ(judged: tuple[Path, str]):
-    spec = importlib.util.spec_from_file_location("gpu_trust", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("gpu_trust")
     whole, cut = (judged[0] / "runs" / f"deterministic-{kind}" for kind in ("whole", "cut"))
     metrics = cut / "metrics.jsonl"
     text = metrics.read_text()

@@ -55,7 +55,8 @@ def evaluate(arguments: list[str]) -> int:
         print(text)
     else:
         print_evaluation(run, result)
-        print(f"figures in {figure.parent}: {figure.name}, {training.name}")
+        drawn = ", ".join(path.name for path in (figure, training) if path.exists())
+        print(f"figures in {figure.parent}: {drawn}")
     return 0
 
 
