@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument(
         "--next-weight", type=float, help="smt.next_weight, the recipe's unless given"
     )
+    parser.add_argument("--learning-rate", type=float, help="the recipe's unless given")
     parser.add_argument("--windows", type=int, default=2**18)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a JSON of what is printed")
@@ -88,8 +89,9 @@ def main() -> None:
     if options.steps is not None and options.steps < max(options.at):
         parser.error(f"--steps {options.steps}: the last mark is at {max(options.at)}")
     smt = replace(config.smt, steps=options.steps or config.smt.steps)
-    if options.next_weight is not None:
-        smt = replace(smt, next_weight=options.next_weight)
+    for name in ("next_weight", "learning_rate"):
+        if getattr(options, name) is not None:
+            smt = replace(smt, **{name: getattr(options, name)})
     config = replace(
         config,
         data=replace(config.data, path=options.data),
