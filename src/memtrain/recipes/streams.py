@@ -64,10 +64,10 @@ def _paper(name: str, data: Stream, size: Size) -> RunConfig:
     """The paper's models; the RNN also learns to start from nothing.
 
     A higher rate that falls with a cosine needs fewer steps than the paper's constant one (150,000
-    at 3e-4); the next target counts for more, of text most. DMT goes past the paper: rollouts start from
-    the empty memory too, labels stand at every 16th step, gradients pass through the 8 steps before
-    each, the teacher's decoder reads what they lead to, and there are more steps. The readout
-    learns at every 4th step.
+    at 3e-4); the next target counts for more, of text most. DMT goes past the paper: rollouts start
+    from the empty memory too, labels stand at every 16th step, gradients pass through the 8 steps
+    before each, the teacher's decoder reads what they lead to, and there are more steps. The
+    readout learns at every 4th step.
     """
     return RunConfig(
         name=name,
