@@ -71,7 +71,7 @@ class Curves:
     def line(self, step: str, axis: str, measure: str) -> list[tuple[int, float]]:
         """One curve, in order."""
         same = (p for p in self.points if (p.step, p.axis) == (step, axis))
-        return sorted((point.value, getattr(point, measure)) for point in same)
+        return sorted((point.value, float(getattr(point, measure))) for point in same)
 
     def powers(self) -> dict[str, dict[str, float]]:
         """The powers of the length with which steps grow: slopes between logarithms."""

@@ -13,8 +13,8 @@ from memtrain.config import EngineConfig
 from memtrain.train.stop import stop_signals
 
 MIDDLE = {
-    "paper": {"length": 64, "memory tokens": 16, "width": 256, "batch": 32},
-    "tiny": {"length": 8, "memory tokens": 4, "width": 32, "batch": 4},
+    "paper": {"length": 64, "batch": 32, "memory tokens": 16, "width": 256},
+    "tiny": {"length": 8, "batch": 4, "memory tokens": 4, "width": 32},
 }
 """Where each stays while another grows. The length is the shortest: before BPTT can be timed it
 is unrolled and captured, which takes a minute where there are 512 steps."""

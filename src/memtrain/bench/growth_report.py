@@ -1,7 +1,6 @@
 """Growth as a table and a figure."""
 
 import math
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +47,11 @@ def print_curves(curves: Curves) -> None:
             table.add_section()
         console.print(table)
     for axis in curves.axes:
-        console.print(f"{axis}: {held(curves, axis)}")
+        console.print(f"against {axis}: {held(curves, axis)}")
     for line in powers(curves):
-        console.print(line)
+        console.print(line, soft_wrap=True)
     for line in left_out(curves):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def held(curves: Curves, axis: str) -> str:
@@ -76,17 +75,22 @@ def powers(curves: Curves) -> list[str]:
 
 def left_out(curves: Curves) -> list[str]:
     """What was not timed, a line for each reason and kind of step."""
-    by = sorted(curves.left_out, key=lambda one: (one.why, one.step, one.axis, one.value))
+    together: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for one in curves.left_out:
+        axes = together.setdefault((one.why, one.step), {})
+        axes.setdefault(one.axis, []).append(str(one.value))
     return [
-        f"left out, {why}: {step}, {axis} {', '.join(str(one.value) for one in group)}"
-        for (why, step, axis), group in groupby(by, lambda one: (one.why, one.step, one.axis))
+        f"left out, {why}: {step} at "
+        + "; ".join(f"{axis} {', '.join(values)}" for axis, values in axes.items())
+        for (why, step), axes in together.items()
     ]
 
 
 def draw_curves(curves: Curves, path: Path) -> None:
     """Seconds, and bytes where they are known, against each thing that grows."""
     rows, columns = len(curves.measures), len(curves.axes)
-    figure, grid = panels(rows, columns, width=3.0, height=2.8, sharey="row", sharex="col")
+    height = 2.3 + 1.2 / rows  # what stands above and below takes the same room under one row
+    figure, grid = panels(rows, columns, width=3.0, height=height, sharey="row", sharex="col")
     for row, measure in zip(grid, curves.measures, strict=True):
         label, unit = AXIS_LABELS[measure]
         for place, axis in zip(row, curves.axes, strict=True):
@@ -105,8 +109,10 @@ def draw_curves(curves: Curves, path: Path) -> None:
         column[0].set_title(held(curves, axis), fontsize=8, color=GREY)
         column[-1].set_xlabel(axis)
     figure.suptitle(f"A training step on {curves.machine}", fontsize=10)
-    figure.supxlabel("\n".join(_caption(curves)), fontsize=8, color=GREY)
     legend(figure, grid[0, 0])
+    # Of the legend, so that room is made for both.
+    figure.legends[0].set_title("\n".join(_caption(curves)))
+    figure.legends[0].get_title().set(fontsize=8, color=GREY, multialignment="center")
     save(figure, path)
 
 
@@ -116,7 +122,7 @@ def _plain_logarithms(place: "Axes", least: float, most: float) -> None:
 
     middle, half = math.sqrt(least * most), max(1.3 * math.sqrt(most / least), 2.0)
     bottom, top = middle / half, middle * half
-    digits = (1, 2, 5) if top / bottom < 500 else (1,)
+    digits = (1, 2, 5) if top / bottom < 2000 else (1,)
     decades = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)) + 1)
     ticks = [digit * 10.0**decade for decade in decades for digit in digits]
     place.set_yscale("log")

@@ -26,8 +26,9 @@ def bench(arguments: list[str]) -> int:
         suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all", "growth"]] = (
             "all"
         )
-        """What to time. growth times a step of each kind against length, memory tokens, width and
-        batch, five to seven minutes of a GPU; Ctrl-C draws what has been timed by then."""
+        """What to time. growth times steps against length, memory tokens, width and batch, which
+        takes minutes; Ctrl-C ends it after the step at work, twice at once, and what was timed by
+        then is drawn."""
         size: Literal["auto", "paper", "tiny"] = "auto"
         """Models of the paper's size, or tiny ones; auto: the paper's on a GPU."""
         seconds: float | None = None
@@ -100,8 +101,11 @@ def _growth(options: Any) -> int:
     else:
         _, size, engine = _machine(options)
         seconds = 0.5 if options.seconds is None else options.seconds
+        _say("Ctrl-C ends after the step at work, twice at once, and draws what was timed")
         timed = time_points(points(size), engine, seconds, _say, options.minutes)
         signal_number = timed.signal_number
+        if not timed.points and signal_number:
+            raise KeyboardInterrupt
         if not timed.points:
             raise MemtrainError(f"nothing was timed: {timed.left_out[0][1]}")
         curves = as_curves(timed, engine, size)
