@@ -159,13 +159,31 @@ def test_stopped_before_anything_was_timed_it_says_so(monkeypatch: pytest.Monkey
     assert capsys.readouterr().err.endswith("memtrain: stopped\n")
 
 
-def test_an_error_of_a_step_is_not_taken_for_a_stop(monkeypatch: pytest.MonkeyPatch):
+def test_a_step_that_fails_does_not_lose_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+):
     def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
-        raise RuntimeError("broken")
+        if case.config.cell.width == 64:
+            raise RuntimeError("no such tile\nmore")
+        return cost(case)
 
     monkeypatch.setattr(growth, "time_case", time_case)
-    with pytest.raises(RuntimeError, match="broken"):
-        time_points(points("tiny"), CPU, 1e-3, quiet)
+    figure = str(tmp_path / "growth.png")
+    assert main(["bench", "growth", "--device", "cpu", "--figure", figure]) == 1
+    out, err = capsys.readouterr()
+    assert "left out, failed (RuntimeError: no such tile): SMT at width 64" in out
+    assert "width 32" in out and "  left out: failed (RuntimeError: no such tile)\n" in err
+
+
+def test_nothing_timed_is_said_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(growth, "time_case", time_case)
+    figure = tmp_path / "growth.png"
+    assert main(["bench", "growth", "--device", "cpu", "--figure", str(figure)]) == 2
+    assert capsys.readouterr().err.endswith("memtrain: nothing was timed: not enough memory\n")
+    assert not figure.exists()
 
 
 def test_after_so_many_minutes_nothing_is_begun(asked: list[Case], monkeypatch: pytest.MonkeyPatch):

@@ -35,7 +35,7 @@ VALUES = {
 KINDS = ("SMT", "DMT", "BPTT", "recomputed BPTT")
 """Of steps; those that start quickly first."""
 LABEL_STRIDE = 16
-NO_MEMORY, STOPPED = "not enough memory", "stopped"
+NO_MEMORY, STOPPED, FAILED = "not enough memory", "stopped", "failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,11 @@ class Timed:
     points: Sequence[tuple[Point, Timing]]
     left_out: Sequence[tuple[Point, str]]
     signal_number: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a step could not be timed for want of something else than time and memory."""
+        return any(why.startswith(FAILED) for _, why in self.left_out)
 
 
 def points(size: str) -> list[Point]:
@@ -133,13 +138,12 @@ def time_points(
             began = time.monotonic()
             try:
                 found.append(time_case(point.case, engine, seconds))
-            except torch.OutOfMemoryError:
-                found.append(NO_MEMORY)
-                say(f"  left out: {NO_MEMORY}")
-            except (KeyboardInterrupt, RuntimeError):
-                if not stop.signal_number:
-                    raise
-                found.append(STOPPED)  # a capture that was cut short fails in its own way
+            except KeyboardInterrupt:
+                found.append(STOPPED)
+            except Exception as error:  # one kernel that fails does not lose the rest
+                # A capture that was cut short fails in its own way.
+                found.append(STOPPED if stop.signal_number else _reason(error))
+                say(f"  left out: {found[-1]}")
             spent.append((point, time.monotonic() - began))
     cases = [point.case for point in todo]
     outcomes = [(point, found[cases.index(point.case)]) for point in points]
@@ -148,6 +152,13 @@ def time_points(
         left_out=[(point, one) for point, one in outcomes if isinstance(one, str)],
         signal_number=stop.signal_number,
     )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return NO_MEMORY
+    line = next(iter(str(error).splitlines()), "")
+    return f"{FAILED} ({type(error).__name__}: {line})"
 
 
 def _left(todo: Sequence[Point], spent: Sequence[tuple[Point, float]]) -> str:

@@ -134,7 +134,8 @@ def _plain_logarithms(place: "Axes", least: float, most: float) -> None:
 
 def _caption(curves: Curves) -> list[str]:
     """What the panels do not say."""
-    said = [f"SMT's windows have {curves.window} tokens, whatever the length."]
+    windows = f"windows of {curves.window} tokens"
+    said = [f"SMT takes {windows} whatever the length, so that its step is timed once for all."]
     if curves.left_out:
         asked = len(curves.points) + len(curves.left_out)
         said[0] += f" {len(curves.left_out)} of {asked} points were left out."

@@ -95,7 +95,7 @@ def _growth(options: Any) -> int:
     from memtrain.bench.growth_report import draw_curves, print_curves
 
     options.figure.parent.mkdir(parents=True, exist_ok=True)
-    signal_number = 0
+    status = 0
     if options.redraw:
         curves = read_curves(options.redraw)
     else:
@@ -103,8 +103,8 @@ def _growth(options: Any) -> int:
         seconds = 0.5 if options.seconds is None else options.seconds
         _say("Ctrl-C ends after the step at work, twice at once, and draws what was timed")
         timed = time_points(points(size), engine, seconds, _say, options.minutes)
-        signal_number = timed.signal_number
-        if not timed.points and signal_number:
+        status = 130 if timed.signal_number == signal.SIGINT else int(timed.failed)
+        if not timed.points and timed.signal_number:
             raise KeyboardInterrupt
         if not timed.points:
             raise MemtrainError(f"nothing was timed: {timed.left_out[0][1]}")
@@ -116,7 +116,7 @@ def _growth(options: Any) -> int:
         print_curves(curves)
     draw_curves(curves, options.figure)
     _say(f"figure  {options.figure}")
-    return 130 if signal_number == signal.SIGINT else 0
+    return status
 
 
 def _machine(options: Any) -> tuple[Any, str, Any]:
