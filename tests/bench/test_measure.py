@@ -1,14 +1,13 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from memtrain.bench import measure as measuring
 from memtrain.bench.cases import SUITES, Noise, cases
-from memtrain.bench.measure import Timing, _goes_on, differs, matrix_peak, measure
+from memtrain.bench.measure import _goes_on, differs, matrix_peak, measure
 from memtrain.cli import main
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
@@ -123,25 +122,3 @@ def test_a_table_shows_every_case(capsys):
 def test_no_time_is_refused(capsys):
     assert main(["bench", "--seconds", "0"]) == 2
     assert "seconds=0.0: must be above 0" in capsys.readouterr().err
-
-
-def test_growth_draws_every_point_and_times_the_common_one_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
-):
-    asked = []
-
-    def time_case(case, engine, seconds):
-        asked.append(case)
-        if case.label == "BPTT" and case.config.bptt.sequence_length == 64:
-            raise torch.OutOfMemoryError
-        return Timing(seconds=0.1, start_up=1.0, peak_bytes=None)
-
-    monkeypatch.setattr(measuring, "time_case", time_case)
-    figure = tmp_path / "growth.png"
-    assert main(["bench", "growth", "--device", "cpu", "--figure", str(figure), "--json"]) == 0
-    out, err = capsys.readouterr()
-    points = json.loads(out.strip().splitlines()[-1])["points"]
-    assert len(points) == 4 * (4 + 4 + 3 + 4) - 1 and "left out: not enough memory" in err
-    # SMT knows no length, and four curves meet in one case of each kind
-    assert len(asked) == 4 * (4 + 4 + 3 + 4) - 3 - 3 * 4
-    assert figure.stat().st_size > 10_000

@@ -1,6 +1,5 @@
 """What is timed."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -132,55 +131,3 @@ def bptt_case(base: RunConfig, label: str, batch: int, length: int, recompute: i
     stage = BPTTConfig(steps=FOREVER, batch_size=batch, sequence_length=length, recompute=recompute)
     config = replace(base, bptt=stage)
     return Case(suite="bptt", label=label, batch=batch, tokens=batch * length, config=config)
-
-
-# ---------------------------------------------------------------------------------------- growth
-
-
-@dataclass(frozen=True, kw_only=True)
-class Growth:
-    """One point of a curve: a step of one kind while one thing grows."""
-
-    axis: str
-    value: int
-    case: Case
-
-
-def growth(size: str) -> Iterator[Growth]:
-    """Steps of all kinds against length, memory tokens, width and batch, one at a time.
-
-    The length is that of a rollout and of BPTT's sequences. SMT sees a window of the sequence
-    whatever its length: that it has no such knob is the point.
-    """
-    paper = size == "paper"
-    base, length = models(size), 256 if paper else 32
-    lengths = (64, 128, 256, 512) if paper else (8, 16, 32, 64)
-    tokens = (4, 8, 16, 32) if paper else (1, 2, 4, 8)
-    widths = (128, 256, 512) if paper else (16, 32, 64)
-    batches = (16, 32, 64, 128) if paper else (2, 4, 8, 16)
-    batch = 32 if paper else 4
-
-    def steps(axis: str, value: int, config: RunConfig, batch: int, length: int) -> list[Growth]:
-        config = replace(config, smt=replace(config.smt, batch_size=batch))
-        kinds = [
-            smt_case(config, "SMT"),
-            dmt_case(config, "DMT", batch, length, 16),
-            bptt_case(config, "BPTT", batch, length),
-            bptt_case(config, "BPTT, recomputed", batch, length, round(length**0.5)),
-        ]
-        return [Growth(axis=axis, value=value, case=case) for case in kinds]
-
-    for value in lengths:
-        yield from steps("length", value, base, batch, value)
-    for value in tokens:
-        config = replace(base, cell=replace(base.cell, memory_tokens=value))
-        yield from steps("memory tokens", value, config, batch, length)
-    for value in widths:
-        config = replace(
-            base,
-            cell=replace(base.cell, width=value, memory_dim=value),
-            teacher=replace(base.teacher, width=value),
-        )
-        yield from steps("width", value, config, batch, length)
-    for value in batches:
-        yield from steps("batch", value, base, value, length)

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from memtrain.bench.cases import Case, Growth, Noise
+from memtrain.bench.cases import Case, Noise
 from memtrain.config import EngineConfig
 from memtrain.eval.rollout import write
 from memtrain.run import Run
@@ -102,23 +102,6 @@ def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
     if run.engine.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(run.engine.device)
     return Timing(seconds=median(taken) / repeats, start_up=start_up, peak_bytes=peak)
-
-
-def time_growth(
-    points: Iterable[Growth], engine: EngineConfig, seconds: float, say: Callable[[str], None]
-) -> list[tuple[Growth, Timing]]:
-    """Time all points of the curves that find memory. The middle of all curves is one case."""
-    timed: list[tuple[Growth, Timing]] = []
-    for point in points:
-        say(f"{point.case.label}, {point.axis} {point.value}")
-        known = [timing for other, timing in timed if other.case == point.case]
-        try:
-            timing = known[0] if known else time_case(point.case, engine, seconds)
-        except torch.OutOfMemoryError:
-            say("  left out: not enough memory")
-        else:
-            timed.append((point, timing))
-    return timed
 
 
 def _goes_on(taken: list[float], seconds: float) -> bool:

@@ -1,16 +1,14 @@
-"""What was measured, as a table, a record and a figure."""
+"""What was measured, as a table and a record."""
 
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from memtrain.bench.cases import Growth
 from memtrain.bench.measure import Result, Timing
 from memtrain.config import EngineConfig
 from memtrain.train.engine import pick_device
@@ -86,52 +84,3 @@ def as_record(results: Sequence[Result], engine: EngineConfig, size: str, peak: 
         "compiled": engine.compile,
         "results": [asdict(result) | {"ratio": result.ratio} for result in results],
     }
-
-
-def growth_record(points: Sequence[tuple[Growth, Timing]], engine: EngineConfig, size: str) -> dict:
-    """Every point of the growth curves, for JSON."""
-    return {
-        "machine": machine(pick_device(engine.device)),
-        "size": size,
-        "points": [
-            {"step": g.case.label, "axis": g.axis, "value": g.value, **asdict(timing)}
-            for g, timing in points
-        ],
-    }
-
-
-def draw_growth(record: dict, path: Path) -> None:
-    """Seconds, and bytes where they are known, against each thing that grows."""
-    from matplotlib.figure import Figure
-
-    points = record["points"]
-    axes_names = list(dict.fromkeys(point["axis"] for point in points))
-    steps = list(dict.fromkeys(point["step"] for point in points))
-    measures = [("seconds", "seconds a step", 1.0)]
-    if all(point["peak_bytes"] is not None for point in points):
-        measures.append(("peak_bytes", "peak memory, GB", 1e9))
-    size = (3.4 * len(axes_names), 3.2 * len(measures))
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(len(measures), len(axes_names), squeeze=False, sharey="row")
-    for row, (key, label, unit) in zip(grid, measures, strict=True):
-        for axis, name in zip(row, axes_names, strict=True):
-            for step in steps:
-                line = [p for p in points if p["step"] == step and p["axis"] == name]
-                axis.plot(
-                    [p["value"] for p in line],
-                    [p[key] / unit for p in line],
-                    marker="o",
-                    markersize=4,
-                    label=step,
-                )
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            values = sorted({p["value"] for p in points if p["axis"] == name})
-            axis.set_xticks(values, [str(value) for value in values])
-            axis.set_xlabel(name)
-            axis.grid(alpha=0.3)
-        row[0].set_ylabel(label)
-    grid[0][0].legend(fontsize=8)
-    figure.suptitle(record["machine"], fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)

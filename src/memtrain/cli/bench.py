@@ -1,13 +1,17 @@
 """memtrain bench."""
 
 import json
+import math
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from memtrain.cli.parse import parse
 from memtrain.errors import MemtrainError
+
+FIGURES = (".png", ".pdf", ".svg")
 
 
 def bench(arguments: list[str]) -> int:
@@ -22,11 +26,14 @@ def bench(arguments: list[str]) -> int:
         suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all", "growth"]] = (
             "all"
         )
-        """What to time; growth times all steps against length, memory tokens, width and batch."""
+        """What to time. growth times steps against length, memory tokens, width and batch, which
+        takes minutes; Ctrl-C ends it after the step at work, twice at once, and what was timed by
+        then is drawn."""
         size: Literal["auto", "paper", "tiny"] = "auto"
         """Models of the paper's size, or tiny ones; auto: the paper's on a GPU."""
-        seconds: float = 3.0
-        """How long each case is timed, on each path; at least three steps are."""
+        seconds: float | None = None
+        """How long each case is timed, on each path; at least three steps are. 3, for growth 0.5,
+        unless given."""
         device: str = "auto"
         """auto takes a GPU if there is one; else cpu, cuda, cuda:1, ..."""
         compile: bool = True
@@ -34,39 +41,40 @@ def bench(arguments: list[str]) -> int:
         reference: bool = True
         """Time plain PyTorch too, the reference that the fast path is tested against."""
         figure: Path = Path("growth.png")
-        """Where growth draws its curves."""
+        """Where growth draws its curves (PNG, PDF or SVG); their numbers go beside it, as JSON."""
+        minutes: float = math.inf
+        """After that many minutes growth begins no step, and draws what it has."""
+        redraw: Path | None = None
+        """Draw and print the numbers of an earlier growth, a JSON file, and time nothing."""
         json: bool = False
         """Print one JSON object as the last line, nothing else on stdout."""
 
     options = parse(Bench, arguments, "memtrain bench")
-    if not options.seconds > 0:
-        raise MemtrainError(f"seconds={options.seconds}: must be above 0")
+    for name in ("seconds", "minutes"):
+        given = getattr(options, name)
+        if given is not None and not given > 0:
+            raise MemtrainError(f"{name}={given}: must be above 0")
+    if options.suite == "growth":
+        return _growth(options)
+    for name, default in (("minutes", math.inf), ("redraw", None)):
+        if getattr(options, name) != default:
+            raise MemtrainError(f"{name}: only growth has it; memtrain bench growth")
 
     import torch
 
-    from memtrain.bench.cases import SUITES, cases, growth
-    from memtrain.bench.measure import matrix_peak, measure, time_growth
-    from memtrain.bench.report import as_record, draw_growth, growth_record, print_results
-    from memtrain.config import EngineConfig
-    from memtrain.train.engine import pick_device
+    from memtrain.bench.cases import SUITES, cases
+    from memtrain.bench.measure import matrix_peak, measure
+    from memtrain.bench.report import as_record, print_results
 
-    device = pick_device(options.device)
-    size = options.size if options.size != "auto" else "paper" if device.type == "cuda" else "tiny"
-    compiled = options.compile and device.type == "cuda"
-    engine = EngineConfig(device=options.device, compile=compiled)
-    if options.suite == "growth":
-        points = time_growth(growth(size), engine, options.seconds, _say)
-        record = growth_record(points, engine, size)
-        draw_growth(record, options.figure)
-        print(json.dumps(record) if options.json else options.figure)
-        return 0
+    device, size, engine = _machine(options)
+    seconds = 3.0 if options.seconds is None else options.seconds
     suites = SUITES if options.suite == "all" else [options.suite]
     todo = [case for suite in suites for case in cases(suite, size)]
     results = []
     for index, case in enumerate(todo):
         _say(f"{index + 1}/{len(todo)}  {case.label}, batch {case.batch}")
         try:
-            results.append(measure(case, engine, options.seconds, options.reference))
+            results.append(measure(case, engine, seconds, options.reference))
         except torch.OutOfMemoryError:
             _say("  left out: not enough memory; --size tiny has smaller models")
     peak = matrix_peak(device)
@@ -75,6 +83,51 @@ def bench(arguments: list[str]) -> int:
     else:
         print_results(results, peak, device)
     return 0
+
+
+def _growth(options: Any) -> int:
+    """Time or read curves, print them, draw them."""
+    if options.figure.suffix not in FIGURES:
+        raise MemtrainError(f"figure={options.figure}: must end in {', '.join(FIGURES)}")
+
+    from memtrain.bench.curves import as_curves, read_curves, to_json
+    from memtrain.bench.growth import points, time_points
+    from memtrain.bench.growth_report import draw_curves, print_curves
+
+    options.figure.parent.mkdir(parents=True, exist_ok=True)
+    status = 0
+    if options.redraw:
+        curves = read_curves(options.redraw)
+    else:
+        _, size, engine = _machine(options)
+        seconds = 0.5 if options.seconds is None else options.seconds
+        _say("Ctrl-C ends after the step at work, twice at once, and draws what was timed")
+        timed = time_points(points(size), engine, seconds, _say, options.minutes)
+        status = 130 if timed.signal_number == signal.SIGINT else int(timed.failed)
+        if not timed.points and timed.signal_number:
+            raise KeyboardInterrupt
+        if not timed.points:
+            raise MemtrainError(f"nothing was timed: {timed.left_out[0][1]}")
+        curves = as_curves(timed, engine, size)
+        options.figure.with_suffix(".json").write_text(to_json(curves) + "\n")
+    if options.json:
+        print(to_json(curves))
+    else:
+        print_curves(curves)
+    draw_curves(curves, options.figure)
+    _say(f"figure  {options.figure}")
+    return status
+
+
+def _machine(options: Any) -> tuple[Any, str, Any]:
+    """Device, size of the models and engine, as the options say."""
+    from memtrain.config import EngineConfig
+    from memtrain.train.engine import pick_device
+
+    device = pick_device(options.device)
+    size = options.size if options.size != "auto" else "paper" if device.type == "cuda" else "tiny"
+    compiled = options.compile and device.type == "cuda"
+    return device, size, EngineConfig(device=options.device, compile=compiled)
 
 
 def _say(line: str) -> None:

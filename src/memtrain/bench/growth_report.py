@@ -1,0 +1,142 @@
+"""Growth as a table and a figure."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from memtrain.bench.curves import Curves
+from memtrain.experiments.drawing import COLOURS, legend, panels, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "SMT": dict(color=COLOURS[0], marker="o", linewidth=2.2),
+    "DMT": dict(color=COLOURS[2], marker="s"),
+    "BPTT": dict(color=COLOURS[1], marker="^"),
+    "recomputed BPTT": dict(color=COLOURS[4], marker="v", linestyle="--"),
+}
+"""Kinds of steps, coloured as in the figures of the paper."""
+UNITS = {"seconds": ("ms a step", 1e-3, ".3g"), "peak_bytes": ("peak GB", 1e9, ".2f")}
+"""Of the table."""
+AXIS_LABELS = {"seconds": ("seconds a step", 1.0), "peak_bytes": ("peak memory, GB", 1e9)}
+GREY = "#666666"
+WORDS = {"seconds": "time", "peak_bytes": "memory"}
+
+
+def print_curves(curves: Curves) -> None:
+    """A table of each measure, the powers of the length, and what was left out."""
+    console = Console(highlight=False)
+    console.print(curves.machine)
+    for measure in curves.measures:
+        title, unit, form = UNITS[measure]
+        table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column(title, no_wrap=True)
+        for step in curves.steps:
+            table.add_column(step, justify="right")
+        for axis in curves.axes:
+            lines = {step: dict(curves.line(step, axis, measure)) for step in curves.steps}
+            for value in sorted(set().union(*lines.values())):
+                cells = [line.get(value) for line in lines.values()]
+                shown = ["" if cell is None else f"{cell / unit:{form}}" for cell in cells]
+                table.add_row(f"{axis} {value}", *shown)
+            table.add_section()
+        console.print(table)
+    for axis in curves.axes:
+        console.print(f"against {axis}: {held(curves, axis)}")
+    for line in powers(curves):
+        console.print(line, soft_wrap=True)
+    for line in left_out(curves):
+        console.print(line, soft_wrap=True)
+
+
+def held(curves: Curves, axis: str) -> str:
+    """What stays as it is while an axis grows."""
+    named = {
+        name: f"{at} {name}" if name == "memory tokens" else f"{name} {at}"
+        for name, at in curves.held.get(axis, {}).items()
+    }
+    return ", ".join(named.values())
+
+
+def powers(curves: Curves) -> list[str]:
+    """With which power of the length each measure grows, a line each."""
+    return [
+        f"power of the length in {WORDS[measure]}: "
+        + ", ".join(f"{step} {slope:.2f}" for step, slope in slopes.items())
+        for measure, slopes in curves.powers().items()
+        if slopes
+    ]
+
+
+def left_out(curves: Curves) -> list[str]:
+    """What was not timed, a line for each reason and kind of step."""
+    together: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for one in curves.left_out:
+        axes = together.setdefault((one.why, one.step), {})
+        axes.setdefault(one.axis, []).append(str(one.value))
+    return [
+        f"left out, {why}: {step} at "
+        + "; ".join(f"{axis} {', '.join(values)}" for axis, values in axes.items())
+        for (why, step), axes in together.items()
+    ]
+
+
+def draw_curves(curves: Curves, path: Path) -> None:
+    """Seconds, and bytes where they are known, against each thing that grows."""
+    rows, columns = len(curves.measures), len(curves.axes)
+    height = 2.3 + 1.2 / rows  # what stands above and below takes the same room under one row
+    figure, grid = panels(rows, columns, width=3.0, height=height, sharey="row", sharex="col")
+    for row, measure in zip(grid, curves.measures, strict=True):
+        label, unit = AXIS_LABELS[measure]
+        for place, axis in zip(row, curves.axes, strict=True):
+            for step in curves.steps:
+                line = curves.line(step, axis, measure)
+                x, y = [x for x, _ in line], [y / unit for _, y in line]
+                place.plot(x, y, label=step, markersize=5, **LOOKS[step])
+        row[0].set_ylabel(label)
+        numbers = [getattr(point, measure) / unit for point in curves.points]
+        _plain_logarithms(row[0], min(numbers), max(numbers))
+    for column, axis in zip(grid.T, curves.axes, strict=True):
+        values = sorted({point.value for point in curves.points if point.axis == axis})
+        column[0].set_xscale("log", base=2)
+        column[0].set_xticks(values, [str(value) for value in values], minor=False)
+        column[0].xaxis.minorticks_off()
+        column[0].set_title(held(curves, axis), fontsize=8, color=GREY)
+        column[-1].set_xlabel(axis)
+    figure.suptitle(f"A training step on {curves.machine}", fontsize=10)
+    legend(figure, grid[0, 0])
+    # Of the legend, so that room is made for both.
+    figure.legends[0].set_title("\n".join(_caption(curves)))
+    figure.legends[0].get_title().set(fontsize=8, color=GREY, multialignment="center")
+    save(figure, path)
+
+
+def _plain_logarithms(place: "Axes", least: float, most: float) -> None:
+    """A logarithmic axis with ticks at 1, 2, 5, 10, 20, ... or, where it is long, 1, 10, 100."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    middle, half = math.sqrt(least * most), max(1.3 * math.sqrt(most / least), 2.0)
+    bottom, top = middle / half, middle * half
+    digits = (1, 2, 5) if top / bottom < 2000 else (1,)
+    decades = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)) + 1)
+    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+    place.set_yscale("log")
+    place.set_ylim(bottom, top)
+    place.yaxis.set_major_locator(FixedLocator([y for y in ticks if bottom <= y <= top]))
+    place.yaxis.set_minor_locator(NullLocator())
+    place.yaxis.set_major_formatter("{x:.10g}")
+
+
+def _caption(curves: Curves) -> list[str]:
+    """What the panels do not say."""
+    windows = f"windows of {curves.window} tokens"
+    said = [f"SMT takes {windows} whatever the length, so that its step is timed once for all."]
+    if curves.left_out:
+        asked = len(curves.points) + len(curves.left_out)
+        said[0] += f" {len(curves.left_out)} of {asked} points were left out."
+    return said + powers(curves)
