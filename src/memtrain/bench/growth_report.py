@@ -25,6 +25,8 @@ UNITS = {"seconds": ("ms a step", 1e-3, ".3g"), "peak_bytes": ("peak GB", 1e9, "
 """Of the table."""
 AXIS_LABELS = {"seconds": ("seconds a step", 1.0), "peak_bytes": ("peak memory, GB", 1e9)}
 GREY = "#666666"
+CAPTION_WIDTH = 7.0
+"""Inches that the lines below the panels take."""
 WORDS = {"seconds": "time", "peak_bytes": "memory"}
 
 
@@ -90,7 +92,8 @@ def draw_curves(curves: Curves, path: Path) -> None:
     """Seconds, and bytes where they are known, against each thing that grows."""
     rows, columns = len(curves.measures), len(curves.axes)
     height = 2.3 + 1.2 / rows  # what stands above and below takes the same room under one row
-    figure, grid = panels(rows, columns, width=3.0, height=height, sharey="row", sharex="col")
+    width = max(3.0, CAPTION_WIDTH / columns)  # a run that was stopped may have one axis alone
+    figure, grid = panels(rows, columns, width=width, height=height, sharey="row", sharex="col")
     for row, measure in zip(grid, curves.measures, strict=True):
         label, unit = AXIS_LABELS[measure]
         for place, axis in zip(row, curves.axes, strict=True):
