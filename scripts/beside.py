@@ -96,8 +96,15 @@ def time_steps(plan: Plan, folder: Path, seconds: float) -> None:
         plan.write(folder)
 
 
-def learn(plan: Plan, folder: Path, phases: Sequence[str], over: Callable[[], bool]) -> None:
+def learn(
+    plan: Plan,
+    folder: Path,
+    phases: Sequence[str],
+    over: Callable[[], bool],
+    only: Sequence[str] = DATA,
+) -> None:
     """Tune, and train what is tuned, in one sweep: nobody waits for the slowest."""
+    contenders = [(data, cell) for data, cell in plan.contenders() if data in only]
     lost: set[str] = set()
     begun: set[str] = set()
 
@@ -110,7 +117,7 @@ def learn(plan: Plan, folder: Path, phases: Sequence[str], over: Callable[[], bo
     def more(results: Mapping[Place, Result]) -> list[tuple[str, Job]]:
         """The full runs of contenders whose tries are all done, or lost in this very command."""
         due = []
-        for data, cell in plan.contenders() if "train" in phases else []:
+        for data, cell in contenders if "train" in phases else []:
             who, tries = f"{data}/{cell}", plan.tries(data, cell)
             found = [results[at] for job in tries if (at := place_of(NAME, job)) in results]
             missing = len(tries) - len(found) - sum(job.key in lost for job in tries)
@@ -124,7 +131,7 @@ def learn(plan: Plan, folder: Path, phases: Sequence[str], over: Callable[[], bo
 
     tries = [
         (NAME, job)
-        for data, cell in plan.contenders()
+        for data, cell in contenders
         if "tune" in phases and f"{data}/{cell}" not in plan.chosen
         for job in plan.tries(data, cell)
     ]
@@ -253,6 +260,7 @@ def main() -> int:
     parser.add_argument(
         "--rates", nargs="+", default=[], metavar="CELL=R,R", help="learning rates to try"
     )
+    parser.add_argument("--only", nargs="+", default=DATA, choices=DATA, help="tune, train these")
     parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps for")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then save and stop")
     parser.add_argument("--processes", type=int, help="runs that share the device (12)")
@@ -280,7 +288,7 @@ def main() -> int:
         if working and not plan.contenders():
             raise MemtrainError("no step was timed: run the phase time, or give --step")
         if working and not over():
-            learn(plan, options.folder, working, over)
+            learn(plan, options.folder, working, over, options.only)
         record = summary(plan, options.folder, __doc__ or "")
     except MemtrainError as error:
         print(f"beside: {error}", file=sys.stderr)

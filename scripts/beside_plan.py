@@ -99,7 +99,7 @@ class Plan:
             base.log,
             every=max(1, steps // 100),
             evaluate_every=0 if tuning else max(1, steps // 4),
-            checkpoint_every=max(1, steps // 20),
+            checkpoint_every=max(1, steps // (5 if tuning else 20)),
         )
         tags = {"data": data, "cell": cell, "rate": rate, "tuning": tuning}
         name = f"{data}-{cell}-tune" if tuning else f"{data}-{cell}"

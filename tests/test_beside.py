@@ -195,11 +195,16 @@ def test_lost_runs_are_told_and_stop_neither_their_contender_nor_others(
     monkeypatch.setattr(script, "run_locally", launch)
     plan = plan_of(script, data)
     plan.write(tmp_path)
+    script.learn(plan, tmp_path, ["tune"], lambda: False, ["mnist"])
+    assert {(name, tuning) for name, _, _, tuning in performed} == {("mnist", True)}
+    assert plan.chosen == {}
+    performed.clear()
     script.learn(plan, tmp_path, ["tune", "train"], lambda: False)
     # The best of the rates that were not lost; a contender that lost all of them is not trained.
     assert plan.chosen == {"mnist/transformer": 3e-4, "tinystories/transformer": 3e-4}
     assert script.Plan.read(tmp_path) == plan
-    assert Counter(tuning for *_, tuning in performed) == {True: 8, False: 2}
+    # Once more what was lost, and what another command left.
+    assert Counter(tuning for *_, tuning in performed) == {True: 2 + 4, False: 2}
     shown = script.table(script.summary(plan, tmp_path, ""))
     assert shown.count("ZeroDivisionError: nothing to divide by") == 4
     assert shown.count("| 1.0000 | done | 0.0003 |") == 2
