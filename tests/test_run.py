@@ -6,12 +6,14 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import TINY
-from memtrain.config import CellConfig, Custom
+from memtrain.config import CellConfig, Custom, Stream
+from memtrain.data.sources import prepare_tokens
 from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.run import Interrupted, Run
@@ -91,6 +93,23 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one_to_the_bit(tmp_path: Pa
     resumed = Run.open(tmp_path / "cut").train()
     assert_same_weights(whole, resumed)
     assert comparable(whole) == comparable(resumed)
+
+
+def test_operations_of_a_stream_are_counted_on_the_sequences_that_are_trained(tmp_path: Path):
+    np.save(tmp_path / "turns.npy", np.arange(800) % 2)
+    prepare_tokens(tmp_path / "turns.npy", tmp_path / "data")
+    counts = []
+    for sequence, held_out in ((8, 8), (8, 32), (16, 8)):
+        config = replace(
+            TINY,
+            data=Stream(path=str(tmp_path / "data"), evaluate_length=held_out),
+            smt=replace(TINY.smt, steps=0),
+            dmt=replace(TINY.dmt, steps=0),
+            bptt=replace(TINY.bptt, steps=1, sequence_length=sequence),
+        )
+        run = Run.create(config, tmp_path / f"{sequence}-{held_out}").train()
+        counts.append(run.totals()["total_sequential_ops"])
+    assert counts[0] == counts[1] < counts[2]
 
 
 def test_a_run_cut_off_between_checkpoints_repeats_steps_and_ends_the_same(tmp_path: Path):

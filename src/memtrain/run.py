@@ -250,9 +250,11 @@ class Run:
         )
 
     def _sequential_ops(self, objective: Objective) -> int:
-        """Operations on the critical path of one step, counted on a batch of two sequences."""
+        """Operations on the critical path of one step, counted on a batch of two sequences as
+        training draws them."""
         generator = torch.Generator().manual_seed(0)
-        batch = self.task.sample(2, generator).to(self.engine.device)
+        task = self.task.windows(objective.tokens_needed(), objective.from_nothing(2))
+        batch = task.sample(2, generator).to(self.engine.device)
         with self.engine.reference(self._models()):  # kernels and graphs would hide operations
             return sequential_ops(lambda: objective(batch, generator).total)
 

@@ -23,9 +23,11 @@ from memtrain.experiments import load, mps
 from memtrain.experiments.experiment import Job, Result, Setup
 from memtrain.experiments.launch import default_processes, run_locally, run_on_ray
 from memtrain.experiments.order import urgency
+from memtrain.experiments.progress import View
 from memtrain.experiments.reproduce import outcome, reproduce
 from memtrain.experiments.sweep import ResultsFile, results_frame, results_of, sweep
-from memtrain.experiments.work import Done, Event, Work, attempt, collect, locked
+from memtrain.experiments.work import Done, Event, Progress, Work, attempt, collect, locked
+from memtrain.train.checkpoint import latest_checkpoint
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # workers look for `twenty` where their parent does
@@ -211,6 +213,45 @@ def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch
 
 
 # ------------------------------------------------------------------- time, order and follow-ups
+
+
+def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path: Path):
+    ((figure, job),) = jobs_of("twenty:Twenty", tmp_path)[:1]
+    steps: list[int] = []
+
+    def launch(queue: deque[Work], patience: int) -> Iterator[Event]:
+        for event in run_locally(queue, tmp_path, 1, lambda: sum(steps) > patience):
+            if isinstance(event, Progress) and event.stage == "bptt":
+                steps.append(event.step)
+            yield event
+
+    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=0)) == {}
+    assert ResultsFile(tmp_path).read() == []  # neither done nor failed
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
+    folder = tmp_path / "runs" / f"{job.config.name}-{job.key}"
+    checkpoint, _ = latest_checkpoint(folder / "checkpoints")
+    assert checkpoint is not None
+    saved = checkpoint.progress["step"]
+    assert saved >= max(steps) > 0  # not only every tenth step
+    steps.clear()
+    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=10**9)) == {}
+    assert len(ResultsFile(tmp_path).read()) == 1
+    assert steps[0] == saved
+
+
+def test_the_time_left_counts_what_runs_at_work_have_done(tmp_path: Path, monkeypatch, capsys):
+    (work,) = collect(jobs_of("twenty:Twenty", tmp_path)[:1])  # 12 + 8 + 200 steps
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("memtrain.experiments.progress.time", clock)
+    view = View({work.key: work})
+    view.expect(1, 0)
+    now = 20.0
+    view.show(Progress(work.key, "bptt", 90, 200))  # resumed at half
+    assert "left ?" in capsys.readouterr().err
+    now = 120.0
+    view.show(Progress(work.key, "bptt", 145, 200))  # a quarter more
+    assert "left 2:00" in capsys.readouterr().err
 
 
 def finished(folder: Path) -> list[tuple[str, str]]:

@@ -9,8 +9,9 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from memtrain.experiments.work import Event, Failed, Progress, Work, attempt
 
 RETRIES = 1
 """How often a run whose process died is given to another."""
+LOOK = 1.0
+"""Seconds after which a launcher asks again whether it is over."""
+GRACE = 30.0
+"""Seconds that all runs together have to save themselves when it is."""
 
 
 ON_A_GPU = 12
@@ -73,17 +78,23 @@ class _Worker:
         self.process.kill()
 
 
-def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Event]:
+def run_locally(
+    queue: deque[Work],
+    folder: Path,
+    processes: int,
+    over: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
     """Events of all work, `processes` runs at a time.
 
-    A run that finds no memory beside the others is put back, and one process fewer goes on.
+    A run that finds no memory beside the others is put back, and one process fewer goes on. When
+    it is `over`, runs at work save themselves and end without an event.
     """
     # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // processes))
     deaths: Counter[str] = Counter()
     workers: list[_Worker] = []
     try:
-        while queue or any(worker.work for worker in workers):
+        while not over() and (queue or any(worker.work for worker in workers)):
             idle = [worker for worker in workers if worker.work is None]
             while len(idle) < len(queue) and len(workers) < processes:
                 workers.append(_Worker(folder, threads))
@@ -91,7 +102,7 @@ def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Ev
             for worker in idle[: len(queue)]:
                 worker.give(queue.popleft())
             busy = [worker for worker in workers if worker.work]
-            wait([worker.connection for worker in busy])
+            wait([worker.connection for worker in busy], timeout=LOOK)
             for worker in busy:
                 if not worker.connection.poll():
                     continue
@@ -117,9 +128,20 @@ def run_locally(queue: deque[Work], folder: Path, processes: int) -> Iterator[Ev
                 if not isinstance(event, Progress):
                     worker.work = None
                 yield event
+        _save(worker for worker in workers if worker.work)
     finally:
         for worker in workers:
             worker.close()
+
+
+def _save(workers: Iterable[_Worker]) -> None:
+    """Ask runs to stop, and wait: one that could not tell its progress any more would not save."""
+    asked = list(workers)
+    for worker in asked:
+        worker.process.terminate()
+    ends = time.monotonic() + GRACE
+    for worker in asked:
+        worker.process.join(max(0.0, ends - time.monotonic()))
 
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:

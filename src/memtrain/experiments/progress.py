@@ -25,6 +25,8 @@ class View:
         self.total = self.done = self.first = self.failed = 0
         self.works = works
         self.active: dict[str, Progress] = {}
+        self.begun: dict[str, float] = {}
+        """How much of a run was done when it was first heard of."""
         self.console = Console(stderr=True, highlight=False)
         live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self.bars = self._bars() if live else None
@@ -64,6 +66,7 @@ class View:
         work = self.works[event.key]
         if isinstance(event, Progress):
             self.active[event.key] = event
+            self.begun.setdefault(event.key, self._share(event))
         else:
             self.active.pop(event.key, None)
             self.done += len(work.asked) * isinstance(event, Done)
@@ -80,15 +83,23 @@ class View:
 
     def _line(self) -> None:
         self.spoke = time.monotonic()
-        new = max(1, self.done - self.first)
-        left = (self.spoke - self.began) / new * (self.total - self.done - self.failed)
+        at_work = sum(map(self._share, self.active.values()))
+        new = self.done - self.first + at_work - sum(self.begun.values())
+        still = self.total - self.done - self.failed - at_work
+        seconds = (self.spoke - self.began) / new * still if new > 0 else None
+        left = "?" if seconds is None else f"{int(seconds // 60)}:{int(seconds % 60):02d}"
         now = "; ".join(
             f"{_title(self.works[key])} {at.stage} {at.step}/{at.steps}"
             for key, at in list(self.active.items())[:4]
         )
-        self._say(
-            f"{self.done}/{self.total} jobs  left {int(left // 60)}:{int(left % 60):02d}  {now}"
-        )
+        self._say(f"{self.done}/{self.total} jobs  left {left}  {now}")
+
+    def _share(self, at: Progress) -> float:
+        """How much of its run's steps is done, 0 to 1."""
+        steps = {name: stage.steps for name, stage in self.works[at.key].config.stages().items()}
+        names = list(steps)
+        before = sum(steps[name] for name in names[: names.index(at.stage)])
+        return (before + at.step) / sum(steps.values())
 
     def _draw(self, event: Event, work: Work) -> None:
         assert self.bars is not None

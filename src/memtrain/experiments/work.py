@@ -12,6 +12,7 @@ from memtrain.config import RunConfig
 from memtrain.errors import DeviceMemoryError, DivergedError
 from memtrain.experiments import load
 from memtrain.experiments.experiment import Job, Result, Tag
+from memtrain.train.stop import Interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,19 @@ def collect(jobs: list[tuple[str, Job]]) -> list[Work]:
 
 
 def attempt(work: Work, folder: Path, tell: Tell) -> Done | Failed:
-    """`perform`; whatever goes wrong is an answer, and its traceback is in the run's folder."""
+    """`perform`; whatever goes wrong is an answer, and its traceback is beside the run's folder.
+
+    Raises:
+        Interrupted: the run was asked to stop, and is saved.
+    """
     place = folder / work.place
     trace = place.with_name(place.name + ".error.txt")
     try:
         done = Done(work.key, perform(work, folder, tell))
         trace.unlink(missing_ok=True)  # of an earlier attempt
         return done
+    except Interrupted:
+        raise
     except Exception as error:
         trace.write_text(traceback.format_exc())
         line = (str(error).splitlines() or [""])[0]

@@ -1,0 +1,207 @@
+"""What beside.py compares: the plan of a folder, its runs, and what is measured on each."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from memtrain.config import RunConfig, Stream
+from memtrain.data.store import open_store
+from memtrain.data.task import Task
+from memtrain.errors import MemtrainError
+from memtrain.eval.evaluate import evaluate
+from memtrain.experiments.drawing import COLOURS, panels
+from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, where
+from memtrain.recipes import recipe
+from memtrain.run import Run
+from memtrain.shapes import Batch
+from memtrain.train.files import write_whole
+from memtrain.writer import generate
+
+NAME = "beside_plan:Beside"
+OURS = "SMT → DMT"
+TITLES = {"transformer": "BPTT, Transformer", "gru": "BPTT, GRU"}
+TUNED = 5
+"""One in so many of the steps is enough to choose a learning rate."""
+VALIDATED = 4
+"""One in so many of the evaluation's sequences too: many runs end at about the same time."""
+SAMPLES = 16
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What a folder compares: FOLDER/plan.json."""
+
+    size: str
+    data_dir: str
+    device: str
+    sequences: int
+    """Held-out documents of the evaluation; others, a quarter as many, choose the rate."""
+    processes: int
+    """Runs that share the device."""
+    rates: dict[str, list[float]]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of each data set: the budget."""
+    timed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each cell: seconds of a step, or an error."""
+    chosen: dict[str, float] = field(default_factory=dict)
+    """The learning rate of a contender that is being trained."""
+    ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each data set: what SMT -> DMT reached."""
+
+    @property
+    def others(self) -> int:
+        return max(1, self.sequences // VALIDATED)
+
+    @staticmethod
+    def read(folder: Path) -> "Plan":
+        return Plan(**json.loads((folder / "plan.json").read_text()))
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "plan.json", (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    def contenders(self) -> list[tuple[str, str]]:
+        """Data set and cell, where it is known how long a step takes."""
+        timed = [cell for cell in self.rates if "seconds" in self.timed.get(cell, {})]
+        return [(data, cell) for data in self.seconds for cell in timed]
+
+    def steps(self, data: str, cell: str) -> int:
+        return max(1, math.floor(self.seconds[data] / self.timed[cell]["seconds"]))
+
+    def base(self, data: str, cell: str) -> RunConfig:
+        """The recipe's BPTT on this machine's data."""
+        config = recipe(data, size=self.size, method="bptt", cell=cell)
+        assert isinstance(config.data, Stream)
+        return replace(
+            config,
+            data=replace(config.data, path=str(Path(self.data_dir) / data)),
+            engine=replace(config.engine, device=self.device),
+        )
+
+    def job(self, data: str, cell: str, rate: float, *, tuning: bool) -> Job:
+        base = self.base(data, cell)
+        steps = self.steps(data, cell)
+        steps = max(1, steps // TUNED) if tuning else steps
+        stage = replace(
+            base.bptt,
+            steps=steps,
+            learning_rate=rate,
+            recompute=math.isqrt(base.bptt.sequence_length) * self.timed[cell]["recompute"],
+        )
+        # A command may end at any time; looks along the way are for the curve only.
+        log = replace(
+            base.log,
+            every=max(1, steps // 100),
+            evaluate_every=0 if tuning else max(1, steps // 4),
+            checkpoint_every=max(1, steps // (5 if tuning else 20)),
+        )
+        tags = {"data": data, "cell": cell, "rate": rate, "tuning": tuning}
+        name = f"{data}-{cell}-tune" if tuning else f"{data}-{cell}"
+        return Job(config=replace(base, name=name, bptt=stage, log=log), tags=tags)
+
+    def tries(self, data: str, cell: str) -> list[Job]:
+        return [self.job(data, cell, rate, tuning=True) for rate in self.rates[cell]]
+
+
+class Beside(Experiment):
+    """Equal seconds: what SMT -> DMT and BPTT make of them."""
+
+    name = NAME
+    claim = "In the same wall-clock SMT -> DMT ends with fewer nats than BPTT with either cell."
+
+    def grid(self, setup: Setup) -> list[Job]:
+        plan = Plan.read(setup.folder)
+        return [job for contender in plan.contenders() for job in plan.tries(*contender)]
+
+    def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
+        """What is being trained."""
+        plan = Plan.read(setup.folder)
+        return [
+            plan.job(data, cell, plan.chosen[f"{data}/{cell}"], tuning=False)
+            for data, cell in plan.contenders()
+            if f"{data}/{cell}" in plan.chosen
+        ]
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        folder = run.folder.parents[1]
+        plan = Plan.read(folder)
+        found: dict[str, Any] = {"validation_nats": validate(run, plan)}
+        if run.config.name.endswith("-tune"):
+            return found
+        evaluation = run.evaluate(plan.sequences, baselines=True)
+        picture = run.spelling is not None and run.spelling.picture is not None
+        samples = Path("samples") / f"{run.config.name}.{'png' if picture else 'txt'}"
+        length = None if picture else evaluation.length
+        generate(run, count=SAMPLES, length=length).save(folder / samples)
+        parameters = sum(p.numel() for p in run.rnn.parameters())
+        said = {"unit": run.task.unit, "parameters": parameters, "samples": str(samples)}
+        return found | said | asdict(evaluation)
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        plan, words, fewer, numbers = Plan.read(setup.folder), [], [], {}
+        for data in plan.seconds:
+            nats = {r["cell"]: r["rnn"]["nats"] for r in where(results, data=data, tuning=False)}
+            numbers[data] = nats | {"ours": plan.ours.get(data, {}).get("nats")}
+            if data in plan.ours and len(nats) == len(plan.rates):
+                best = min(nats.values())
+                fewer.append(plan.ours[data]["nats"] < best)
+                words.append(f"{data} {plan.ours[data]['nats']:.4f} against {best:.4f}")
+        told = f"Nats of {OURS} and of the better BPTT: {', '.join(words) or 'not known yet'}."
+        known = len(fewer) == len(plan.seconds) > 0
+        return Verdict(holds=all(fewer) if known else None, sentence=told, numbers=numbers)
+
+    def plot(self, setup: Setup, results: Sequence[Result]):
+        plan = Plan.read(setup.folder)
+        figure, axes = panels(1, max(1, len(plan.seconds)))
+        for place, data in zip(axes[0], plan.seconds, strict=False):
+            runs = where(results, data=data, tuning=False)
+            bars = {TITLES[run["cell"]]: run["rnn"]["nats"] for run in runs}
+            bars |= {OURS: plan.ours[data]["nats"]} if data in plan.ours else {}
+            place.bar(list(bars), list(bars.values()), color=COLOURS[: len(bars)])
+            place.set_title(f"{data}, {plan.seconds[data]:g} s")
+            place.set_ylabel("nats")
+            place.tick_params(axis="x", rotation=20)
+        return figure
+
+
+class Others(Task):
+    """A task whose held-out sequences come after the first ones in the evaluation's own order."""
+
+    def __init__(self, task: Task, first: int) -> None:
+        self.task, self.first = task, first
+        self.vocab_size, self.sequence_length = task.vocab_size, task.sequence_length
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        return self.task.sample(count, generator)
+
+    def held_out(self, count: int, generator: torch.Generator) -> Batch:
+        # The order of documents follows from the generator alone, however many are asked for.
+        batch = self.task.held_out(self.first + count, generator)
+        return Batch(batch.inputs[self.first :], batch.targets[self.first :])
+
+
+def validate(run: Run, plan: Plan) -> float:
+    """Nats from the empty memory on held-out documents that the evaluation does not look at."""
+    others, device = Others(run.task, plan.sequences), run.engine.device
+    with run.engine.looking():
+        return evaluate(others, run.rnn, None, sequences=plan.others, device=device).rnn.nats
+
+
+def check_documents(plan: Plan, data: str) -> None:
+    """Whether there are enough held-out documents, before any time is spent."""
+    config = plan.base(data, "gru").data
+    assert isinstance(config, Stream)
+    store = open_store(Path(config.path))
+    last = len(store.tokens("test")) - config.evaluate_length
+    there = int((np.array(store.starts("test")) < last).sum())
+    if there < plan.sequences + plan.others:
+        raise MemtrainError(
+            f"--sequences {plan.sequences}: {config.path} has {there} held-out documents, of which "
+            f"{plan.others} more choose the learning rate; take fewer"
+        )

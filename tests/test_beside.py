@@ -1,0 +1,303 @@
+"""The script that gives BPTT as many seconds as SMT -> DMT: whole, killed, and with lost runs."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import load_script
+from memtrain.config import Stream
+from memtrain.data.stream import StreamTask
+from memtrain.experiments.experiment import Result, Setup
+from memtrain.experiments.stand_ins import MAKERS
+from memtrain.experiments.work import Done, Failed
+from memtrain.recipes import recipe
+from memtrain.run import Run
+from memtrain.train.checkpoint import latest_checkpoint
+from memtrain.train.metrics import MetricsFile
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+pytestmark = pytest.mark.xdist_group("beside")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return load_script("beside")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits in MNIST's place, little stories in TinyStories'."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("mnist", "tinystories"):
+        MAKERS[name](folder / name, Setup(scale="smoke", folder=folder))
+    return folder
+
+
+def start(folder: Path, *options: object) -> subprocess.Popen:
+    command = [sys.executable, str(SCRIPTS / "beside.py"), "--folder", str(folder)]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(SCRIPTS.parent / "src"), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
+    command += [str(option) for option in options]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe)
+
+
+def full_runs(folder: Path) -> list[Path]:
+    """The runs that have a checkpoint, without tries."""
+    runs = [path for path in folder.glob("runs/*") if "-tune-" not in path.name]
+    return [path for path in runs if list(path.glob("checkpoints/0*"))]
+
+
+def end(process: subprocess.Popen) -> str:
+    out, err = process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def test_killed_in_the_middle_it_goes_on_and_ends_with_a_table(tmp_path: Path, data: Path):
+    folder = tmp_path / "beside"
+    first = start(
+        folder,
+        *("--seconds", "mnist=3", "--step", "transformer=0.3", "gru=0.25"),
+        *("--rates", "transformer=3e-3", "gru=1e30,3e-3"),
+        *("--size", "tiny", "--device", "cpu", "--data-dir", data),
+        *("--sequences", 8, "--processes", 1),
+    )
+    while not (begun := full_runs(folder)):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    first.kill()
+    first.communicate()
+    (run,) = begun
+    created = (run / "config.json").stat().st_mtime_ns
+
+    shown = end(start(folder, "--processes", 1))
+    record = json.loads((folder / "beside.json").read_text())
+    plan = record["plan"]
+    assert (run / "config.json").stat().st_mtime_ns == created  # gone on with, not begun anew
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    assert set(Counter(json.loads(line)["job"] for line in lines).values()) == {1}
+    assert plan["chosen"] == {"mnist/transformer": 3e-3, "mnist/gru": 3e-3}
+    states = {(one["cell"], one["rate"], one["tuning"]): one["state"] for one in record["runs"]}
+    assert states.pop(("gru", 1e30, True)) == "diverged"
+    assert len(states) == 4 and set(states.values()) == {"done"}
+
+    for one in record["runs"]:
+        seconds = plan["timed"][one["cell"]]["seconds"]
+        steps = math.floor(3 / seconds) if not one["tuning"] else math.floor(3 / seconds) // 5
+        assert one["steps"] == max(1, steps)
+        if not one["tuning"]:
+            measured, cost = one["measured"], one["cost"]
+            assert (measured["length"], measured["sequences"]) == (784, 8)
+            assert cost["steps"] == one["steps"] and cost["tokens"] == one["steps"] * 8 * 160
+            assert cost["sequential_ops"] > 0 and measured["baselines"]
+            assert (folder / measured["samples"]).stat().st_size > 0
+            assert f"| {measured['rnn']['nats']:.4f} | done | 0.003 |" in shown
+    assert (folder / "beside.md").read_text() in shown
+    assert "best count model" in shown
+
+
+@pytest.mark.slow
+def test_asked_to_stop_runs_save_themselves_and_all_data_sets_share_the_machine(
+    tmp_path: Path, data: Path
+):
+    folder = tmp_path / "beside"
+    first = start(
+        folder,
+        *("--seconds", "mnist=8", "tinystories=8", "--timing", 0.5),
+        *("--rates", "transformer=3e-3", "gru=3e-3", "--size", "tiny", "--device", "cpu"),
+        *("--data-dir", data, "--sequences", 8, "--processes", 2),
+    )
+    while len(full_runs(folder)) < 2:
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    first.send_signal(signal.SIGTERM)
+    shown = end(first)
+    assert "to go on" in shown and not list(folder.glob("runs/*.error.txt"))
+    for run in full_runs(folder):
+        saved, _ = latest_checkpoint(run / "checkpoints")
+        lines = MetricsFile(run / "metrics.jsonl").read()
+        assert saved is not None and saved.progress["step"] >= lines[-1]["step"] > 0
+    record = json.loads(end(start(folder)) and (folder / "beside.json").read_text())
+    assert [one["state"] for one in record["runs"]] == ["done"] * 8
+    assert sorted(path.name for path in (folder / "samples").iterdir()) == [
+        "mnist-gru.png",
+        "mnist-transformer.png",
+        "tinystories-gru.txt",
+        "tinystories-transformer.txt",
+    ]
+
+
+# ------------------------------------------------------------------------------ without processes
+
+
+def plan_of(script, data: Path, **changes):
+    plan = script.Plan(
+        size="tiny",
+        data_dir=str(data),
+        device="cpu",
+        sequences=8,
+        processes=1,
+        rates={"transformer": [1e-4, 3e-4, 1e-3], "gru": [1e-3]},
+        seconds={"mnist": 10.0, "tinystories": 20.0},
+        timed={cell: {"seconds": 0.1, "recompute": False} for cell in ("transformer", "gru")},
+    )
+    return replace(plan, **changes)
+
+
+def test_lost_runs_are_told_and_stop_neither_their_contender_nor_others(
+    script, monkeypatch, data: Path, tmp_path: Path
+):
+    performed = []
+
+    def launch(queue, folder, processes, over):
+        """Runs at one rate fail; of the others the highest rate is the best."""
+        while queue:
+            work = queue.popleft()
+            tags = work.asked[0].tags
+            performed.append((tags["data"], tags["cell"], tags["rate"], tags["tuning"]))
+            if tags["rate"] == 1e-3:
+                place = folder / (work.place + ".error.txt")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text("Traceback\nZeroDivisionError: nothing to divide by")
+                yield Failed(work.key, "nothing to divide by")
+                continue
+            nats = {"validation_nats": -tags["rate"], "rnn": {"nats": 1.0}, "baselines": []}
+            cost: dict[str, int | float] = {"steps": 1, "tokens": 1, "sequential_ops": 1}
+            asked = work.asked[0]
+            result = Result(
+                figure=asked.figure,
+                version=1,
+                job=asked.job,
+                key=work.key,
+                tags=tags,
+                measured=nats,
+                cost=cost,
+                curve=[],
+            )
+            yield Done(work.key, [result])
+
+    monkeypatch.setattr(script, "run_locally", launch)
+    plan = plan_of(script, data)
+    plan.write(tmp_path)
+    script.learn(plan, tmp_path, ["tune"], lambda: False, ["mnist"])
+    assert {(name, tuning) for name, _, _, tuning in performed} == {("mnist", True)}
+    assert plan.chosen == {}
+    performed.clear()
+    script.learn(plan, tmp_path, ["tune", "train"], lambda: False)
+    # The best of the rates that were not lost; a contender that lost all of them is not trained.
+    assert plan.chosen == {"mnist/transformer": 3e-4, "tinystories/transformer": 3e-4}
+    assert script.Plan.read(tmp_path) == plan
+    # Once more what was lost, and what another command left.
+    assert Counter(tuning for *_, tuning in performed) == {True: 2 + 4, False: 2}
+    shown = script.table(script.summary(plan, tmp_path, ""))
+    assert shown.count("ZeroDivisionError: nothing to divide by") == 4
+    assert shown.count("| 1.0000 | done | 0.0003 |") == 2
+
+    performed.clear()
+    script.learn(plan, tmp_path, ["tune", "train"], lambda: False)
+    assert performed == [("tinystories", "gru", 1e-3, True), ("mnist", "gru", 1e-3, True)]
+
+
+def test_steps_are_the_seconds_over_those_of_a_step_and_the_rest_is_the_recipes(script, data: Path):
+    plan = plan_of(script, data, size="paper")
+    plan.timed["gru"] = {"seconds": 0.03, "recompute": True}
+    full = plan.job("tinystories", "gru", 1e-3, tuning=False).config
+    tried = plan.job("tinystories", "gru", 1e-3, tuning=True).config
+    theirs = recipe("tinystories", method="bptt", cell="gru")
+    assert (full.bptt.steps, tried.bptt.steps) == (666, 133)
+    assert full.bptt.recompute == 16 and theirs.bptt.sequence_length == 256
+    ours = replace(full.bptt, steps=theirs.bptt.steps, learning_rate=3e-4, recompute=0)
+    assert ours == theirs.bptt and full.cell == theirs.cell and full.teacher == theirs.teacher
+    assert full.data == replace(theirs.data, path=str(data / "tinystories"))
+
+
+def test_what_chooses_the_rate_is_held_out_and_not_what_is_evaluated(script, data: Path):
+    config = plan_of(script, data).base("mnist", "gru").data
+    assert isinstance(config, Stream)
+    task = StreamTask.from_config(config)
+    seen, others = (
+        one.held_out(8, torch.Generator().manual_seed(3)).inputs
+        for one in (task, sys.modules["beside_plan"].Others(task, 8))
+    )
+    together = task.held_out(16, torch.Generator().manual_seed(3)).inputs
+    assert torch.equal(torch.cat([seen, others]), together)
+    assert len(together.unique(dim=0)) == 16
+
+
+def test_bptt_begins_documents_as_often_as_smt_and_dmt_do_where_they_read_from_nothing(
+    script, data: Path
+):
+    plan = plan_of(script, data)
+    ours, theirs = recipe("mnist").data, plan.base("mnist", "gru")
+    assert isinstance(ours, Stream) and isinstance(theirs.data, Stream)
+    assert ours.document_starts == theirs.data.document_starts == 0.5
+    from_nothing = Run(theirs, Path("nowhere")).objective("bptt").from_nothing(128)
+    assert from_nothing == 128  # all of them, so half begin documents
+    windows = StreamTask.from_config(theirs.data).windows(32, from_nothing)
+    drawn = windows.sample(128, torch.Generator().manual_seed(0)).inputs[:64]
+    digits = torch.from_numpy(np.array(windows.store.tokens("train"))).view(-1, 64)[:, :32]
+    assert bool((drawn[:, None] == digits).all(dim=2).any(dim=1).all())
+
+
+def test_a_step_is_timed_with_everything_kept(script, data: Path):
+    found = script.measure_step(plan_of(script, data), "mnist", "gru", 0.01)
+    assert found["seconds"] > 0 and not found["recompute"]
+    assert (found["batch"], found["length"]) == (8, 160)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--seconds: name a data set"),
+        (("--seconds", "mnist"), "--seconds mnist: must be NAME=VALUE"),
+        (("--seconds", "mnist=-1"), "--seconds -1: must be a number above 0"),
+        (("--seconds", "mnist=5", "--sequences", "400"), "has 238 held-out documents"),
+        (("tune", "--seconds", "mnist=5", "--sequences", "8"), "no step was timed"),
+        (("sing",), "sing: must be one of time, tune, train, table"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    script, monkeypatch, capsys, data: Path, tmp_path: Path, options, said: str
+):
+    command = ["beside.py", *options, "--folder", str(tmp_path), "--data-dir", str(data)]
+    monkeypatch.setattr(sys, "argv", [*command, "--device", "cpu"])
+    monkeypatch.setattr(script, "signal", SimpleNamespace(SIGTERM=0, signal=lambda *_: None))
+    assert script.main() == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_budget_stays_and_ours_is_shown_beside(script, monkeypatch, capsys, data, tmp_path: Path):
+    costs = {"total_steps": 9, "total_tokens": 8, "total_sequential_ops": 7, "total_seconds": 5.0}
+    evaluation = {"rnn": {"nats": 0.5}, "length": 784, "run": "r", "sequences": 8, **costs}
+    (tmp_path / "ours.json").write_text(json.dumps(evaluation))
+    monkeypatch.setattr(script, "signal", SimpleNamespace(SIGTERM=0, signal=lambda *_: None))
+
+    def call(*options: object) -> int:
+        fixed = ("--folder", tmp_path / "beside", "--data-dir", data, "--device", "cpu")
+        monkeypatch.setattr(sys, "argv", ["beside.py", *map(str, (*options, *fixed))])
+        return script.main()
+
+    ours = ("--ours", f"mnist={tmp_path / 'ours.json'}")
+    assert call("table", *ours, "--sequences", 8, "--step", "gru=0.5") == 0
+    assert "| mnist | SMT → DMT | 0.5000 | done | | 9 | 8 | 7 | | 5 |" in capsys.readouterr().out
+    assert script.Plan.read(tmp_path / "beside").steps("mnist", "gru") == 10
+    assert call("table", "--seconds", "mnist=6") == 2
+    assert "was planned with 5.0; take another --folder" in capsys.readouterr().err
+    assert call("table", *ours, "--sequences", 9) == 2
+    assert "--sequences 9" in capsys.readouterr().err
