@@ -49,6 +49,35 @@ def refused(capsys, *arguments: str) -> str:
 # ----------------------------------------------------------------------------------------- help
 
 
+@pytest.mark.parametrize(
+    ("command", "argument"),
+    [("eval", "RUN"), ("generate", "RUN"), ("resume", "RUN"), ("reproduce", "FIGURE")],
+)
+def test_help_and_refusal_call_what_is_wanted_by_its_name(capsys, command: str, argument: str):
+    with pytest.raises(SystemExit):
+        main([command, "joint", "--help"])
+    assert argument in capsys.readouterr().out.split("options")[0]
+    if argument == "RUN":
+        assert f"{argument}: is missing; see memtrain {command}" in refused(capsys, command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("eval x --length abc", "--length=abc: must be a whole number"),
+        ("generate x --given abc", "--given=abc: must be a number"),
+        ("train digits --smt.steps 1.5", "--smt.steps=1.5: must be a whole number"),
+        ("train digits --smt.learning-rate fast", "--smt.learning-rate=fast: must be a number"),
+        ("train digits --cell.kind foo", "memtrain: cell: kind='foo'"),
+        ("train text --data x --option size", "takes pairs of a name and a value"),
+        ("reproduce joint --scale huge", "--scale=huge: must be one of smoke, cpu, gpu, paper"),
+        ("eval one two", "'two': is one argument too many"),
+    ],
+)
+def test_wrong_values_are_refused_in_plain_words(capsys, arguments: str, words: str):
+    assert words in refused(capsys, *arguments.split())
+
+
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from memtrain.cli.parse import parse
 from memtrain.errors import MemtrainError, nearest
@@ -17,7 +17,7 @@ def data(arguments: list[str]) -> int:
         """List tasks and data sets; show samples of a task; or prepare real data for training:
         mnist, tinystories, sketchy, or files of yours (text, a folder or zip of images, a .npy)."""
 
-        name: tyro.conf.Positional[str] = ""
+        name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[NAME]")]] = ""
         """A task, a data set, or a path; nothing lists them all."""
         count: int = 2
         """How many samples of a task."""

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 from memtrain.cli.parse import open_run, parse
 from memtrain.errors import MemtrainError
@@ -19,7 +20,7 @@ def evaluate(arguments: list[str]) -> int:
         drift apart; count models on the same targets; and what training cost. A figure, its
         numbers and the curves of the training go to RUN/figures."""
 
-        run: tyro.conf.Positional[Path]
+        run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
         """The run's folder."""
         sequences: int | None = None
         """Held-out sequences to score (fewer if the data has fewer); a few seconds' worth if not
@@ -69,7 +70,7 @@ def generate(arguments: list[str]) -> int:
         """Let the recurrent network write: text to the terminal, pictures as a PNG grid. It starts
         from the empty memory; the teacher is not used."""
 
-        run: tyro.conf.Positional[str]
+        run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
         """The run's folder, or the name of a pretrained model."""
         count: int | None = None
         """How many: 1 text or 64 pictures unless given."""
@@ -81,7 +82,7 @@ def generate(arguments: list[str]) -> int:
         """Complete held-out images of which this share is given, from the top."""
         image: Path | None = None
         """Complete this PNG or JPEG, resized as the data was; the first half is given unless
-        --given says more."""
+        --given says otherwise."""
         temperature: float = 1.0
         """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
         top_k: int = 0

@@ -123,7 +123,7 @@ def resume(arguments: list[str]) -> int:
         """Go on where a run stopped: the result is that of a run never stopped, to the bit,
         unless a stage goes by the clock."""
 
-        run: tyro.conf.Positional[Path]
+        run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
         """The run's folder."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
