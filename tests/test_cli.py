@@ -78,6 +78,16 @@ def test_wrong_values_are_refused_in_plain_words(capsys, arguments: str, words: 
     assert words in refused(capsys, *arguments.split())
 
 
+@pytest.mark.parametrize("command", ["bench smt", "reproduce gradients"])
+def test_a_device_that_torch_does_not_know_is_refused(here: Path, capsys, command: str):
+    assert "device='gpu': must be auto, cpu" in refused(capsys, *command.split(), "--device", "gpu")
+
+
+def test_samples_that_no_machine_holds_are_refused(capsys):
+    assert "not enough memory" in refused(capsys, "data", "retrieval", "--count", str(10**14))
+    assert "seed=" in refused(capsys, "data", "retrieval", "--seed", str(10**30))
+
+
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

@@ -55,6 +55,8 @@ def data(arguments: list[str]) -> int:
 def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
     if count < 1:
         raise MemtrainError(f"count={count}: must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise MemtrainError(f"seed={seed}: must be at least 0 and below 2**63")
 
     import torch
 
