@@ -347,6 +347,8 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
         ("--seed", "-1"): "seed=-1: must be at least 0",
     }.items():
         assert message in refused(capsys, "generate", "runs/text", *options), options
+    with_prompt = ["generate", "runs/text", "--prompt", "café", "--top-p", "2"]
+    assert main(with_prompt) == 2 and not capsys.readouterr().out
     assert "length=1: must be at least 2" in refused(capsys, "eval", "runs/text", "--length", "1")
     line = refused(capsys, "eval", "runs/text", "--length", "99999")
     assert "at least 100,000 are needed" in line
@@ -398,6 +400,8 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
         ("--given", "0"): "given=0.0: must be above 0 and below 1",
         ("--length", "9"): "pictures have 25 tokens",
         ("--image", "gone.png"): "gone.png: no such image",
+        ("--out", "photos"): "out=photos: is a folder",
+        ("--out", "digits"): "out=digits: pictures are written as a PNG",
     }.items():
         assert message in refused(capsys, "generate", "runs/images", *options), options
     line = refused(capsys, "train", "text", "--data", "data/photos", "--folder", "other")

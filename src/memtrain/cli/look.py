@@ -75,9 +75,9 @@ def generate(arguments: list[str]) -> int:
         count: int | None = None
         """How many: 1 text or 64 pictures unless given."""
         length: int | None = None
-        """Characters to write (text)."""
+        """Characters or tokens to write; a picture is always finished."""
         prompt: str | None = None
-        """Read first (text)."""
+        """Read first: a text, or the numbers of tokens with spaces between them."""
         given: float | None = None
         """Complete held-out images of which this share is given, from the top."""
         image: Path | None = None
