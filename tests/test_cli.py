@@ -88,6 +88,21 @@ def test_samples_that_no_machine_holds_are_refused(capsys):
     assert "seed=" in refused(capsys, "data", "retrieval", "--seed", str(10**30))
 
 
+def test_train_says_what_to_do_with_a_run_and_with_data_it_does_not_take(here: Path, capsys):
+    Path("runs/x").mkdir(parents=True)
+    save(TINY, Path("runs/x/config.json"))
+    assert "memtrain resume runs/x goes on with it" in refused(capsys, "train", "runs/x")
+    line = refused(capsys, "train", "digits", "--data", "book.txt")
+    assert "digits takes no data of yours; mnist, " in line
+    assert "takes --data.path" in refused(capsys, "train", "mnist-small", "--data", "photos")
+
+
+def test_recipes_are_listed_in_whole_sentences(capsys):
+    assert main(["train", "--help"]) == 0
+    listed = capsys.readouterr().out.split("Recipes:\n")[1].split("\n\n")[0].splitlines()
+    assert len(listed) == len(RECIPES) and all(line.endswith(".") for line in listed)
+
+
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

@@ -83,6 +83,8 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
             overwrite=options.overwrite,
             **options.option,
         )
+    elif (path / "meta.json").is_file():
+        raise MemtrainError(f"{path}: is prepared already; memtrain train learns it: --data {path}")
     elif path.exists():
         out = options.out or Path("data") / path.name.split(".")[0]
         store = prepare_path(path, out, overwrite=options.overwrite, **options.option)
@@ -90,7 +92,8 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
     else:
         raise MemtrainError(f"data {name!r}: no such file; {nearest(name, [*tasks, *DATA_SETS])}")
     for split, info in store.splits.items():
-        print(f"{split:<6}{info.tokens:>14,} tokens in {info.documents:,} documents")
+        documents = "1 document" if info.documents == 1 else f"{info.documents:,} documents"
+        print(f"{split:<6}{info.tokens:>14,} tokens in {documents}")
     for note in store.meta.notes:
         print(f"note  {note}")
     print(f"prepared {out}; learn it with: memtrain train {name} --data {out}")
