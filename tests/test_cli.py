@@ -252,7 +252,7 @@ def test_mistakes_get_one_line_with_the_nearest_name(here: Path, capsys):
     assert "--smt.steps" in refused(capsys, "train", "digits", "--smt.steps", "many")
     line = refused(capsys, "train", "digits", "--teacher.context-length", "0")
     assert "context_length=0: must be at least 1; the paper uses 256" in line
-    assert "'bidirectional', 'causal'" in refused(
+    assert "must be one of bidirectional, causal" in refused(
         capsys, "train", "digits", "--teacher.encoder", "x"
     )
     assert "did you mean gru?" in refused(capsys, "train", "digits", "--cell.kind", "grU")
