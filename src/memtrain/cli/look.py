@@ -92,7 +92,8 @@ def generate(arguments: list[str]) -> int:
         seed: int = 0
         """The same seed gives the same sequences."""
         out: Path | None = None
-        """The picture's file, RUN/samples/... unless given; also keeps text."""
+        """The picture's file, unless given in RUN/samples, or of a pretrained model in a folder of
+        its name; also keeps text."""
         best: bool = False
         """Take the checkpoint with the lowest held-out loss instead of the newest."""
         allow_code: bool = False
