@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from memtrain.cli.parse import open_run, parse
-from memtrain.errors import MemtrainError
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -36,8 +35,6 @@ def evaluate(arguments: list[str]) -> int:
         """Import the cell or task of yours that the run's config names."""
 
     options = parse(Evaluate, arguments, "memtrain eval")
-    if options.sequences is not None and options.sequences < 1:
-        raise MemtrainError(f"sequences={options.sequences}: must be at least 1")
 
     from memtrain.eval.figure import save_figure
     from memtrain.eval.training_figure import save_training_figure
