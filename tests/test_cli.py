@@ -49,6 +49,60 @@ def refused(capsys, *arguments: str) -> str:
 # ----------------------------------------------------------------------------------------- help
 
 
+@pytest.mark.parametrize(
+    ("command", "argument"),
+    [("eval", "RUN"), ("generate", "RUN"), ("resume", "RUN"), ("reproduce", "FIGURE")],
+)
+def test_help_and_refusal_call_what_is_wanted_by_its_name(capsys, command: str, argument: str):
+    with pytest.raises(SystemExit):
+        main([command, "joint", "--help"])
+    assert argument in capsys.readouterr().out.split("options")[0]
+    if argument == "RUN":
+        assert f"{argument}: is missing; see memtrain {command}" in refused(capsys, command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("eval x --length abc", "--length=abc: must be a whole number"),
+        ("generate x --given abc", "--given=abc: must be a number"),
+        ("train digits --smt.steps 1.5", "--smt.steps=1.5: must be a whole number"),
+        ("train digits --smt.learning-rate fast", "--smt.learning-rate=fast: must be a number"),
+        ("train digits --cell.kind foo", "memtrain: cell: kind='foo'"),
+        ("train text --data x --option size", "takes pairs of a name and a value"),
+        ("reproduce joint --scale huge", "--scale=huge: must be one of smoke, cpu, gpu, paper"),
+        ("eval one two", "'two': is one argument too many"),
+    ],
+)
+def test_wrong_values_are_refused_in_plain_words(capsys, arguments: str, words: str):
+    assert words in refused(capsys, *arguments.split())
+
+
+@pytest.mark.parametrize("command", ["bench smt", "reproduce gradients"])
+def test_a_device_that_torch_does_not_know_is_refused(here: Path, capsys, command: str):
+    assert "device='gpu': must be auto, cpu" in refused(capsys, *command.split(), "--device", "gpu")
+
+
+def test_samples_that_no_machine_holds_are_refused(capsys):
+    assert "not enough memory" in refused(capsys, "data", "retrieval", "--count", str(10**14))
+    assert "seed=" in refused(capsys, "data", "retrieval", "--seed", str(10**30))
+
+
+def test_train_says_what_to_do_with_a_run_and_with_data_it_does_not_take(here: Path, capsys):
+    Path("runs/x").mkdir(parents=True)
+    save(TINY, Path("runs/x/config.json"))
+    assert "memtrain resume runs/x goes on with it" in refused(capsys, "train", "runs/x")
+    line = refused(capsys, "train", "digits", "--data", "book.txt")
+    assert "digits takes no data of yours; mnist, " in line
+    assert "takes --data.path" in refused(capsys, "train", "mnist-small", "--data", "photos")
+
+
+def test_recipes_are_listed_in_whole_sentences(capsys):
+    assert main(["train", "--help"]) == 0
+    listed = capsys.readouterr().out.split("Recipes:\n")[1].split("\n\n")[0].splitlines()
+    assert len(listed) == len(RECIPES) and all(line.endswith(".") for line in listed)
+
+
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -198,7 +252,7 @@ def test_mistakes_get_one_line_with_the_nearest_name(here: Path, capsys):
     assert "--smt.steps" in refused(capsys, "train", "digits", "--smt.steps", "many")
     line = refused(capsys, "train", "digits", "--teacher.context-length", "0")
     assert "context_length=0: must be at least 1; the paper uses 256" in line
-    assert "'bidirectional', 'causal'" in refused(
+    assert "must be one of bidirectional, causal" in refused(
         capsys, "train", "digits", "--teacher.encoder", "x"
     )
     assert "did you mean gru?" in refused(capsys, "train", "digits", "--cell.kind", "grU")
@@ -308,6 +362,8 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
         ("--seed", "-1"): "seed=-1: must be at least 0",
     }.items():
         assert message in refused(capsys, "generate", "runs/text", *options), options
+    with_prompt = ["generate", "runs/text", "--prompt", "café", "--top-p", "2"]
+    assert main(with_prompt) == 2 and not capsys.readouterr().out
     assert "length=1: must be at least 2" in refused(capsys, "eval", "runs/text", "--length", "1")
     line = refused(capsys, "eval", "runs/text", "--length", "99999")
     assert "at least 100,000 are needed" in line
@@ -359,6 +415,8 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
         ("--given", "0"): "given=0.0: must be above 0 and below 1",
         ("--length", "9"): "pictures have 25 tokens",
         ("--image", "gone.png"): "gone.png: no such image",
+        ("--out", "photos"): "out=photos: is a folder",
+        ("--out", "digits"): "out=digits: pictures are written as a PNG",
     }.items():
         assert message in refused(capsys, "generate", "runs/images", *options), options
     line = refused(capsys, "train", "text", "--data", "data/photos", "--folder", "other")

@@ -24,7 +24,7 @@ from memtrain.config import (
     Stack,
     TeacherConfig,
 )
-from memtrain.config_json import CONFIG_VERSION, from_json, to_json
+from memtrain.config_json import CONFIG_VERSION, from_json, read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.recipes import RECIPES, recipe
 
@@ -402,3 +402,9 @@ class TestRunConfig:
 def test_an_unknown_recipe_is_refused_with_the_nearest_name():
     with pytest.raises(MemtrainError, match="did you mean retrieval?"):
         recipe("retreival")
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(MemtrainError, match=r"config\.json: not a config"):
+        read_config(tmp_path / "config.json")

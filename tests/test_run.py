@@ -357,3 +357,8 @@ def test_weights_of_another_shape_are_refused_in_words(tmp_path: Path):
     path.write_text(path.read_text().replace('"memory_tokens": 2', '"memory_tokens": 3'))
     with pytest.raises(MemtrainError, match="weights do not fit the config"):
         Run.open(tmp_path / "run")
+
+
+def test_no_sequences_are_too_few_to_score(tmp_path: Path):
+    with pytest.raises(MemtrainError, match="sequences=0: must be at least 1"):
+        Run.create(TINY, tmp_path / "run").evaluate(0)

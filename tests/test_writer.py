@@ -14,7 +14,7 @@ from memtrain.errors import MemtrainError
 from memtrain.eval.rollout import write
 from memtrain.nn.build import build_rnn
 from memtrain.pretrained import Pretrained
-from memtrain.writer import Written, generate
+from memtrain.writer import Written, _given, generate
 
 TEXT = Spelling(vocab_size=256, start_token=10, text=True)
 PICTURE = Spelling(
@@ -102,6 +102,8 @@ def test_the_models_mode_comes_back():
         (TEXT, {"prompt": np.array([256])}, "prompt: 256 is no token, must be 0..255"),
         (TEXT, {"temperature": -1.0}, "temperature=-1.0: must be at least 0"),
         (TEXT, {"top_p": 0.0}, "top_p=0.0: must be above 0"),
+        (TEXT, {"seed": -1}, "seed=-1: must be at least 0"),
+        (TEXT, {"seed": 10**30}, "must be at least 0 and below 2**63"),
         (TEXT, {"top_k": -2}, "top_k=-2: must be at least 0"),
         (PICTURE, {"length": 9}, "length=9: this model's pictures have 6 tokens"),
         (PICTURE, {"prompt": "a"}, "prompt='a': this model writes pictures"),
@@ -113,6 +115,20 @@ def test_bad_wishes_are_one_line(spelling: Spelling, options: dict[str, Any], me
     with pytest.raises(MemtrainError) as caught:
         generate(model(spelling), **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("prompt", [np.array([1.5]), np.zeros((2, 2, 2), np.int64)])
+def test_a_prompt_that_is_no_row_of_tokens_is_refused(prompt: np.ndarray):
+    with pytest.raises(MemtrainError, match="must be a text, or whole numbers"):
+        _given(TEXT, prompt, 1)
+
+
+def test_pictures_are_saved_as_png_only_and_a_path_may_be_a_word(tmp_path: Path):
+    drawn = Written(np.zeros((2, 6), np.int64), 0, PICTURE)
+    drawn.save(str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").is_file()
+    with pytest.raises(MemtrainError, match=r"end it in \.png"):
+        drawn.save(tmp_path / "a")
 
 
 def test_texts_are_saved_apart(tmp_path: Path):

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
         BPTTConfig,
         CellConfig,
         DMTConfig,
+        EngineConfig,
+        LogConfig,
         RunConfig,
         SMTConfig,
+        Stream,
         TeacherConfig,
     )
     from memtrain.config_json import from_json, to_json
@@ -26,18 +29,21 @@ if TYPE_CHECKING:
     from memtrain.nn.contract import check_cell
     from memtrain.nn.rnn import RNN
     from memtrain.nn.teacher import Teacher
-    from memtrain.pretrained import load_pretrained
+    from memtrain.pretrained import Pretrained, export, load_pretrained, pretrained_names
     from memtrain.recipes import RECIPES, recipe
     from memtrain.run import Run
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
-    from memtrain.writer import generate
+    from memtrain.writer import Written, generate
 
 _HOME = {
     "BPTTConfig": "config",
     "CellConfig": "config",
     "DMTConfig": "config",
+    "EngineConfig": "config",
+    "LogConfig": "config",
     "RunConfig": "config",
     "SMTConfig": "config",
+    "Stream": "config",
     "TeacherConfig": "config",
     "from_json": "config_json",
     "to_json": "config_json",
@@ -49,12 +55,16 @@ _HOME = {
     "evaluate": "eval.evaluate",
     "read": "eval.rollout",
     "write": "eval.rollout",
+    "Written": "writer",
     "generate": "writer",
     "Cell": "nn.cells",
     "check_cell": "nn.contract",
     "RNN": "nn.rnn",
     "Teacher": "nn.teacher",
+    "Pretrained": "pretrained",
+    "export": "pretrained",
     "load_pretrained": "pretrained",
+    "pretrained_names": "pretrained",
     "RECIPES": "recipes",
     "recipe": "recipes",
     "Run": "run",
@@ -70,25 +80,32 @@ __all__ = [
     "CellConfig",
     "CellContractError",
     "DMTConfig",
+    "EngineConfig",
     "Evaluation",
     "IGNORE_INDEX",
+    "LogConfig",
     "Losses",
     "MemtrainError",
+    "Pretrained",
     "RECIPES",
     "RNN",
     "Run",
     "RunConfig",
     "SMTConfig",
+    "Stream",
     "Task",
     "Teacher",
     "TeacherConfig",
+    "Written",
     "__version__",
     "check_cell",
     "check_task",
     "evaluate",
+    "export",
     "from_json",
     "generate",
     "load_pretrained",
+    "pretrained_names",
     "read",
     "recipe",
     "to_json",
@@ -100,3 +117,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'memtrain' has no attribute {name!r}")
     return getattr(import_module(f"memtrain.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

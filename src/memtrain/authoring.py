@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from memtrain.errors import MemtrainError
+from memtrain.eval.sampling import Sampler
 from memtrain.pretrained import load_pretrained, pretrained_names
 from memtrain.run import Run
 from memtrain.train.metrics import Reporter
@@ -39,6 +40,11 @@ class Wish:
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**63")
         if self.prompt is not None and (self.image or self.given):
             raise MemtrainError("--prompt is for text, --given and --image are for pictures")
+        if self.length is not None and self.length < 1:
+            raise MemtrainError(f"length={self.length}: must be at least 1")
+        if self.out is not None and self.out.is_dir():
+            raise MemtrainError(f"out={self.out}: is a folder; name a file in it")
+        Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # says why not
 
 
 def find_writer(name: str, allow_code: bool, reporter: Reporter, *, best: bool = False) -> Writer:
@@ -73,6 +79,8 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
         if wish.out:
             written.save(wish.out)
         return
+    if wish.out is not None and wish.out.suffix.lower() != ".png":
+        raise MemtrainError(f"out={wish.out}: pictures are written as a PNG; end it in .png")
     originals = _originals(model, wish)
     if wish.prompt is not None:
         spelling.encode_text(wish.prompt)  # says why not
@@ -120,8 +128,7 @@ def _write_text(model: Writer, wish: Wish) -> Written:
         print(" ".join(map(str, row)) + " " if text is None else text, end="", flush=True)
 
     if wish.prompt is not None:
-        spelling.encode_text(wish.prompt)
-        print(wish.prompt, end="", flush=True)
+        show(spelling.encode_text(wish.prompt)[None])
     try:
         return _generate(model, wish, 1, wish.prompt, show)
     finally:

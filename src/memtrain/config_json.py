@@ -26,7 +26,11 @@ def to_json(config: RunConfig) -> str:
 
 def read_config(path: Path) -> RunConfig:
     """Read a config.json; one too large to be a config is refused before it is read."""
-    return from_json(read_text(path, MAX_CONFIG_BYTES))
+    text = read_text(path, MAX_CONFIG_BYTES)
+    try:
+        return from_json(text)
+    except MemtrainError as error:
+        raise MemtrainError(f"{path}: {error}") from None
 
 
 def from_json(text: str) -> RunConfig:

@@ -288,6 +288,8 @@ class Run:
                     f"length={length}: sequences of {self.config.data.kind} have "
                     f"{task.sequence_length} tokens; only streams have any length"
                 )
+        if sequences is not None and sequences < 1:
+            raise MemtrainError(f"sequences={sequences}: must be at least 1")
         if sequences is None:
             sequences = max(4, self._affordable_tokens() // task.sequence_length)
         with self.engine.looking():

@@ -35,7 +35,9 @@ def read_folder(folder: Path) -> RunConfig:
     """The config of the run that is there."""
     path = folder / "config.json"
     if not path.is_file():
-        raise MemtrainError(f"{folder}: no run there (config.json is missing)")
+        raise MemtrainError(
+            f"{folder}: no run there (config.json is missing); memtrain train makes one"
+        )
     return read_config(path)
 
 

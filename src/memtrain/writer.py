@@ -49,7 +49,7 @@ class Written:
     def pictures(self) -> UInt8[np.ndarray, "B H W"]:
         return self.spelling.decode_pictures(self.tokens)
 
-    def save(self, path: Path, originals: Integer[np.ndarray, "B T"] | None = None) -> None:
+    def save(self, path: Path | str, originals: Integer[np.ndarray, "B T"] | None = None) -> None:
         """Write pictures as a PNG grid, anything else as text.
 
         Args:
@@ -57,7 +57,9 @@ class Written:
             originals: whole sequences of which the beginnings were given: shown above the
                 completions, in which the model's part is tinted.
         """
-        picture = self.spelling.picture
+        path, picture = Path(path), self.spelling.picture
+        if picture is not None and path.suffix.lower() != ".png":
+            raise MemtrainError(f"{path}: pictures are written as a PNG; end it in .png")
         if picture is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n\n----\n\n".join(self.texts()), encoding="utf-8")
@@ -97,13 +99,15 @@ def generate(
         seed: the same seed writes the same, on the same kind of device.
         listen: hears the tokens as they are written, a few at a time.
 
-    Example: `generate(load_pretrained("mnist-small"), count=64).save(Path("digits.png"))`
+    Example: `generate(load_pretrained("mnist-small"), count=64).save("digits.png")`
     """
     spelling = model.spelling
     if spelling is None:
         raise MemtrainError("this model answers questions and has no sequences to write")
     if count < 1:
         raise MemtrainError(f"count={count}: must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise MemtrainError(f"seed={seed}: must be at least 0 and below 2**63")
     given = _given(spelling, prompt, count)
     length = _length(spelling, given.shape[1], length)
     sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, allowed=spelling.writable)
@@ -149,6 +153,11 @@ def _given(
     tokens = spelling.encode_text(prompt) if isinstance(prompt, str) else np.asarray(prompt)
     if not tokens.size:
         raise MemtrainError("prompt: must hold at least one token")
+    if tokens.ndim > 2 or not np.issubdtype(tokens.dtype, np.integer):
+        raise MemtrainError(
+            f"prompt: {tokens.dtype} of shape {tokens.shape}: must be a text, or whole numbers, "
+            "1-D (the same for all) or 2-D (each its own)"
+        )
     if tokens.min() < 0 or tokens.max() >= spelling.writable:
         bad = tokens.min() if tokens.min() < 0 else tokens.max()
         raise MemtrainError(f"prompt: {bad} is no token, must be 0..{spelling.writable - 1}")

@@ -57,6 +57,30 @@ def test_data_of_another_source_is_not_replaced(book: Path):
     Path("other/book.txt").write_text("something else\n" * 99)
     with pytest.raises(MemtrainError, match="was prepared from book.txt"):
         ready("other/book.txt")
+    with pytest.raises(MemtrainError, match="was prepared from book.txt"):
+        ready("other/book.txt", held_out=0.5)
+
+
+def test_a_source_is_not_mistaken_for_one_whose_path_ends_alike(book: Path):
+    Path("other").mkdir()
+    Path("other/book.txt").write_text("something else\n" * 99)
+    os.utime(book, (1, 1))  # older than what will be prepared
+    ready("other/book.txt")
+    with pytest.raises(MemtrainError, match="was prepared from other/book.txt"):
+        ready(book)
+
+
+def test_the_same_source_by_another_path_is_found_again(book: Path, capsys):
+    ready(book)
+    capsys.readouterr()
+    assert ready(book.resolve()).folder == Path("data/book") and not capsys.readouterr().err
+
+
+def test_the_recipes_of_data_sets_refuse_another_kind(book: Path):
+    folder = ready(book).folder
+    assert ready(folder, "tinystories").folder == folder
+    with pytest.raises(MemtrainError, match="holds text; memtrain train text --data"):
+        ready(folder, "mnist")
 
 
 def test_a_folder_of_the_users_under_data_is_left_alone(book: Path):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from memtrain.data.pictures import Picture, decode_pictures
+from memtrain.data.ready import ready_store
 from memtrain.data.sources import prepare, prepare_images, prepare_text, prepare_tokens
 from memtrain.data.sources.held_out import held_out_names, split_stream
 from memtrain.data.store import Store, open_store
@@ -195,6 +196,15 @@ def write_zip(path: Path, images: dict[str, np.ndarray]) -> Path:
 def rows(store: Store, split: str) -> set[bytes]:
     length = store.meta.document_length or 0
     return {row.tobytes() for row in store.tokens(split).reshape(-1, length)}
+
+
+def test_a_zip_found_in_the_folder_is_prepared_once(tmp_path: Path, capsys):
+    (tmp_path / "drawings").mkdir()
+    write_zip(tmp_path / "drawings/any.zip", sketches(4, 2))
+    ready_store("sketchy", tmp_path / "drawings", {}, tmp_path / "data")
+    assert capsys.readouterr().err.startswith("prepared")
+    ready_store("sketchy", tmp_path / "drawings", {}, tmp_path / "data")
+    assert not capsys.readouterr().err
 
 
 def test_sketchy_is_patches_of_ink_split_by_photo(tmp_path: Path):

@@ -21,6 +21,11 @@ def test_a_prompt_is_its_bytes():
     assert TEXT.decode_text(tokens) == "café"
 
 
+def test_a_prompt_of_tokens_is_written_as_they_are_shown():
+    tokens = TOKENS.encode_text("3 0 8")
+    assert tokens.tolist() == [3, 0, 8] and TOKENS.decode_text(tokens) == "3 0 8"
+
+
 @pytest.mark.parametrize(
     ("spelling", "prompt", "message"),
     [
@@ -28,7 +33,10 @@ def test_a_prompt_is_its_bytes():
         (TEXT, "cab", "'b' is not in the text that the model learned from"),
         (TEXT, "caf\u00e8", "'è' is not in the text"),
         (PICTURE, "3", "prompt='3': this model writes pictures; complete one with --image"),
-        (TOKENS, "3", "this model writes tokens"),
+        (TOKENS, "a", "prompt='a': this model writes tokens; must be numbers of 0..8"),
+        (TOKENS, "1 9", "must be numbers of 0..8"),
+        (TOKENS, "-1", "must be numbers of 0..8"),
+        (TOKENS, " ", "must be numbers of 0..8"),
     ],
 )
 def test_a_bad_prompt_is_one_line(spelling: Spelling, prompt: str, message: str):

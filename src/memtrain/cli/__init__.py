@@ -72,6 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         print("memtrain: not enough memory; take less at once", file=sys.stderr)
         return 2
+    except RuntimeError as error:  # torch's: a CPU that has no more has no error of its own
+        if "allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        print("memtrain: not enough memory; take less at once", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)
         return 2

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from memtrain.cli.parse import parse
 from memtrain.errors import MemtrainError, nearest
@@ -17,7 +17,7 @@ def data(arguments: list[str]) -> int:
         """List tasks and data sets; show samples of a task; or prepare real data for training:
         mnist, tinystories, sketchy, or files of yours (text, a folder or zip of images, a .npy)."""
 
-        name: tyro.conf.Positional[str] = ""
+        name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[NAME]")]] = ""
         """A task, a data set, or a path; nothing lists them all."""
         count: int = 2
         """How many samples of a task."""
@@ -55,6 +55,8 @@ def data(arguments: list[str]) -> int:
 def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
     if count < 1:
         raise MemtrainError(f"count={count}: must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise MemtrainError(f"seed={seed}: must be at least 0 and below 2**63")
 
     import torch
 
@@ -81,6 +83,8 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
             overwrite=options.overwrite,
             **options.option,
         )
+    elif (path / "meta.json").is_file():
+        raise MemtrainError(f"{path}: is prepared already; memtrain train learns it: --data {path}")
     elif path.exists():
         out = options.out or Path("data") / path.name.split(".")[0]
         store = prepare_path(path, out, overwrite=options.overwrite, **options.option)
@@ -88,7 +92,8 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
     else:
         raise MemtrainError(f"data {name!r}: no such file; {nearest(name, [*tasks, *DATA_SETS])}")
     for split, info in store.splits.items():
-        print(f"{split:<6}{info.tokens:>14,} tokens in {info.documents:,} documents")
+        documents = "1 document" if info.documents == 1 else f"{info.documents:,} documents"
+        print(f"{split:<6}{info.tokens:>14,} tokens in {documents}")
     for note in store.meta.notes:
         print(f"note  {note}")
     print(f"prepared {out}; learn it with: memtrain train {name} --data {out}")

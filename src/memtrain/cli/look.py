@@ -3,9 +3,9 @@
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 from memtrain.cli.parse import open_run, parse
-from memtrain.errors import MemtrainError
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -19,7 +19,7 @@ def evaluate(arguments: list[str]) -> int:
         drift apart; count models on the same targets; and what training cost. A figure, its
         numbers and the curves of the training go to RUN/figures."""
 
-        run: tyro.conf.Positional[Path]
+        run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
         """The run's folder."""
         sequences: int | None = None
         """Held-out sequences to score (fewer if the data has fewer); a few seconds' worth if not
@@ -35,8 +35,6 @@ def evaluate(arguments: list[str]) -> int:
         """Import the cell or task of yours that the run's config names."""
 
     options = parse(Evaluate, arguments, "memtrain eval")
-    if options.sequences is not None and options.sequences < 1:
-        raise MemtrainError(f"sequences={options.sequences}: must be at least 1")
 
     from memtrain.eval.figure import save_figure
     from memtrain.eval.training_figure import save_training_figure
@@ -69,19 +67,19 @@ def generate(arguments: list[str]) -> int:
         """Let the recurrent network write: text to the terminal, pictures as a PNG grid. It starts
         from the empty memory; the teacher is not used."""
 
-        run: tyro.conf.Positional[str]
+        run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
         """The run's folder, or the name of a pretrained model."""
         count: int | None = None
         """How many: 1 text or 64 pictures unless given."""
         length: int | None = None
-        """Characters to write (text)."""
+        """Characters or tokens to write; a picture is always finished."""
         prompt: str | None = None
-        """Read first (text)."""
+        """Read first: a text, or the numbers of tokens with spaces between them."""
         given: float | None = None
         """Complete held-out images of which this share is given, from the top."""
         image: Path | None = None
         """Complete this PNG or JPEG, resized as the data was; the first half is given unless
-        --given says more."""
+        --given says otherwise."""
         temperature: float = 1.0
         """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
         top_k: int = 0
@@ -91,7 +89,8 @@ def generate(arguments: list[str]) -> int:
         seed: int = 0
         """The same seed gives the same sequences."""
         out: Path | None = None
-        """The picture's file, RUN/samples/... unless given; also keeps text."""
+        """The picture's file, unless given in RUN/samples, or of a pretrained model in a folder of
+        its name; also keeps text."""
         best: bool = False
         """Take the checkpoint with the lowest held-out loss instead of the newest."""
         allow_code: bool = False

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +17,8 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
     """Parse with tyro; its boxed errors become one line, unknown options get the nearest name."""
     import tyro
 
+    if {"-h", "--help"} & set(arguments):
+        arguments = ["--help"]  # tyro leaves out of the help what it has read already
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -32,14 +35,38 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
         lines = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()]
         told = [line for line in lines if line and not line.startswith(("---", "For full"))]
         ending = next((i for i, line in enumerate(told) if line.startswith("Argument help")), None)
-        message = " ".join(told[1:ending]).removeprefix("Error parsing ").rstrip(".")
+        message = _plainly(" ".join(told[1:ending]), program)
         raise MemtrainError(f"{message}; see {program} --help") from None
+    if unknown and not unknown[0].startswith("-"):
+        raise MemtrainError(f"{unknown[0]!r}: is one argument too many; see {program} --help")
     if unknown:
         known = _option_names(kind, parsed)
         guess = get_close_matches(unknown[0].replace("_", "-"), known, n=1, cutoff=0.5)
         hint = f"did you mean {guess[0]}?" if guess else f"see {program} --help"
         raise MemtrainError(f"{unknown[0]}: no such option; {hint}")
     return parsed
+
+
+def _plainly(message: str, program: str) -> str:
+    """tyro's message without the names of Python's types and of our fields."""
+    message = message.removeprefix("Error parsing ").removesuffix(f" {program} --help").rstrip(".")
+    message = message.removeprefix("run.")  # the config's own name: no option has it
+    if missing := re.match(rf"Missing from {program}: (\S+)", message):
+        return f"{missing[1]}: is missing"
+    if (wrong := re.match(r"(\S+): no type matching .*? from \['(.*?)'\]\.", message)) or (
+        wrong := re.match(r"(\S+): invalid literal for int\(\) with base 10: '(.*)'$", message)
+    ):
+        whole = "to float" not in message
+        return f"{wrong[1]}={wrong[2]}: must be a {'whole ' if whole else ''}number"
+    if wrong := re.match(r"(\S+): could not convert string to float: '(.*)'$", message):
+        return f"{wrong[1]}={wrong[2]}: must be a number"
+    if wrong := re.match(
+        r"invalid choice '(.*)' for argument '(.*)'. Expected .*\((.*)\)", message
+    ):
+        return f"{wrong[2]}={wrong[1]}: must be one of {wrong[3]}".replace("'", "")
+    if message.endswith("Failed to parse key-value pairs!"):
+        return "--option: takes pairs of a name and a value, for example --option size 28"
+    return message
 
 
 def _option_names(kind: type, value: Any, prefix: str = "--") -> list[str]:

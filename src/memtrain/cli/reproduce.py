@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from memtrain.cli.parse import parse
 from memtrain.errors import MemtrainError
@@ -35,7 +35,9 @@ def reproduce(arguments: list[str]) -> int:
         """Run the grid of a figure, draw it, and say whether the paper's claim holds here.
         Finished runs are skipped, a stopped sweep goes on, a failed run does not stop the rest."""
 
-        figures: tyro.conf.Positional[tuple[str, ...]]
+        figures: tyro.conf.Positional[
+            Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIGURE...")]
+        ]
         """Names from `memtrain reproduce`, all, or my_file:MyFigure."""
         scale: Literal["smoke", "cpu", "gpu", "paper"] = "smoke"
         """smoke: seconds, shows that it works; cpu: minutes to an hour; gpu: minutes of a large
@@ -83,7 +85,9 @@ def report(arguments: list[str]) -> int:
         """Write one HTML page, which needs nothing else: every figure that was reproduced, its
         verdict, seeds and spread, the cost, and each run with its curves and config."""
 
-        folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+        folders: tyro.conf.Positional[
+            Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[FOLDER...]")]
+        ] = ()
         """Folders that `memtrain reproduce` filled; all of runs/reproduce-* unless given."""
         out: Path | None = None
         """The page; report.html in the first folder unless given."""

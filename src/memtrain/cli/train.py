@@ -52,6 +52,11 @@ def train(arguments: list[str]) -> int:
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     name, *rest = arguments
     path = Path(name)
+    if (path / "config.json").is_file():
+        raise MemtrainError(
+            f"{name}: is a run; memtrain resume {name} goes on with it, "
+            f"memtrain train {path / 'config.json'} trains the same anew"
+        )
     default = read_config(path) if path.suffix == ".json" else _recipe(name, rest)
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
@@ -83,8 +88,14 @@ def train(arguments: list[str]) -> int:
 def _recipe(name: str, arguments: list[str]) -> Any:
     """The recipe for what has to be known before single fields are changed."""
     from memtrain.config import CELLS
-    from memtrain.recipes import STREAMS, recipe
+    from memtrain.recipes import RECIPES, STREAMS, recipe
 
+    data = peek(arguments, "--data")
+    if name in RECIPES and name not in STREAMS and data is not None:
+        takes = "--data.path" if name in ("mnist-small", "custom") else "no data of yours"
+        raise MemtrainError(
+            f"data={data!r}: {name} takes {takes}; {', '.join(STREAMS)} take --data"
+        )
     cell = peek(arguments, "--cell.kind")
     fitted = cell if name in STREAMS and cell in CELLS else None
     return recipe(name, peek(arguments, "--size"), peek(arguments, "--method"), fitted)
@@ -123,7 +134,7 @@ def resume(arguments: list[str]) -> int:
         """Go on where a run stopped: the result is that of a run never stopped, to the bit,
         unless a stage goes by the clock."""
 
-        run: tyro.conf.Positional[Path]
+        run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
         """The run's folder."""
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""

@@ -31,6 +31,12 @@ def at_most(config: object, name: str, limit: int, why: str) -> None:
         raise MemtrainError(f"{name}={getattr(config, name)}: must be at most {limit}, {why}")
 
 
+def check_device(name: str) -> None:
+    """A device by a name that torch knows, or auto."""
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise MemtrainError(f"device={name!r}: must be auto, cpu, mps, cuda or cuda:N")
+
+
 MOST = {
     "sequence_length": 2**24,
     "vocab_size": 2**20,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from memtrain.config.data import DataConfig, Retrieval
 from memtrain.config.models import CellConfig, TeacherConfig
-from memtrain.config.rules import at_least, within
+from memtrain.config.rules import at_least, check_device, within
 from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
 from memtrain.errors import MemtrainError
 
@@ -36,8 +36,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         within(self)
         at_least(self, 0, "threads")
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise MemtrainError(f"device={self.device!r}: must be auto, cpu, mps, cuda or cuda:N")
+        check_device(self.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

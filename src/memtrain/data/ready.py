@@ -51,14 +51,14 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
     if out.exists() and not (out / "meta.json").is_file():
         out = out.with_name(f"{out.name}-prepared")  # the user's own folder may be under data/
     prepared = (out / "meta.json").is_file()
-    if prepared and not options:
+    if prepared:
         store = open_store(out)
-        if not store.meta.source.endswith(str(path)):
+        if not _made_from(path, recipe, store.meta.source):
             raise MemtrainError(
                 f"{out}: was prepared from {store.meta.source}; take it away, or prepare {path} "
                 f"elsewhere: memtrain data {path} --out FOLDER, then --data FOLDER"
             )
-        if _changed(path) <= (out / "meta.json").stat().st_mtime:
+        if not options and _changed(path) <= (out / "meta.json").stat().st_mtime:
             return _of_kind(recipe, store)
     function = DATA_SETS.get(recipe) or OWN[recipe]
     store = function(path, out, overwrite=prepared, **checked_options(function, options))
@@ -68,10 +68,18 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
     return replace(store, folder=out)  # as the user named it, not as an absolute path
 
 
+def _made_from(path: Path, recipe: str, source: str) -> bool:
+    """Whether a store's source is this file or folder; of a data set, or something in it."""
+    if recipe in DATA_SETS:
+        made = Path(source.rpartition(", from ")[2]).resolve()
+        return path.resolve() in (made, *made.parents)
+    return path.resolve() == Path(source).resolve()
+
+
 def _of_kind(recipe: str, store: Store) -> Store:
     """Refuse pictures for text and the like."""
     held = "text" if store.meta.text else "images" if store.meta.picture else "tokens"
-    if recipe in OWN and recipe != held:
+    if held != {"mnist": "images", "sketchy": "images", "tinystories": "text"}.get(recipe, recipe):
         raise MemtrainError(
             f"{store.folder}: holds {held}; memtrain train {held} --data {store.folder}"
         )

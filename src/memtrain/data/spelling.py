@@ -35,19 +35,19 @@ class Spelling:
         """Only tokens below this number may be written."""
         return self.vocab_size if self.start_written else self.start_token
 
-    def length(self) -> int | None:
-        """Tokens of a whole sequence, if all have one length."""
-        return self.picture.length if self.picture else None
-
     def encode_text(self, prompt: str) -> Int64[np.ndarray, " P"]:
-        """A prompt as tokens.
+        """A prompt as tokens; of a model that writes neither text nor pictures, its numbers.
 
         Raises:
-            MemtrainError: the model writes no text, or a character is none that it ever read.
+            MemtrainError: the model writes pictures, or a character is none that it ever read.
         """
+        if self.picture:
+            raise MemtrainError(
+                f"prompt={_brief(prompt)}: this model writes pictures; complete one with "
+                "--image FILE"
+            )
         if not self.text:
-            what = "pictures; complete one with --image FILE" if self.picture else "tokens"
-            raise MemtrainError(f"prompt={_brief(prompt)}: this model writes {what}")
+            return self._read_numbers(prompt)
         if not prompt:
             raise MemtrainError("prompt='': must hold a character; leave it off to begin freely")
         for character in prompt:
@@ -57,6 +57,17 @@ class Spelling:
                     "learned from; leave it out"
                 )
         return np.frombuffer(prompt.encode(), np.uint8).astype(np.int64)
+
+    def _read_numbers(self, prompt: str) -> Int64[np.ndarray, " P"]:
+        words = prompt.split()
+        if not words or not all(
+            word.isdecimal() and len(word) < 9 and int(word) < self.writable for word in words
+        ):
+            raise MemtrainError(
+                f"prompt={_brief(prompt)}: this model writes tokens; must be numbers of "
+                f"0..{self.writable - 1} with spaces between them"
+            )
+        return np.array([int(word) for word in words], np.int64)
 
     def encode_image(self, path: Path) -> Int64[np.ndarray, " L"]:
         """An image file as the tokens of one picture, resized to the data's size."""

@@ -42,17 +42,17 @@ class Pretrained:
     """Steps, tokens and seconds of each stage, and whatever the exporter added."""
 
 
-def pretrained_names(folder: Path | None = None) -> list[str]:
+def pretrained_names(folder: Path | str | None = None) -> list[str]:
     """The models that are there."""
     return sorted(
         entry.name.removesuffix(".json")
-        for entry in (folder or files(__name__)).iterdir()
+        for entry in (Path(folder) if folder else files(__name__)).iterdir()
         if entry.name.endswith(".json")
     )
 
 
 def load_pretrained(
-    name: str, *, folder: Path | None = None, device: torch.device | str = "cpu"
+    name: str, *, folder: Path | str | None = None, device: torch.device | str = "cpu"
 ) -> Pretrained:
     """A model by name, in 32 bits.
 
@@ -64,7 +64,7 @@ def load_pretrained(
     Raises:
         MemtrainError: no such model, or its files are not as they were exported.
     """
-    home = folder or files(__name__)
+    home = Path(folder) if folder else files(__name__)
     names = pretrained_names(folder)
     if name not in names:
         known = nearest(name, names) if names else "this package holds none"
@@ -99,7 +99,7 @@ def load_pretrained(
 def export(
     run: Run,
     name: str,
-    folder: Path,
+    folder: Path | str,
     *,
     dtype: Literal["fp16", "bf16"] = "fp16",
     notes: dict[str, Any] | None = None,
@@ -138,6 +138,7 @@ def export(
         "spelling": asdict(run.spelling),
         "config": json.loads(to_json(run.config)),
     }
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.safetensors", folder / f"{name}.json"]
     paths[0].write_bytes(weights)

@@ -16,10 +16,11 @@ PIXELS = 14 * 14
 
 
 def mnist_small() -> RunConfig:
-    """Digits in 196 patches of 2x2 pixels with 4 greys; wants
-    `memtrain data mnist --data-dir FOLDER --out data/mnist-small --option levels 4 patch 2`.
+    """The digits that `memtrain generate mnist-small` draws: MNIST in 2x2 patches of 4 greys.
 
-    Every sequence is an image from its first patch on, and the teacher sees all of it.
+    It learns what `memtrain data mnist --data-dir FOLDER --out data/mnist-small --option levels 4
+    patch 2` prepared, 196 patches an image. Every sequence is an image from its first patch on, and
+    the teacher sees all of it.
     """
     width, heads, head_dim = 128, 4, 32
     return RunConfig(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memtrain.config import EngineConfig, StageConfig
+from memtrain.config.rules import check_device
 from memtrain.errors import DeviceMemoryError, MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
@@ -247,6 +248,7 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and local_rank:
         name = f"cuda:{local_rank}"
+    check_device(name)
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise MemtrainError(f"device={name}: torch sees no CUDA device here; use cpu or auto")

@@ -38,7 +38,10 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
     """
     path = folder / "meta.json"
     if not path.is_file():
-        raise MemtrainError(f"{folder}: no prepared data here (no meta.json); prepare it first")
+        raise MemtrainError(
+            f"{folder}: no prepared data here (meta.json is missing); "
+            f"memtrain data NAME --out {folder} prepares a data set or files of yours"
+        )
     try:
         plain = parse_json(read_text(path, MAX_META_BYTES), "meta.json")
         meta, splits = _read_meta(plain)

@@ -43,7 +43,9 @@ def check_place(folder: Path, overwrite: bool) -> None:
     if inside and not ("meta.json" in inside and inside <= _FILES):
         raise MemtrainError(f"{folder}: holds something else; choose another folder")
     if inside and not overwrite:
-        raise MemtrainError(f"{folder}: is prepared already; open it, or overwrite it")
+        raise MemtrainError(
+            f"{folder}: is prepared already; --overwrite replaces it, --out takes another folder"
+        )
 
 
 def write_store(
