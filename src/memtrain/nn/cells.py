@@ -86,7 +86,8 @@ class MLPCell(Cell):
 class GRUCell(Cell):
     """A stacked GRU: memory token l is the state of layer l, which reads the layer below.
 
-    No norm on the way out: it would undo the gates' residual path.
+    No norm on the way out: it would undo the gates' residual path. For its sake autocast is off
+    here too: a state that changes by little at a step would be rounded back to what it was.
     """
 
     def __init__(self, config: CellConfig, vocab_size: int) -> None:
@@ -100,11 +101,12 @@ class GRUCell(Cell):
     def forward(
         self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
     ) -> Float[Tensor, "B M D"]:
-        below = self.embedding(token).to(memory.dtype)
         states = []
-        for layer, state in zip(self.layers, memory.unbind(1), strict=True):
-            below = layer(below, state)
-            states.append(below)
+        with torch.autocast(memory.device.type, enabled=False):
+            below, memory = self.embedding(token), memory.to(self.embedding.weight.dtype)
+            for layer, state in zip(self.layers, memory.unbind(1), strict=True):
+                below = layer(below, state)
+                states.append(below)
         return torch.stack(states, dim=1)
 
 

@@ -14,7 +14,7 @@ from memtrain.errors import DeviceMemoryError, MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.nn.blocks import Attention, Block, Stack
 from memtrain.nn.causal import FewerOperations
-from memtrain.nn.cells import TransformerCell
+from memtrain.nn.cells import GRUCell, TransformerCell
 from memtrain.nn.embedding import Lookup
 from memtrain.nn.kernels.hopper import is_hopper
 from memtrain.nn.kernels.later import Later
@@ -22,6 +22,7 @@ from memtrain.nn.looked_up import LookedUpDecoder
 from memtrain.nn.rnn import RNN, Choose
 from memtrain.nn.teacher import CausalEncoder, Decoder, Teacher
 from memtrain.nn.unrolled import UnrolledTransformer
+from memtrain.nn.unrolled_gru import UnrolledGRU
 from memtrain.objectives.beside import INLINE, Beside, SideStream
 from memtrain.shapes import Batch, Losses
 from memtrain.train.copies import OnCopies
@@ -119,7 +120,9 @@ class Engine:
 
     def prepare_rnn(self, rnn: RNN) -> None:
         """Roll out through captured graphs where there are any, or as one function on a CPU."""
-        if self.written_out:
+        if self.config.fast and isinstance(rnn.cell, GRUCell):
+            rnn.whole_unroll = UnrolledGRU()
+        elif self.written_out:
             rnn.whole_unroll = UnrolledTransformer()
         if self.fast:
             parts = self._fast_parts(rnn)
