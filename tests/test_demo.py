@@ -86,3 +86,9 @@ def test_what_goes_wrong_beside_is_told_in_one_line(tmp_path: Path, monkeypatch)
     (tmp_path / "bptt" / "precious.txt").write_text("mine")
     with pytest.raises(MemtrainError, match="holds files that are no run"):
         run_demo(tmp_path, 0, 6, Reporter, alongside=True)
+
+
+def test_what_cannot_be_is_refused_before_a_word_is_said(tmp_path: Path, capsys):
+    with pytest.raises(MemtrainError, match="sequence_length=0"):
+        run_demo(tmp_path, 0, 0, Reporter)
+    assert capsys.readouterr().out == ""

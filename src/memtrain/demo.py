@@ -50,14 +50,14 @@ def run_demo(
 
     With `alongside` they train at the same time, each in a process with one thread.
     """
+    ours = _config("retrieval", seed, length, alongside)
+    theirs = _config("retrieval-bptt", seed, length, alongside)
     console = Console(highlight=False)
     console.print(
         f"[bold]memtrain demo[/bold]: remember one token over {length} steps, "
         "then say it. The same Transformer cell twice.\n"
     )
     console.print("SMT → DMT: a teacher learns what to remember, the cell learns to follow it")
-    ours = _config("retrieval", seed, length, alongside)
-    theirs = _config("retrieval-bptt", seed, length, alongside)
     train = _train_alongside if alongside else _train_in_turn
     run, rows, baseline = train(ours, theirs, folder, console, make_reporter)
     # At a constant rate its loss still jumps now and then: it is taken where it was best.
