@@ -89,6 +89,15 @@ def tiny_rnn(cell: Any = None, *, seed: int = 2, **options: Any) -> RNN:
     return RNN(cell, Decoder(tiny_config(**options), VOCAB, cell.memory_dim))
 
 
+def plain_loop(cell: nn.Module, inputs: Tensor, memory: Tensor) -> Tensor:
+    """What every faster way of unrolling a cell has to give."""
+    memories = []
+    for token in inputs.unbind(1):
+        memory = cell(memory, token)
+        memories.append(memory)
+    return torch.stack(memories, dim=1)
+
+
 def random_tokens(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(VOCAB, shape, generator=seeded(seed))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conftest import plain_loop
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.rnn import RNN
@@ -31,14 +32,6 @@ def random_cell(shape: tuple[int, ...], vocab_size: int = 3) -> TransformerCell:
         for parameter in cell.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return cell
-
-
-def plain_loop(cell: nn.Module, inputs: Tensor, memory: Tensor) -> Tensor:
-    memories = []
-    for token in inputs.unbind(1):
-        memory = cell(memory, token)
-        memories.append(memory)
-    return torch.stack(memories, dim=1)
 
 
 def random_start(shape: tuple[int, ...], vocab_size: int = 3) -> tuple[Tensor, Tensor]:

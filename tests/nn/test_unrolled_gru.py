@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
+from conftest import plain_loop
 from memtrain.config import CellConfig, EngineConfig, TeacherConfig
 from memtrain.nn.cells import GRUCell
 from memtrain.nn.rnn import RNN
@@ -23,14 +24,6 @@ def random_cell(layers: int) -> GRUCell:
 def random_start(cell: GRUCell) -> tuple[Tensor, Tensor]:
     memory = torch.randn(4, cell.memory_tokens, cell.memory_dim, dtype=torch.float64)
     return torch.randint(5, (4, 7)), memory.requires_grad_()
-
-
-def plain_loop(cell: nn.Module, inputs: Tensor, memory: Tensor) -> Tensor:
-    memories = []
-    for token in inputs.unbind(1):
-        memory = cell(memory, token)
-        memories.append(memory)
-    return torch.stack(memories, dim=1)
 
 
 @every_depth
