@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import panels
+from memtrain.experiments.drawing import along_powers, panels
 from memtrain.experiments.experiment import (
     Experiment,
     Job,
@@ -72,14 +72,15 @@ class Compression(Experiment):
         curves, contours = axes[0]
         for size, row in zip(sizes, nats, strict=True):
             curves.plot(steps, row, label=f"{size}")
-        curves.set_xscale("log")
+        along_powers(curves)
         curves.set_xlabel("training steps (equal batches)")
         curves.set_ylabel("teacher's nats a character")
         curves.legend(title="memory size", fontsize=8)
         drawn = contours.contourf(steps, sizes, nats, levels=12, cmap="viridis_r")
         figure.colorbar(drawn, ax=contours, label="nats")
-        contours.set_xscale("log")
+        along_powers(contours)
         contours.set_yscale("log", base=2)
+        contours.set_yticks(sizes, sizes)
         contours.set_xlabel("training steps")
         contours.set_ylabel("memory size M·D")
         return figure

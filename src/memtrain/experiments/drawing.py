@@ -50,6 +50,17 @@ def save(figure: "Figure", path: Any) -> None:
         figure.savefig(path, dpi=130, facecolor="white")
 
 
+def along_powers(axes: "Axes", values: Iterable[float] | None = None) -> None:
+    """A logarithmic x axis in plain numbers: at these values, or at 1, 2, 5, 10, 20, ..."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    ticks = LogLocator(subs=(1, 2, 5)) if values is None else FixedLocator(_sorted(values))
+    axes.xaxis.set_major_locator(ticks)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+
+
 def line(
     axes: "Axes",
     results: Sequence[Result],

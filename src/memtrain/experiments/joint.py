@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from memtrain.config import Retrieval
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import COLOURS, line, panels
+from memtrain.experiments.drawing import COLOURS, along_powers, line, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean, where
 
 SOLVED = 0.9
@@ -73,7 +73,7 @@ class Joint(Experiment):
                 place, where(results, joint=False), "T_f", value, "detached", marker="^",
                 color=COLOURS[1],
             )  # fmt: skip
-            place.set_xscale("log", base=2)
+            along_powers(place, {result["T_f"] for result in results})
             place.set_xlabel("future length T_f")
             place.set_ylim(0, 1.05)
             place.set_title(title)

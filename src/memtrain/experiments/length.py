@@ -7,7 +7,7 @@ from memtrain.config import Stack
 from memtrain.data.build import build_task
 from memtrain.eval.evaluate import evaluate
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import METHODS, panels
+from memtrain.experiments.drawing import METHODS, along_powers, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.run import Run
 
@@ -67,8 +67,7 @@ class Length(Experiment):
             middle = _averages(results, name)
             place.plot(results[0]["lengths"], middle, label=label, **METHODS[label])
         place.axvline(results[0]["lengths"][0], color="#878d93", lw=1, ls=":")
-        place.set_xscale("log", base=2)
-        place.set_xticks(results[0]["lengths"], results[0]["lengths"])
+        along_powers(place, results[0]["lengths"])
         place.set_xlabel("sequence length (dotted: in training)")
         place.set_ylabel("accuracy")
         place.legend()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from memtrain.config import RunConfig
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import legend, line, panels
+from memtrain.experiments.drawing import along_powers, legend, line, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean, where
 
 SWEEPS = {"context_length": "context length T_c", "memory_tokens": "memory tokens M"}
@@ -59,7 +59,7 @@ class MemoryScaling(Experiment):
             of = where(results, sweep=sweep)
             line(place, of, "value", "teacher_nats", "teacher")
             line(place, of, "value", "rnn_nats", "SMT → DMT")
-            place.set_xscale("log", base=2)
+            along_powers(place, {result["value"] for result in of})
             place.set_xlabel(label)
         axes[0, 0].set_ylabel("nats a character")
         legend(figure, axes[0, 0])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import METHODS, panels
+from memtrain.experiments.drawing import METHODS, along_powers, panels
 from memtrain.experiments.experiment import (
     Experiment,
     Job,
@@ -81,7 +81,7 @@ class ModelScaling(Experiment):
         ):
             around = [spread(where(results, width=w), value) for w in _widths(results)]
             place.errorbar(sizes, middle, around, capsize=2, label=label, **METHODS[label])
-        place.set_xscale("log")
+        along_powers(place)
         place.set_xlabel("parameters of the teacher (the RNN has about as many)")
         place.set_ylabel("nats a character")
         place.legend()

@@ -9,7 +9,7 @@ import torch
 from memtrain.config import Arithmetic, BPTTConfig
 from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import COLOURS, legend, panels
+from memtrain.experiments.drawing import COLOURS, along_powers, legend, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict
 from memtrain.run import Run
 
@@ -100,9 +100,8 @@ class Resources(Experiment):
             for stage, look in LOOKS.items():
                 values = [result[f"{stage}_{what}"] for result in results]
                 place.plot(lengths, values, label=STAGES[stage], **look)
-            place.set_xscale("log", base=2)
+            along_powers(place, lengths)
             place.set_yscale("log")
-            place.set_xticks(lengths, lengths)
             place.set_title(label)
             place.set_xlabel("sequence length T")
         legend(figure, axes[0, 0])
