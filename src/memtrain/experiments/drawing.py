@@ -50,7 +50,7 @@ def save(figure: "Figure", path: Any) -> None:
         figure.savefig(path, dpi=130, facecolor="white")
 
 
-def along_powers(axes: "Axes", values: Iterable[float] | None = None) -> None:
+def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:
     """A logarithmic x axis in plain numbers: at these values, or at 1, 2, 5, 10, 20, ..."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
