@@ -98,6 +98,23 @@ def plain_loop(cell: nn.Module, inputs: Tensor, memory: Tensor) -> Tensor:
     return torch.stack(memories, dim=1)
 
 
+def assert_unrolls_as_the_loop(
+    unroll: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    cell: nn.Module,
+    inputs: Tensor,
+    memory: Tensor,
+) -> None:
+    """The loop's memories, and its gradients of everything, in fp64."""
+    memory.requires_grad_()
+    expected, found = plain_loop(cell, inputs, memory), unroll(cell, inputs, memory)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    direction, wanted = torch.randn_like(expected), [memory, *cell.parameters()]
+    gradients = torch.autograd.grad((found * direction).sum(), wanted)
+    references = torch.autograd.grad((expected * direction).sum(), wanted)
+    for gradient, reference in zip(gradients, references, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-8, atol=1e-8)
+
+
 def random_tokens(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(VOCAB, shape, generator=seeded(seed))
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memtrain.bench.curves import Curves
-from memtrain.experiments.drawing import COLOURS, legend, panels, save
+from memtrain.experiments.drawing import COLOURS, along_powers, legend, panels, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,9 +106,7 @@ def draw_curves(curves: Curves, path: Path) -> None:
         _plain_logarithms(row[0], min(numbers), max(numbers))
     for column, axis in zip(grid.T, curves.axes, strict=True):
         values = sorted({point.value for point in curves.points if point.axis == axis})
-        column[0].set_xscale("log", base=2)
-        column[0].set_xticks(values, [str(value) for value in values], minor=False)
-        column[0].xaxis.minorticks_off()
+        along_powers(column[0], values)
         column[0].set_title(held(curves, axis), fontsize=8, color=GREY)
         column[-1].set_xlabel(axis)
     figure.suptitle(f"A training step on {curves.machine}", fontsize=10)

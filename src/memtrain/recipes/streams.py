@@ -20,7 +20,7 @@ from memtrain.recipes.sizes import Size, cell_of_kind, size_named
 
 METHODS = ("smt-dmt", "bptt")
 TEXT = ("tinystories", "text")
-"""At the paper's size the next target counts for more; MNIST did worse with it (RESULTS.md)."""
+"""Of these the next target counts for most at the paper's size (docs/RESULTS.md, marks)."""
 
 
 def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) -> RunConfig:

@@ -119,7 +119,8 @@ class Engine:
                 setattr(module, name, fast)
 
     def prepare_rnn(self, rnn: RNN) -> None:
-        """Roll out through captured graphs where there are any, or as one function on a CPU."""
+        """Roll out through captured graphs where there are any, or as one function: a GRU by its
+        library's loop, a Transformer on a CPU."""
         if self.config.fast and isinstance(rnn.cell, GRUCell):
             rnn.whole_unroll = UnrolledGRU()
         elif self.written_out:

@@ -122,7 +122,7 @@ def require_tokens(store: Store, split: str, needed: int) -> None:
     if found < needed:
         raise MemtrainError(
             f"{store.folder}: {split} holds {found:,} tokens, at least {needed:,} are needed; "
-            "prepare more data or take shorter sequences (--length, --data.evaluate-length)"
+            "prepare more data or take shorter sequences (eval --length, --data.evaluate-length)"
         )
 
 
