@@ -1,6 +1,7 @@
 import json
 import math
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +118,14 @@ def test_what_finds_no_memory_is_left_out_of_all_its_curves(monkeypatch: pytest.
     assert len(timed.points) == POINTS - 4
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Python's own answer to Ctrl-C, which a process in a shell's background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def stopping(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> list[Case]:
     """Someone presses Ctrl-C, once or twice, while a case is timed."""
     cases: list[Case] = []
@@ -132,6 +141,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> list[Ca
     return cases
 
 
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(("times", "kept"), [(1, 6), (2, 5)])
 def test_stopped_it_keeps_draws_and_prints_what_was_timed(
     times: int, kept: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
@@ -153,6 +163,7 @@ def test_stopped_it_keeps_draws_and_prints_what_was_timed(
     assert "left out, stopped: recomputed BPTT at length 16, 32, 64; memory tokens 2, 8" in out
 
 
+@pytest.mark.usefixtures("heard")
 def test_stopped_before_anything_was_timed_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys):
     stopping(monkeypatch, 1, 2)
     assert main(["bench", "growth", "--device", "cpu"]) == 130
