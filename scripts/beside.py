@@ -11,15 +11,16 @@ time   A BPTT step of each cell is timed alone on the device, after compilation 
        symbols as text has. A contender's steps are the data set's seconds over these: start-up,
        evaluation and saving are free of charge.
 tune   Three learning rates each for a fifth of the steps, warm-up and cosine over that fifth,
-       seed 0. The best has the lowest nats from the empty memory on 128 held-out documents that
-       come after the evaluation's 512 in its own order, so that the two share none.
+       seed 0. The best has the lowest nats from the empty memory on held-out documents, a fifth as
+       many as the evaluation's, that come after those in its own order, so that they share none.
 train  All steps at the best rate, warm-up and cosine as the recipe has them. Data, models, batch,
        length and the share of windows that begin documents are the recipe's. Runs that would not
        fit beside each other recompute (`bptt.recompute`), which leaves gradients as they are.
-       Then, as `memtrain eval --sequences 512`: nats from the empty memory over whole sequences
+       Then, as `memtrain eval --sequences N`: nats from the empty memory over whole sequences
        at the last step, count models; and 16 pictures or texts, FOLDER/samples.
 table  FOLDER/beside.json, beside.md and beside.png, of what there is. With --ours also the runs
-       of SMT -> DMT, from the JSON that `memtrain eval RUN --sequences 512` left.
+       of SMT -> DMT, from the JSON that `memtrain eval RUN --sequences N` left: 512, and of
+       Sketchy, which has fewer held out, 256.
 
 What is done stays done: the same command goes on, without --seconds too. After --minutes, or on
 SIGTERM, runs save themselves. A run that fails is told with its log, and tried again next time.
@@ -59,8 +60,9 @@ from memtrain.train.files import write_whole
 PHASES = ("time", "tune", "train", "table")
 DATA = ("mnist", "tinystories", "sketchy")
 RATES = {"transformer": [1e-4, 3e-4, 1e-3], "gru": [3e-4, 1e-3, 3e-3]}
-USUAL = {"size": "paper", "data_dir": "data", "device": "auto", "sequences": 512, "processes": 12}
+USUAL = {"size": "paper", "data_dir": "data", "device": "auto", "processes": 12}
 """What a new plan has unless told otherwise."""
+SEQUENCES = {"mnist": 512, "tinystories": 512, "sketchy": 256}
 
 
 def measure_step(plan: Plan, data: str, cell: str, seconds: float) -> dict[str, Any]:
@@ -170,6 +172,11 @@ def amounts(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str
     return {name: positive(value, option) for name, value in pairs(texts, option, known).items()}
 
 
+def counts(texts: Sequence[str]) -> dict[str, int]:
+    """NAME=N, several times."""
+    return {name: round(n) or 1 for name, n in amounts(texts, "--sequences", DATA).items()}
+
+
 def learning_rates(texts: Sequence[str]) -> dict[str, list[float]]:
     """CELL=RATE,RATE, several times."""
     found = pairs(texts, "--rates", list(RATES))
@@ -218,14 +225,17 @@ def make_plan(options: argparse.Namespace) -> Plan:
     given = {name: getattr(options, name) for name in USUAL if getattr(options, name) is not None}
     if rates := learning_rates(options.rates):
         given["rates"] = RATES | rates
+    sequences = counts(options.sequences)
     if (options.folder / "plan.json").is_file():
         plan = Plan.read(options.folder)
     else:
-        plan = Plan(**{"rates": RATES, **USUAL, **given})
+        plan = Plan(**{"rates": RATES, "sequences": SEQUENCES | sequences, **USUAL, **given})
     for name, value in given.items():
         unchanged(options, name.replace("_", "-"), getattr(plan, name), value)
+    for data, count in sequences.items():
+        unchanged(options, f"sequences {data}", plan.sequences[data], count)
     for data, path in pairs(options.ours, "--ours", DATA).items():
-        plan.ours[data] = evaluated(Path(path), plan.sequences)
+        plan.ours[data] = evaluated(Path(path), plan.sequences[data])
     budgets = {data: one["seconds"] for data, one in plan.ours.items()}
     budgets |= plan.seconds | amounts(options.seconds, "--seconds", DATA)
     for data, seconds in budgets.items():
@@ -264,7 +274,9 @@ def main() -> int:
     parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps for")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then save and stop")
     parser.add_argument("--processes", type=int, help="runs that share the device (12)")
-    parser.add_argument("--sequences", type=int, help="held-out, for the evaluation (512)")
+    parser.add_argument(
+        "--sequences", nargs="+", default=[], metavar="DATA=N", help="held out, for the evaluation"
+    )
     parser.add_argument("--size", help="of the models (paper)")
     parser.add_argument("--data-dir", help="holds what `memtrain data` prepared (data)")
     parser.add_argument("--device", help="auto, cpu, cuda")

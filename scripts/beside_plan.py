@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from memtrain.config import RunConfig, Stream
-from memtrain.data.store import open_store
+from memtrain.data.stream import StreamTask
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.eval.evaluate import evaluate
@@ -28,7 +27,7 @@ OURS = "SMT → DMT"
 TITLES = {"transformer": "BPTT, Transformer", "gru": "BPTT, GRU"}
 TUNED = 5
 """One in so many of the steps is enough to choose a learning rate."""
-VALIDATED = 4
+VALIDATED = 5
 """One in so many of the evaluation's sequences too: many runs end at about the same time."""
 SAMPLES = 16
 
@@ -40,8 +39,9 @@ class Plan:
     size: str
     data_dir: str
     device: str
-    sequences: int
-    """Held-out documents of the evaluation; others, a quarter as many, choose the rate."""
+    sequences: dict[str, int]
+    """Of each data set: held-out documents of the evaluation; a fifth as many others choose the
+    rate."""
     processes: int
     """Runs that share the device."""
     rates: dict[str, list[float]]
@@ -54,9 +54,8 @@ class Plan:
     ours: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of each data set: what SMT -> DMT reached."""
 
-    @property
-    def others(self) -> int:
-        return max(1, self.sequences // VALIDATED)
+    def others(self, data: str) -> int:
+        return max(1, self.sequences[data] // VALIDATED)
 
     @staticmethod
     def read(folder: Path) -> "Plan":
@@ -134,7 +133,7 @@ class Beside(Experiment):
         found: dict[str, Any] = {"validation_nats": validate(run, plan)}
         if run.config.name.endswith("-tune"):
             return found
-        evaluation = run.evaluate(plan.sequences, baselines=True)
+        evaluation = run.evaluate(plan.sequences[data_of(run)], baselines=True)
         picture = run.spelling is not None and run.spelling.picture is not None
         samples = Path("samples") / f"{run.config.name}.{'png' if picture else 'txt'}"
         length = None if picture else evaluation.length
@@ -188,20 +187,25 @@ class Others(Task):
 
 def validate(run: Run, plan: Plan) -> float:
     """Nats from the empty memory on held-out documents that the evaluation does not look at."""
-    others, device = Others(run.task, plan.sequences), run.engine.device
+    data, device = data_of(run), run.engine.device
+    others = Others(run.task, plan.sequences[data])
     with run.engine.looking():
-        return evaluate(others, run.rnn, None, sequences=plan.others, device=device).rnn.nats
+        return evaluate(others, run.rnn, None, sequences=plan.others(data), device=device).rnn.nats
+
+
+def data_of(run: Run) -> str:
+    """The data set that a run of `Plan.job` learns."""
+    return run.config.name.partition("-")[0]
 
 
 def check_documents(plan: Plan, data: str) -> None:
     """Whether there are enough held-out documents, before any time is spent."""
     config = plan.base(data, "gru").data
     assert isinstance(config, Stream)
-    store = open_store(Path(config.path))
-    last = len(store.tokens("test")) - config.evaluate_length
-    there = int((np.array(store.starts("test")) < last).sum())
-    if there < plan.sequences + plan.others:
+    there = StreamTask.from_config(config).held_out_sequences
+    asked, others = plan.sequences[data], plan.others(data)
+    if there < asked + others:
         raise MemtrainError(
-            f"--sequences {plan.sequences}: {config.path} has {there} held-out documents, of which "
-            f"{plan.others} more choose the learning rate; take fewer"
+            f"--sequences {data}={asked}: {config.path} has {there} held-out documents, and "
+            f"{others} more are to choose the learning rate; take fewer"
         )

@@ -76,7 +76,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_with_a_table(tmp_path: Path, d
         *("--seconds", "mnist=3", "--step", "transformer=0.3", "gru=0.25"),
         *("--rates", "transformer=3e-3", "gru=1e30,3e-3"),
         *("--size", "tiny", "--device", "cpu", "--data-dir", data),
-        *("--sequences", 8, "--processes", 1),
+        *("--sequences", "mnist=8", "--processes", 1),
     )
     while not (begun := full_runs(folder)):
         assert first.poll() is None, first.communicate()
@@ -121,7 +121,7 @@ def test_asked_to_stop_runs_save_themselves_and_all_data_sets_share_the_machine(
         folder,
         *("--seconds", "mnist=8", "tinystories=8", "--timing", 0.5),
         *("--rates", "transformer=3e-3", "gru=3e-3", "--size", "tiny", "--device", "cpu"),
-        *("--data-dir", data, "--sequences", 8, "--processes", 2),
+        *("--data-dir", data, "--sequences", "mnist=8", "tinystories=8", "--processes", 2),
     )
     while len(full_runs(folder)) < 2:
         assert first.poll() is None, first.communicate()
@@ -151,7 +151,7 @@ def plan_of(script, data: Path, **changes):
         size="tiny",
         data_dir=str(data),
         device="cpu",
-        sequences=8,
+        sequences={"mnist": 8, "tinystories": 8},
         processes=1,
         rates={"transformer": [1e-4, 3e-4, 1e-3], "gru": [1e-3]},
         seconds={"mnist": 10.0, "tinystories": 20.0},
@@ -267,8 +267,8 @@ def test_a_step_is_timed_with_everything_kept(script, data: Path):
         ((), "--seconds: name a data set"),
         (("--seconds", "mnist"), "--seconds mnist: must be NAME=VALUE"),
         (("--seconds", "mnist=-1"), "--seconds -1: must be a number above 0"),
-        (("--seconds", "mnist=5", "--sequences", "400"), "has 238 held-out documents"),
-        (("tune", "--seconds", "mnist=5", "--sequences", "8"), "no step was timed"),
+        (("--seconds", "mnist=5", "--sequences", "mnist=400"), "has 238 held-out documents"),
+        (("tune", "--seconds", "mnist=5", "--sequences", "mnist=8"), "no step was timed"),
         (("sing",), "sing: must be one of time, tune, train, table"),
     ],
 )
@@ -294,10 +294,10 @@ def test_a_budget_stays_and_ours_is_shown_beside(script, monkeypatch, capsys, da
         return script.main()
 
     ours = ("--ours", f"mnist={tmp_path / 'ours.json'}")
-    assert call("table", *ours, "--sequences", 8, "--step", "gru=0.5") == 0
+    assert call("table", *ours, "--sequences", "mnist=8", "--step", "gru=0.5") == 0
     assert "| mnist | SMT → DMT | 0.5000 | done | | 9 | 8 | 7 | | 5 |" in capsys.readouterr().out
     assert script.Plan.read(tmp_path / "beside").steps("mnist", "gru") == 10
     assert call("table", "--seconds", "mnist=6") == 2
     assert "was planned with 5.0; take another --folder" in capsys.readouterr().err
-    assert call("table", *ours, "--sequences", 9) == 2
-    assert "--sequences 9" in capsys.readouterr().err
+    assert call("table", *ours, "--sequences", "mnist=9") == 2
+    assert "--sequences mnist 9" in capsys.readouterr().err

@@ -70,6 +70,26 @@ def test_held_out_sequences_are_not_trained_on_and_start_documents(pictures: Pat
     assert {tuple(row) for row in batch.inputs.tolist()} <= firsts
 
 
+def test_of_one_held_out_text_sequences_share_nothing_and_more_begin_with_the_same(
+    text: StreamTask,
+):
+    task = text.windows(20)
+    there = task.held_out_sequences
+    assert there == len(task.store.tokens("test")) // 21
+    all_of_them = task.held_out(there, seeded()).inputs
+    assert len(all_of_them) == there > 3
+    assert torch.equal(task.held_out(3, seeded()).inputs, all_of_them[:3])
+    held_out = bytes(task.store.tokens("test")).decode()
+    pieces = [held_out[start : start + 20] for start in range(0, len(held_out) - 20, 21)]
+    assert sorted(bytes(row).decode() for row in all_of_them.tolist()) == sorted(pieces)
+
+
+def test_where_there_are_too_few_pieces_of_one_text_windows_overlap(text: StreamTask):
+    task = text.windows(20)
+    wanted = task.held_out_sequences + 5
+    assert len(task.held_out(wanted, seeded()).inputs) == wanted
+
+
 @pytest.mark.parametrize(
     ("share", "from_nothing", "at_least"), [(1.0, 6, 6), (0.5, 6, 3), (0.0, 6, 0), (1.0, 0, 0)]
 )

@@ -87,16 +87,36 @@ class StreamTask(Task):
         return self._gather(self._tokens["train"], offsets)
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        """Distinct documents from their starts; of one long document, evenly spread windows."""
-        require_tokens(self.store, "test", self.sequence_length + 1)
-        tokens = self._tokens["test"]
-        starts = torch.from_numpy(np.array(self.store.starts("test")))
-        starts = starts[starts < len(tokens) - self.sequence_length]
-        if len(starts) < 2 and self.store.meta.document_length is None:
-            last = len(tokens) - self.sequence_length - 1
+        """Distinct documents from their starts; of one long document, pieces of it.
+
+        In which order follows from the generator alone: more of them begin with the same ones.
+        Only where there are too few pieces, windows overlap.
+        """
+        starts = self._held_out_starts()
+        if len(starts) < count and self._one_text():
+            last = len(self._tokens["test"]) - self.sequence_length - 1
             starts = torch.linspace(0, last, count).long().unique()
         order = torch.randperm(len(starts), generator=generator)
-        return self._gather(tokens, starts[order[:count]])
+        return self._gather(self._tokens["test"], starts[order[:count]])
+
+    @property
+    def held_out_sequences(self) -> int:
+        """How many held-out sequences there are that begin apart."""
+        return len(self._held_out_starts())
+
+    def _held_out_starts(self) -> Int[Tensor, " N"]:
+        require_tokens(self.store, "test", self.sequence_length + 1)
+        end = len(self._tokens["test"]) - self.sequence_length
+        if self._one_text():
+            return torch.arange(0, end, self.sequence_length + 1)
+        starts = torch.from_numpy(np.array(self.store.starts("test")))
+        return starts[starts < end]
+
+    def _one_text(self) -> bool:
+        """Whether what is held out is one long document."""
+        starts = np.array(self.store.starts("test"))
+        whole = starts < len(self._tokens["test"]) - self.sequence_length
+        return int(whole.sum()) < 2 and self.store.meta.document_length is None
 
     def _gather(self, tokens: Tensor, offsets: Int[Tensor, " B"]) -> Batch:
         offsets = offsets.to(tokens.device)
