@@ -12,9 +12,9 @@ import torch
 from memtrain.config import RunConfig, Stream
 from memtrain.data.stream import StreamTask
 from memtrain.data.task import Task
+from memtrain.drawing import COLOURS, panels
 from memtrain.errors import MemtrainError
 from memtrain.eval.evaluate import evaluate
-from memtrain.experiments.drawing import COLOURS, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, where
 from memtrain.recipes import recipe
 from memtrain.run import Run

@@ -7,7 +7,7 @@ from typing import Any
 
 from beside_plan import NAME, OURS, TITLES, Beside, Plan
 
-from memtrain.experiments.drawing import save
+from memtrain.drawing import save
 from memtrain.experiments.experiment import Job, Result, Setup
 from memtrain.experiments.sweep import results_of
 from memtrain.experiments.work import collect

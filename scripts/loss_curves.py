@@ -60,7 +60,7 @@ def distance(one: list[float], other: list[float]) -> float:
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
     """The curves, and how far each is from the reference."""
-    from memtrain.experiments.drawing import COLOURS, panels, save
+    from memtrain.drawing import COLOURS, panels, save
 
     figure, axes = panels(1, 2, width=4.2, height=3.0)
     reference = np.array(curves["reference"])

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memtrain.bench.curves import Curves
-from memtrain.experiments.drawing import COLOURS, along_powers, legend, panels, save
+from memtrain.drawing import COLOURS, along_powers, legend, panels, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 UNITS = {"seconds": ("ms a step", 1e-3, ".3g"), "peak_bytes": ("peak GB", 1e9, ".2f")}
 """Of the table."""
 AXIS_LABELS = {"seconds": ("seconds a step", 1.0), "peak_bytes": ("peak memory, GB", 1e9)}
-GREY = "#666666"
+QUIET = "#666666"
 CAPTION_WIDTH = 7.0
 """Inches that the lines below the panels take."""
 WORDS = {"seconds": "time", "peak_bytes": "memory"}
@@ -107,13 +107,13 @@ def draw_curves(curves: Curves, path: Path) -> None:
     for column, axis in zip(grid.T, curves.axes, strict=True):
         values = sorted({point.value for point in curves.points if point.axis == axis})
         along_powers(column[0], values)
-        column[0].set_title(held(curves, axis), fontsize=8, color=GREY)
+        column[0].set_title(held(curves, axis), fontsize=8, color=QUIET)
         column[-1].set_xlabel(axis)
     figure.suptitle(f"A training step on {curves.machine}", fontsize=10)
     legend(figure, grid[0, 0])
     # Of the legend, so that room is made for both.
     figure.legends[0].set_title("\n".join(_caption(curves)))
-    figure.legends[0].get_title().set(fontsize=8, color=GREY, multialignment="center")
+    figure.legends[0].get_title().set(fontsize=8, color=QUIET, multialignment="center")
     save(figure, path)
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from memtrain.drawing import COLOURS, GREY, panels, save
 from memtrain.eval.figure import INK, LABEL
 
-LOSSES = {"decode": "#444444", "next": "#d65d0e", "readout": "#1f6fb4"}
+LOSSES = {"decode": INK["teacher"], "next": COLOURS[1], "readout": INK["rnn"]}
 """Losses in nats, as metrics name them; dynamics, which is none, has an axis of its own."""
-DYNAMICS = "#2f7d32"
+DYNAMICS = COLOURS[2]
 POINTS = 60
 """Means that a curve is drawn with at most: single batches are noisy."""
 
@@ -24,17 +25,12 @@ def save_training_figure(records: list[dict], path: Path, name: str, unit: str) 
         name: the run's.
         unit: what a token is.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not records:
         return
     stages = [(stage, list(lines)) for stage, lines in groupby(records, lambda r: r["stage"])]
     looks = [record for record in records if _nats(record, "rnn") is not None]
-    panels = len(stages) + bool(looks)
-    figure = Figure(figsize=(4.2 * panels, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    figure, grid = panels(1, len(stages) + bool(looks), width=4.2, height=3.6)
+    axes = grid[0]
     for axis, (stage, lines) in zip(axes, stages, strict=False):
         _draw_stage(axis, stage, lines)
         axis.set_ylabel(f"nats a {unit}")
@@ -43,7 +39,7 @@ def save_training_figure(records: list[dict], path: Path, name: str, unit: str) 
         axes[-1].set_ylabel(f"nats a {unit}")
     figure.suptitle(name, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _draw_stage(axis, stage: str, lines: list[dict]) -> None:
@@ -56,13 +52,13 @@ def _draw_stage(axis, stage: str, lines: list[dict]) -> None:
     if tops:  # the first losses are far above all others
         axis.set_ylim(top=1.05 * max(tops))
     steps, values = smoothed(lines, "dynamics")
-    axis.spines["top"].set_visible(False)
     if len(values):
         other = axis.twinx()
         other.semilogy(steps, values, color=DYNAMICS, linewidth=1)
         other.set_ylabel("dynamics", color=DYNAMICS)
+        _plain(other)
         other.spines["top"].set_visible(False)
-    axis.set_title(f"{stage}: losses on its batches", fontsize=10)
+    axis.set_title(f"{stage}: losses on its batches")
     axis.set_xlabel("step")
     if axis.lines:
         axis.legend(frameon=False, fontsize=8)
@@ -75,14 +71,19 @@ def _draw_looks(axis, looks: list[dict]) -> None:
             axis.plot(*zip(*points, strict=True), color=INK[key], label=LABEL[key], marker=".")
     for one, other in pairwise(looks):
         if one["stage"] != other["stage"]:
-            axis.axvline(one["total_steps"], color="#999999", linestyle=":", linewidth=1)
+            axis.axvline(one["total_steps"], color=GREY, linestyle=":", linewidth=1)
     axis.set_yscale("log")
+    _plain(axis)
+    axis.set_title("held-out sequences while training")
+    axis.set_xlabel("step of all stages")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _plain(axis) -> None:
+    """A logarithmic axis in plain numbers."""
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("{x:g}")
-    axis.set_title("held-out sequences while training", fontsize=10)
-    axis.set_xlabel("step of all stages")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8)
+    axis.tick_params(axis="y", which="both", labelsize=8)
 
 
 def smoothed(lines: list[dict], key: str) -> tuple[np.ndarray, np.ndarray]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from memtrain.drawing import along_powers, panels
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import along_powers, panels
 from memtrain.experiments.experiment import (
     Experiment,
     Job,

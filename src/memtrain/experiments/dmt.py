@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from memtrain.experiments.drawing import COLOURS, panels
+from memtrain.drawing import COLOURS, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.experiments.lambdas import weight_jobs
 from memtrain.run import Run

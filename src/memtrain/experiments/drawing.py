@@ -1,64 +1,24 @@
-"""The look that all figures share."""
+"""What the paper's figures are drawn with: lines over seeds, pictures, heat maps."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memtrain.drawing import COLOURS
 from memtrain.experiments.experiment import Result, mean, spread, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, as on the pages; the methods keep their colours everywhere.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#878d93")
 METHODS = {
     "SMT → DMT": dict(color=COLOURS[0], linewidth=2.2, marker="o"),
     "SMT": dict(color=COLOURS[5], marker="s", markersize=4),
     "BPTT": dict(color=COLOURS[1], marker="^"),
     "teacher": dict(color=COLOURS[6], linestyle="--", marker="."),
 }
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#eceef0",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-}
-
-
-def panels(rows: int, columns: int, *, width: float = 3.2, height: float = 2.7, **options: Any):
-    """A figure and its axes (rows, columns), made without pyplot: any thread may draw."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width * columns, height * rows))
-        axes = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, axes
-
-
-def save(figure: "Figure", path: Any) -> None:
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure.savefig(path, dpi=130, facecolor="white")
-
-
-def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:
-    """A logarithmic x axis in plain numbers: at these values, or at 1, 2, 5, 10, 20, ..."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
-
-    axes.set_xscale("log")
-    ticks = LogLocator(subs=(1, 2, 5)) if values is None else FixedLocator(_sorted(values))
-    axes.xaxis.set_major_locator(ticks)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+"""They keep their colours in all figures."""
 
 
 def line(
@@ -80,12 +40,6 @@ def line(
         axes.fill_between(
             places, middle - around, middle + around, color=drawn.get_color(), alpha=0.15, lw=0
         )
-
-
-def legend(figure: "Figure", axes: "Axes") -> None:
-    """One legend under all panels."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
 def strip(axes: "Axes", pictures: np.ndarray, title: str, *, columns: int = 8) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from memtrain.config import BPTTConfig, Retrieval
+from memtrain.drawing import legend, panels
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import legend, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.objectives.losses import decode_loss, dynamics_loss, readout_loss, uniformity_loss
 from memtrain.objectives.windows import gather_window

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtrain.config import Retrieval
+from memtrain.drawing import COLOURS, along_powers, panels
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import COLOURS, along_powers, line, panels
+from memtrain.experiments.drawing import line
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean, where
 
 SOLVED = 0.9

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import torch
 
+from memtrain.drawing import panels
 from memtrain.eval.evaluate import EVALUATION_SEED, encode_in_chunks
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import heat, panels
+from memtrain.experiments.drawing import heat
 from memtrain.experiments.experiment import (
     Experiment,
     Job,

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from memtrain.config import Stack
 from memtrain.data.build import build_task
+from memtrain.drawing import along_powers, panels
 from memtrain.eval.evaluate import evaluate
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import METHODS, along_powers, panels
+from memtrain.experiments.drawing import METHODS
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.run import Run
 

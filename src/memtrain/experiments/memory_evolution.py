@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from memtrain.data.pictures import encode_pictures
+from memtrain.drawing import panels
 from memtrain.eval.rollout import read, write
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import panels, picture_axes, strip
+from memtrain.experiments.drawing import picture_axes, strip
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, where
 from memtrain.experiments.pictures import album, grey, real, stream_of
 from memtrain.experiments.stand_ins import draw_cat

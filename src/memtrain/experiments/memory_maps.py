@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import Copy, DataConfig, Retrieval, Stack
+from memtrain.drawing import panels
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import panels
 from memtrain.experiments.experiment import (
     Experiment,
     Job,

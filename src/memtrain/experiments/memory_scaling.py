@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtrain.config import RunConfig
+from memtrain.drawing import along_powers, legend, panels
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import along_powers, legend, line, panels
+from memtrain.experiments.drawing import line
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean, where
 
 SWEEPS = {"context_length": "context length T_c", "memory_tokens": "memory tokens M"}

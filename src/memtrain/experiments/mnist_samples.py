@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtrain.config import RunConfig
+from memtrain.drawing import panels
 from memtrain.experiments.bases import bptt_twin, natural, with_rate
-from memtrain.experiments.drawing import panels, strip
+from memtrain.experiments.drawing import strip
 from memtrain.experiments.experiment import (
     Experiment,
     Job,

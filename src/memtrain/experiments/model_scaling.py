@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memtrain.drawing import along_powers, panels
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import METHODS, along_powers, panels
+from memtrain.experiments.drawing import METHODS
 from memtrain.experiments.experiment import (
     Experiment,
     Job,

@@ -173,7 +173,8 @@ def _samples(result: Result) -> Figure | None:
         return None
     import io
 
-    from memtrain.experiments.drawing import panels, save, strip
+    from memtrain.drawing import panels, save
+    from memtrain.experiments.drawing import strip
     from memtrain.experiments.pictures import grey
 
     drawn, axes = panels(1, 1, width=7.0, height=1.9)

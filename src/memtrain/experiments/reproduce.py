@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memtrain.drawing import save
 from memtrain.errors import MemtrainError
 from memtrain.experiments import FIGURES, load
-from memtrain.experiments.drawing import save
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Tag, Verdict
 from memtrain.experiments.sweep import Launch, Place, place_of, results_of, sweep
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from memtrain.config import Arithmetic, BPTTConfig
+from memtrain.drawing import COLOURS, along_powers, legend, panels
 from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.experiments.bases import synthetic
-from memtrain.experiments.drawing import COLOURS, along_powers, legend, panels
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict
 from memtrain.run import Run
 

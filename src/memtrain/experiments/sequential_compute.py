@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from memtrain.drawing import legend, panels
 from memtrain.experiments.drawing import METHODS as LOOKS
-from memtrain.experiments.drawing import legend, panels
 from memtrain.experiments.experiment import (
     Experiment,
     Job,

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memtrain.drawing import panels
 from memtrain.experiments.bases import natural
-from memtrain.experiments.drawing import panels, strip
+from memtrain.experiments.drawing import strip
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, mean, scores
 from memtrain.experiments.pictures import album, component_size, draw, grey, real
 from memtrain.run import Run

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from memtrain.config import Arithmetic, Copy, DataConfig, Recall, Retrieval, RunConfig, Stack
+from memtrain.drawing import legend, panels
 from memtrain.experiments.bases import bptt_twin, synthetic
-from memtrain.experiments.drawing import legend, line, panels
+from memtrain.experiments.drawing import line
 from memtrain.experiments.experiment import (
     Experiment,
     Job,
