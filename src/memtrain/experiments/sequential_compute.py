@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from memtrain.drawing import legend, panels
+from memtrain.drawing import along_powers, legend, panels
 from memtrain.experiments.drawing import METHODS as LOOKS
 from memtrain.experiments.experiment import (
     Experiment,
@@ -94,6 +94,8 @@ class SequentialCompute(Experiment):
         )
 
     def plot(self, setup: Setup, results: Sequence[Result]):
+        from matplotlib.ticker import EngFormatter
+
         figure, axes = panels(4, len(CELLS), width=3.0, height=2.2)
         for row, (data, x) in enumerate(
             (data, x) for data in DATA for x in ("sequential_ops", "tokens")
@@ -107,7 +109,8 @@ class SequentialCompute(Experiment):
                         if way == WAYS[0]:
                             label = "teacher" if index == 0 else None
                             _curve(place, result, x, "teacher_nats", LOOKS["teacher"], label)
-                place.set_xscale("log")
+                along_powers(place)
+                place.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
                 place.set_title(f"{data}, {cell}", fontsize=9)
                 place.set_xlabel(x.replace("_ops", " operations"))
             axes[row, 0].set_ylabel("nats a token")
