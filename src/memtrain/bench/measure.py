@@ -191,7 +191,7 @@ def _clear() -> int:
     gc.collect()
     if not torch.cuda.is_available():
         return 0
-    # Products keep 32 MB for every stream that they ran on, and a case has streams of its own.
+    # cuBLAS keeps memory for every stream that it worked on, and a case has streams of its own.
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
