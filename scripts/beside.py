@@ -15,7 +15,7 @@ tune   Three learning rates each for a fifth of the steps, warm-up and cosine ov
        many as the evaluation's, that come after those in its own order, so that they share none.
 train  All steps at the best rate, warm-up and cosine as the recipe has them. Data, models, batch,
        length and the share of windows that begin documents are the recipe's. Runs that would not
-       fit beside each other recompute (`bptt.recompute`), which leaves gradients as they are.
+       fit beside each other wait; one whose step was given and not timed has the device alone.
        Then, as `memtrain eval --sequences N`: nats from the empty memory over whole sequences
        at the last step, count models; and 16 pictures or texts, FOLDER/samples.
 table  FOLDER/beside.json, beside.md and beside.png, of what there is. With --ours also the runs
@@ -53,15 +53,18 @@ from memtrain.experiments.experiment import Job, Result
 from memtrain.experiments.launch import run_locally
 from memtrain.experiments.mps import shared_gpu
 from memtrain.experiments.sweep import Place, place_of, sweep
-from memtrain.experiments.work import Event, Failed, Work
+from memtrain.experiments.work import Event, Work
 from memtrain.train.engine import pick_device
 from memtrain.train.files import write_whole
 
 PHASES = ("time", "tune", "train", "table")
 DATA = ("mnist", "tinystories", "sketchy")
 RATES = {"transformer": [1e-4, 3e-4, 1e-3], "gru": [3e-4, 1e-3, 3e-3]}
-USUAL = {"size": "paper", "data_dir": "data", "device": "auto", "processes": 12}
+USUAL = {"size": "paper", "data_dir": "data", "device": "auto"}
 """What a new plan has unless told otherwise."""
+PROCESSES = 3
+"""Runs that share the device. More are slower: on an H200 two Transformers that recompute took 2.4
+steps a second together, eight of them 1.7; a single one that keeps everything takes 2.7."""
 SEQUENCES = {"mnist": 512, "tinystories": 512, "sketchy": 256}
 """Held-out documents of the evaluation; of Sketchy there are few."""
 
@@ -75,10 +78,11 @@ def measure_step(plan: Plan, data: str, cell: str, seconds: float) -> dict[str, 
     case = Case(suite="bptt", label=cell, batch=stage.batch_size, tokens=tokens, config=config)
     timing = time_case(case, config.engine, seconds)
     device = pick_device(plan.device)
-    room = torch.cuda.get_device_properties(device).total_memory if timing.peak_bytes else math.inf
-    crowded = (timing.peak_bytes or 0) * plan.processes > 0.9 * room
+    share = 0.0
+    if timing.peak_bytes:
+        share = timing.peak_bytes / torch.cuda.get_device_properties(device).total_memory
     shape = {"batch": stage.batch_size, "length": stage.sequence_length, "device": machine(device)}
-    return asdict(timing) | shape | {"recompute": crowded}
+    return asdict(timing) | shape | {"share": share}
 
 
 def time_steps(plan: Plan, folder: Path, seconds: float) -> None:
@@ -105,26 +109,25 @@ def learn(
     phases: Sequence[str],
     over: Callable[[], bool],
     only: Sequence[str] = DATA,
+    processes: int = PROCESSES,
 ) -> None:
     """Tune, and train what is tuned, in one sweep: nobody waits for the slowest."""
     contenders = [(data, cell) for data, cell in plan.contenders() if data in only]
-    lost: set[str] = set()
     begun: set[str] = set()
 
+    def fits(work: Work, others: Sequence[Work]) -> bool:
+        return plan.fit([str(one.asked[0].tags["cell"]) for one in (work, *others)])
+
     def launch(queue: deque[Work]) -> Iterator[Event]:
-        for event in run_locally(queue, folder, plan.processes, over):
-            if isinstance(event, Failed):
-                lost.add(event.key)
-            yield event
+        return run_locally(queue, folder, processes, over, fits)
 
     def more(results: Mapping[Place, Result]) -> list[tuple[str, Job]]:
-        """The full runs of contenders whose tries are all done, or lost in this very command."""
+        """The full runs of contenders whose tries are all done."""
         due = []
         for data, cell in contenders if "train" in phases else []:
             who, tries = f"{data}/{cell}", plan.tries(data, cell)
             found = [results[at] for job in tries if (at := place_of(NAME, job)) in results]
-            missing = len(tries) - len(found) - sum(job.key in lost for job in tries)
-            if who not in plan.chosen and found and not missing:
+            if who not in plan.chosen and len(found) == len(tries):
                 plan.chosen[who] = best_rate(found)
                 plan.write(folder)
             if who in plan.chosen and who not in begun:
@@ -141,7 +144,7 @@ def learn(
     on_gpu = pick_device(plan.device).type == "cuda"
     with shared_gpu() if on_gpu else nullcontext(False) as shared:
         way = "at the same time (MPS)" if shared else "in turns"
-        print(f"{', '.join(phases)}: up to {plan.processes} runs, kernels {way}", flush=True)
+        print(f"{', '.join(phases)}: up to {processes} runs, kernels {way}", flush=True)
         sweep(folder, tries, launch, more=more)
 
 
@@ -244,7 +247,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         check_documents(plan, data)
     plan.seconds = budgets
     for cell, seconds in amounts(options.step, "--step", list(RATES)).items():
-        plan.timed.setdefault(cell, {"seconds": seconds, "given": True, "recompute": True})
+        plan.timed.setdefault(cell, {"seconds": seconds, "given": True, "share": 1.0})
     if not plan.seconds:
         raise MemtrainError("--seconds: name a data set and its budget, for example mnist=400")
     plan.write(options.folder)
@@ -274,7 +277,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=DATA, choices=DATA, help="tune, train these")
     parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps for")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then save and stop")
-    parser.add_argument("--processes", type=int, help="runs that share the device (12)")
+    parser.add_argument(
+        "--processes", type=int, default=PROCESSES, help=f"runs that share it ({PROCESSES})"
+    )
     parser.add_argument(
         "--sequences", nargs="+", default=[], metavar="DATA=N", help="held out, for the evaluation"
     )
@@ -301,7 +306,7 @@ def main() -> int:
         if working and not plan.contenders():
             raise MemtrainError("no step was timed: run the phase time, or give --step")
         if working and not over():
-            learn(plan, options.folder, working, over, options.only)
+            learn(plan, options.folder, working, over, options.only, options.processes)
         record = summary(plan, options.folder, __doc__ or "")
     except MemtrainError as error:
         print(f"beside: {error}", file=sys.stderr)

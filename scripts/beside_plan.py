@@ -30,6 +30,8 @@ TUNED = 5
 VALIDATED = 5
 """One in so many of the evaluation's sequences too: many runs end at about the same time."""
 SAMPLES = 16
+FULL = 0.9
+"""Of a device's memory; evaluations and CUDA itself take some too."""
 
 
 @dataclass(kw_only=True)
@@ -42,13 +44,11 @@ class Plan:
     sequences: dict[str, int]
     """Of each data set: held-out documents of the evaluation; a fifth as many others choose the
     rate."""
-    processes: int
-    """Runs that share the device."""
     rates: dict[str, list[float]]
     seconds: dict[str, float] = field(default_factory=dict)
     """Of each data set: the budget."""
     timed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each cell: seconds of a step, or an error."""
+    """Of each cell: seconds of a step, its share of the device's memory; or an error."""
     chosen: dict[str, float] = field(default_factory=dict)
     """The learning rate of a contender that is being trained."""
     ours: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -87,12 +87,7 @@ class Plan:
         base = self.base(data, cell)
         steps = self.steps(data, cell)
         steps = max(1, steps // TUNED) if tuning else steps
-        stage = replace(
-            base.bptt,
-            steps=steps,
-            learning_rate=rate,
-            recompute=math.isqrt(base.bptt.sequence_length) * self.timed[cell]["recompute"],
-        )
+        stage = replace(base.bptt, steps=steps, learning_rate=rate)
         # A command may end at any time; looks along the way are for the curve only.
         log = replace(
             base.log,
@@ -103,6 +98,10 @@ class Plan:
         tags = {"data": data, "cell": cell, "rate": rate, "tuning": tuning}
         name = f"{data}-{cell}-tune" if tuning else f"{data}-{cell}"
         return Job(config=replace(base, name=name, bptt=stage, log=log), tags=tags)
+
+    def fit(self, cells: Sequence[str]) -> bool:
+        """Whether a device's memory has room for runs of these cells at the same time."""
+        return sum(self.timed[cell]["share"] for cell in cells) <= FULL
 
     def tries(self, data: str, cell: str) -> list[Job]:
         return [self.job(data, cell, rate, tuning=True) for rate in self.rates[cell]]

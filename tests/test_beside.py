@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +22,7 @@ import torch
 from conftest import load_script
 from memtrain.config import Stream
 from memtrain.data.stream import StreamTask
+from memtrain.experiments import launch
 from memtrain.experiments.experiment import Result, Setup
 from memtrain.experiments.stand_ins import MAKERS
 from memtrain.experiments.work import Done, Failed
@@ -152,28 +156,28 @@ def plan_of(script, data: Path, **changes):
         data_dir=str(data),
         device="cpu",
         sequences={"mnist": 8, "tinystories": 8},
-        processes=1,
         rates={"transformer": [1e-4, 3e-4, 1e-3], "gru": [1e-3]},
         seconds={"mnist": 10.0, "tinystories": 20.0},
-        timed={cell: {"seconds": 0.1, "recompute": False} for cell in ("transformer", "gru")},
+        timed={cell: {"seconds": 0.1, "share": 0.4} for cell in ("transformer", "gru")},
     )
     return replace(plan, **changes)
 
 
-def test_lost_runs_are_told_and_stop_neither_their_contender_nor_others(
+def test_a_rate_is_chosen_when_all_were_tried_and_what_was_lost_is_tried_again(
     script, monkeypatch, data: Path, tmp_path: Path
 ):
-    performed = []
+    performed, broken = [], {1e-3}
 
-    def launch(queue, folder, processes, over):
-        """Runs at one rate fail; of the others the highest rate is the best."""
+    def perform(queue, folder, processes, over, fits):
+        """Runs at a broken rate fail; of the others the highest rate is the best."""
         while queue:
             work = queue.popleft()
             tags = work.asked[0].tags
             performed.append((tags["data"], tags["cell"], tags["rate"], tags["tuning"]))
-            if tags["rate"] == 1e-3:
-                place = folder / (work.place + ".error.txt")
-                place.parent.mkdir(parents=True, exist_ok=True)
+            place = folder / (work.place + ".error.txt")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            if tags["rate"] in broken:
                 place.write_text("Traceback\nZeroDivisionError: nothing to divide by")
                 yield Failed(work.key, "nothing to divide by")
                 continue
@@ -192,7 +196,7 @@ def test_lost_runs_are_told_and_stop_neither_their_contender_nor_others(
             )
             yield Done(work.key, [result])
 
-    monkeypatch.setattr(script, "run_locally", launch)
+    monkeypatch.setattr(script, "run_locally", perform)
     plan = plan_of(script, data)
     plan.write(tmp_path)
     script.learn(plan, tmp_path, ["tune"], lambda: False, ["mnist"])
@@ -200,29 +204,70 @@ def test_lost_runs_are_told_and_stop_neither_their_contender_nor_others(
     assert plan.chosen == {}
     performed.clear()
     script.learn(plan, tmp_path, ["tune", "train"], lambda: False)
-    # The best of the rates that were not lost; a contender that lost all of them is not trained.
-    assert plan.chosen == {"mnist/transformer": 3e-4, "tinystories/transformer": 3e-4}
-    assert script.Plan.read(tmp_path) == plan
-    # Once more what was lost, and what another command left.
-    assert Counter(tuning for *_, tuning in performed) == {True: 2 + 4, False: 2}
+    # Once more what was lost, and what another command left; no full run on half the tries.
+    assert Counter(tuning for *_, tuning in performed) == {True: 2 + 4}
+    assert plan.chosen == {}
     shown = script.table(script.summary(plan, tmp_path, ""))
     assert shown.count("ZeroDivisionError: nothing to divide by") == 4
-    assert shown.count("| 1.0000 | done | 0.0003 |") == 2
 
     performed.clear()
+    broken.clear()
     script.learn(plan, tmp_path, ["tune", "train"], lambda: False)
-    assert performed == [("tinystories", "gru", 1e-3, True), ("mnist", "gru", 1e-3, True)]
+    assert plan.chosen == {f"{name}/{cell}": 1e-3 for name, cell in plan.contenders()}
+    assert script.Plan.read(tmp_path) == plan
+    assert Counter(tuning for *_, tuning in performed) == {True: 4, False: 4}
+    shown = script.table(script.summary(plan, tmp_path, ""))
+    assert shown.count("| 1.0000 | done | 0.001 |") == 4 and "ZeroDivisionError" not in shown
+
+
+def test_runs_that_do_not_fit_wait_and_smaller_ones_go_before_them(
+    script, monkeypatch, data: Path, tmp_path: Path
+):
+    together, most = [], []
+
+    class Worker:
+        """Needs a moment for a run, and notes which runs are at work."""
+
+        def __init__(self, folder: Path, threads: int) -> None:
+            self.connection, self.there = Pipe()
+            self.work = None
+
+        def give(self, work) -> None:
+            self.work = work
+            together.append(cell := work.asked[0].tags["cell"])
+            most.append(sorted(together))
+
+            def finish() -> None:
+                together.remove(cell)
+                self.there.send(Failed(work.key, "was no run"))
+
+            threading.Timer(0.05, finish).start()
+
+        def close(self) -> None:
+            self.connection.close()
+
+    monkeypatch.setattr(launch, "_Worker", Worker)
+    monkeypatch.setattr(script, "shared_gpu", nullcontext)
+    plan = plan_of(script, data, rates={"transformer": [1e-4, 3e-4], "gru": [1e-4, 3e-4]})
+    plan.timed["transformer"]["share"], plan.timed["gru"]["share"] = 0.6, 0.2
+    plan.write(tmp_path)
+    script.learn(plan, tmp_path, ["tune"], lambda: False, processes=3)
+    assert len(most) == 8
+    assert ["gru", "transformer"] in most
+    assert max(cells.count("transformer") for cells in most) == 1
+    assert max(len(cells) for cells in most) == 3
+    assert all(plan.fit(cells) for cells in most)
 
 
 def test_steps_are_the_seconds_over_those_of_a_step_and_the_rest_is_the_recipes(script, data: Path):
     plan = plan_of(script, data, size="paper")
-    plan.timed["gru"] = {"seconds": 0.03, "recompute": True}
+    plan.timed["gru"] = {"seconds": 0.03, "share": 0.1}
     full = plan.job("tinystories", "gru", 1e-3, tuning=False).config
     tried = plan.job("tinystories", "gru", 1e-3, tuning=True).config
     theirs = recipe("tinystories", method="bptt", cell="gru")
     assert (full.bptt.steps, tried.bptt.steps) == (666, 133)
-    assert full.bptt.recompute == 16 and theirs.bptt.sequence_length == 256
-    ours = replace(full.bptt, steps=theirs.bptt.steps, learning_rate=3e-4, recompute=0)
+    assert full.bptt.recompute == 0 and theirs.bptt.sequence_length == 256
+    ours = replace(full.bptt, steps=theirs.bptt.steps, learning_rate=3e-4)
     assert ours == theirs.bptt and full.cell == theirs.cell and full.teacher == theirs.teacher
     assert full.data == replace(theirs.data, path=str(data / "tinystories"))
 
@@ -257,7 +302,7 @@ def test_bptt_begins_documents_as_often_as_smt_and_dmt_do_where_they_read_from_n
 
 def test_a_step_is_timed_with_everything_kept(script, data: Path):
     found = script.measure_step(plan_of(script, data), "mnist", "gru", 0.01)
-    assert found["seconds"] > 0 and not found["recompute"]
+    assert found["seconds"] > 0 and found["share"] == 0  # of a GPU's memory
     assert (found["batch"], found["length"]) == (8, 160)
 
 

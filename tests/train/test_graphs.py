@@ -1,5 +1,6 @@
 """What rollouts through graphs do, with the graphs played by plain calls."""
 
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -13,7 +14,14 @@ from memtrain.eval.sampling import Sampler
 from memtrain.nn.cells import TransformerCell
 from memtrain.nn.rnn import RNN
 from memtrain.train import graphs
-from memtrain.train.graphs import CHUNK, FastParts, GraphedUnroll, GraphedWrite, chunk_sizes
+from memtrain.train.graphs import (
+    CHUNK,
+    FastParts,
+    GraphedUnroll,
+    GraphedWrite,
+    captured,
+    chunk_sizes,
+)
 
 
 class CountingStack:
@@ -162,3 +170,35 @@ def test_a_cell_without_standin_takes_the_plain_way(rnn):
         expected = rnn.unroll(inputs)
         rnn.fast_unroll = GraphedUnroll(rnn.cell, FastParts({}, {}), nullcontext)
         assert_close(rnn.unroll(inputs), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_checkpoint_may_be_fetched_while_a_graph_is_captured():
+    over, fetched = threading.Event(), []
+
+    def fetch() -> None:
+        """As saving.py does: pins memory and waits for a stream."""
+        stream = torch.cuda.Stream()
+        while not over.is_set():
+            held = torch.empty(2**20 + 4096 * len(fetched), dtype=torch.uint8, pin_memory=True)
+            with torch.cuda.stream(stream):
+                held.copy_(torch.zeros_like(held, device="cuda"), non_blocking=True)
+            stream.synchronize()
+            fetched.append(len(held))
+
+    other = threading.Thread(target=fetch)
+    other.start()
+    try:
+        for _ in range(20):
+            x, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+            before = len(fetched)
+            while len(fetched) == before:
+                pass
+            with captured(graph):
+                for _ in range(300):
+                    x += 1
+            graph.replay()
+            assert x.tolist() == [300.0] * 8
+    finally:
+        over.set()
+        other.join()

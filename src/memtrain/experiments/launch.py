@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,13 @@ def run_locally(
     folder: Path,
     processes: int,
     over: Callable[[], bool] = lambda: False,
+    fits: Callable[[Work, Sequence[Work]], bool] = lambda work, others: True,
 ) -> Iterator[Event]:
     """Events of all work, `processes` runs at a time.
 
-    A run that finds no memory beside the others is put back, and one process fewer goes on. When
-    it is `over`, runs at work save themselves and end without an event.
+    Of what waits, the first begins that `fits` beside the runs at work; alone every run does. One
+    that finds no memory nevertheless is put back, and one process fewer goes on. When it is `over`,
+    runs at work save themselves and end without an event.
     """
     # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // processes))
@@ -95,12 +97,15 @@ def run_locally(
     workers: list[_Worker] = []
     try:
         while not over() and (queue or any(worker.work for worker in workers)):
-            idle = [worker for worker in workers if worker.work is None]
-            while len(idle) < len(queue) and len(workers) < processes:
-                workers.append(_Worker(folder, threads))
-                idle.append(workers[-1])
-            for worker in idle[: len(queue)]:
-                worker.give(queue.popleft())
+            while len(others := [worker.work for worker in workers if worker.work]) < processes:
+                work = next((one for one in queue if not others or fits(one, others)), None)
+                if work is None:
+                    break
+                idle = next((worker for worker in workers if worker.work is None), None)
+                if idle is None:
+                    workers.append(idle := _Worker(folder, threads))
+                queue.remove(work)
+                idle.give(work)
             busy = [worker for worker in workers if worker.work]
             wait([worker.connection for worker in busy], timeout=LOOK)
             for worker in busy:

@@ -120,7 +120,7 @@ class _Chunk:
         self.tokens = torch.zeros(size, len(memory), dtype=torch.long, device=memory.device)
         self.graph = torch.cuda.CUDAGraph()
         _warm_up(lambda: steps(self.tokens[:1].unbind(), self.memory), precision)
-        with torch.cuda.graph(self.graph), precision():
+        with captured(self.graph), precision():
             self.out = torch.stack(steps(self.tokens.unbind(), self.memory))
 
     def run(
@@ -188,7 +188,7 @@ class _WriteChunk:
         self.chances = torch.rand(size, len(memory), device=memory.device)
         self.graph = torch.cuda.CUDAGraph()
         _warm_up(lambda: step(self.memory, self.chances[0], choose), precision)
-        with torch.cuda.graph(self.graph), precision():
+        with captured(self.graph), precision():
             state, tokens = self.memory, []
             for chance in self.chances.unbind():
                 token, state = step(state, chance, choose)
@@ -203,6 +203,17 @@ class _WriteChunk:
         self.chances.copy_(chances)
         self.graph.replay()
         return self.tokens.clone(), self.after.clone()
+
+
+def captured(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None
+) -> AbstractContextManager:
+    """What is launched inside becomes the graph.
+
+    Only this thread is held to what a capture allows: a checkpoint that another one fetches at the
+    same time (saving.py) pins memory and waits, which would spoil it.
+    """
+    return torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
 
 
 def _warm_up(work: Callable[[], object], precision: Callable[[], AbstractContextManager]) -> None:
@@ -259,7 +270,7 @@ class GraphedStep:
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
             self.graph.register_generator_state(self.trainer.generator)
-            with torch.cuda.graph(self.graph, stream=self.side):
+            with captured(self.graph, self.side):
                 self.metrics = self.trainer.compute()
         self.graph.replay()
         return self.metrics
