@@ -354,6 +354,11 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (RunConfig, dict(seed=-1, smt=SMTConfig(steps=1)), "seed=-1: must be at least 0 and below"),
     (RunConfig, dict(seed=2**31, smt=SMTConfig(steps=1)), "seed=2147483648: must be"),
     (RunConfig, dict(dmt=DMTConfig(steps=5)), "dmt.steps=5 with smt.steps=0: DMT needs"),
+    (
+        RunConfig,
+        dict(smt=SMTConfig(steps=1, token_weight=0.5)),
+        "smt.token_weight=0.5: must be 0 with teacher.encoder=bidirectional",
+    ),
 ]
 for stage_class in (SMTConfig, DMTConfig, BPTTConfig):
     RULES += [

@@ -20,7 +20,14 @@ STEPS = 50
 SHARED = replace(
     TINY,
     # Fewer samples than memory tokens: all processes must choose the same ones.
-    smt=replace(TINY.smt, steps=STEPS, batch_size=8, learning_rate=1e-3, uniformity_samples=64),
+    smt=replace(
+        TINY.smt,
+        steps=STEPS,
+        batch_size=8,
+        learning_rate=1e-3,
+        uniformity_samples=64,
+        token_weight=0.5,
+    ),
     dmt=replace(TINY.dmt, steps=STEPS, batch_size=8, empty_start=0.3, label_stride=2),
     bptt=replace(TINY.bptt, steps=STEPS, batch_size=8),
     engine=EngineConfig(device="cpu", threads=1),
@@ -29,10 +36,19 @@ SHARED = replace(
 """All three stages, every number of every step written down."""
 PAPER = replace(
     SHARED,
+    smt=replace(SHARED.smt, token_weight=0.0),
     teacher=replace(SHARED.teacher, encoder="bidirectional"),
     engine=EngineConfig(device="cpu", threads=1, shard_teacher=True),
 )
 """The paper's encoder, spread over the processes block by block."""
+CAUSAL = replace(
+    SHARED,
+    smt=replace(SHARED.smt, steps=10),
+    dmt=replace(SHARED.dmt, steps=5),
+    bptt=replace(SHARED.bptt, steps=0),
+    engine=EngineConfig(device="cpu", threads=1, shard_teacher=True),
+)
+"""The causal encoder, spread as one."""
 SHORT = replace(
     PAPER,
     smt=replace(PAPER.smt, steps=20),
@@ -70,6 +86,7 @@ def train(group: Group, folder: Path) -> None:
     """Both ways of sharing the work, then a run that is stopped: one process gets the signal."""
     Run.create(SHARED, folder / "shared", group=group).train()
     Run.create(PAPER, folder / "spread", group=group).train()
+    Run.create(CAUSAL, folder / "spread causal", group=group).train()
     run = Run.create(SHORT, folder / "stopped", group=group)
     try:
         run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))

@@ -161,11 +161,22 @@ class TestCausalEncoder:
         inputs = random_tokens(2, 9)
         assert_close(causal.encode(inputs), bidirectional.encode(inputs), atol=1e-5, rtol=0)
 
+    def test_tokens_tell_from_their_past_alone_and_memories_stay(self):
+        teacher, inputs = tiny_teacher("causal", context_length=4), random_tokens(2, 9)
+        memory, told = teacher.encode_and_tell(inputs, steps_of(*range(LENGTH)))
+        assert_close(memory, teacher.encode(inputs))
+        assert told.shape == (2, 9, teacher.decoder.head.out_features)
+        changed = inputs.clone()
+        changed[:, 5] = other_token(inputs[:, 5])
+        _, other = teacher.encode_and_tell(changed, steps_of(*range(LENGTH)))
+        assert_close(other[:, :5], told[:, :5])
+        assert bool(((other - told)[:, 5:].abs().amax(-1) > 1e-6)[:, :3].all())
+
     def test_all_memories_equal_one_masked_run_over_tokens_and_registers_each(self):
         teacher, inputs, count = tiny_teacher("causal", context_length=4), random_tokens(2, 9), 2
         encoder, stack = teacher.encoder, teacher.encoder.stack
         assert isinstance(encoder, CausalEncoder)
-        memories = encoder(inputs, steps_of(*range(LENGTH)), teacher.embedding)
+        memories = encoder(inputs, steps_of(*range(LENGTH)), teacher.embedding).memory
         for t in range(LENGTH):
             length = t + 1 + count
             x = torch.cat(

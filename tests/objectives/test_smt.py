@@ -207,18 +207,30 @@ class TestEquations:
     @TIMESTEPS
     def test_the_total_weighs_the_parts(self, timesteps, joint):
         batch = random_batch(3, 6)
-        weights = (0.3, 7.0, 0.02, 0.5)
-        names = ("decode", "dynamics", "uniformity", "next")
+        weights = (0.3, 7.0, 0.02, 0.5, 0.4)
+        names = ("decode", "dynamics", "uniformity", "next", "token")
         options: dict[str, Any] = {
             f"{name}_weight": w for name, w in zip(names, weights, strict=True)
         }
         losses = tiny_smt(timesteps=timesteps, joint=joint, **options)(batch, seeded())
-        plain = tiny_smt(timesteps=timesteps, joint=joint, next_weight=1.0)(batch, seeded())
+        plain = tiny_smt(timesteps=timesteps, joint=joint, next_weight=1.0, token_weight=1.0)(
+            batch, seeded()
+        )
         assert not any(part.requires_grad for part in losses.parts.values())
         for name in names:
             assert_close(losses.parts[name], plain.parts[name])
         total = sum(w * float(losses.parts[name]) for name, w in zip(names, weights, strict=True))
         assert losses.total.item() == pytest.approx(total, rel=1e-5)
+
+    def test_every_target_is_asked_of_its_token(self):
+        batch = random_batch(3, 6)
+        objective = tiny_smt(token_weight=1.0)
+        losses = objective(batch, seeded())
+        _, told = objective.teacher.encode_and_tell(batch.inputs, batch.inputs[:, :1] * 0)
+        there = batch.targets != IGNORE_INDEX
+        expected = -told.log_softmax(-1)[there].gather(1, batch.targets[there][:, None]).mean()
+        assert_close(losses.parts["token"], expected)
+        assert not objective.applies_once  # of the decoder's head
 
     @TIMESTEPS
     def test_uniformity_samples_bounds_the_tokens_compared(self, timesteps):

@@ -18,7 +18,7 @@ from memtrain.errors import MemtrainError
 from memtrain.run import Run
 from memtrain.train.distributed import Group
 from memtrain.train.trainer import Trainer
-from two_processes import PAPER, SHARED, SHORT, stop_alone
+from two_processes import CAUSAL, PAPER, SHARED, SHORT, stop_alone
 
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"
@@ -58,7 +58,7 @@ def assert_same_numbers(one: Run, other: Run) -> None:
     left, right = one.metrics.read(), other.metrics.read()
     assert [(r["stage"], r["step"]) for r in left] == [(r["stage"], r["step"]) for r in right]
     for a, b in zip(left, right, strict=True):
-        for key in ("loss", "decode", "dynamics", "uniformity", "readout"):
+        for key in ("loss", "decode", "dynamics", "uniformity", "token", "readout"):
             assert a.get(key) == pytest.approx(b.get(key), abs=CLOSE), (a["stage"], a["step"], key)
     assert left[-1]["evaluation"]["rnn"] == pytest.approx(right[-1]["evaluation"]["rnn"], abs=1e-4)
 
@@ -71,12 +71,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert status == 0, said
     Run.create(SHARED, folder / "one").train()
     Run.create(PAPER, folder / "paper").train()
+    Run.create(CAUSAL, folder / "causal").train()
     Run.create(SHORT, folder / "short").train()
     return folder
 
 
-@pytest.mark.parametrize(("two", "one"), [("shared", "one"), ("spread", "paper")])
-def test_two_processes_equal_one_over_50_steps_of_every_stage(trained: Path, two: str, one: str):
+@pytest.mark.parametrize(
+    ("two", "one"), [("shared", "one"), ("spread", "paper"), ("spread causal", "causal")]
+)
+def test_two_processes_equal_one_over_all_steps_of_every_stage(trained: Path, two: str, one: str):
     assert_same_numbers(Run.open(trained / one), Run.open(trained / two))
 
 

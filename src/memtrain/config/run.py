@@ -103,6 +103,11 @@ class RunConfig:
                 f"dmt.steps={self.dmt.steps} with smt.steps=0: DMT needs the teacher that SMT "
                 "trains; set smt.steps too"
             )
+        if self.smt.token_weight and self.teacher.encoder != "causal":
+            raise MemtrainError(
+                f"smt.token_weight={self.smt.token_weight:g}: must be 0 with teacher.encoder="
+                f"{self.teacher.encoder}, whose tokens see what they would have to tell"
+            )
 
     def stages(self) -> dict[str, StageConfig]:
         """The three stages by name, in the order in which they run."""

@@ -78,6 +78,10 @@ class SMTConfig(StageConfig):
     next_weight: float = 0.0
     """Weight of the decoding loss of the next target alone, on top of its share in the whole: it
     is what the RNN will be asked (the paper: 0)."""
+    token_weight: float = 0.0
+    """Weight of the loss of the next target at every token of the causal encoder, which its blocks
+    but the last have to tell: they learn from all tokens, not from the few timesteps that are asked
+    (the paper: 0; its encoder's tokens see the future)."""
     dynamics_weight: float = 0.1
     """Weight of the dynamics loss."""
     uniformity_weight: float = 0.001
@@ -96,7 +100,7 @@ class SMTConfig(StageConfig):
         StageConfig.__post_init__(self)
         at_least(self, 1, "future_length", hint="the paper uses 64")
         at_least(self, 0, "timesteps", "decode_timesteps", "decode_weight", "next_weight")
-        at_least(self, 0, "dynamics_weight", "uniformity_weight")
+        at_least(self, 0, "token_weight", "dynamics_weight", "uniformity_weight")
         at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
         fraction(self, "short_contexts")
         at_least(self, 0, "start_weight")

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from memtrain.nn.blocks import Block
-from memtrain.nn.teacher import CausalEncoder
+from memtrain.nn.teacher import CausalEncoder, Read
 from memtrain.nn.written_out import Weights, fold, rms_normalized
 
 
@@ -29,7 +29,7 @@ class FewerOperations:
         inputs: Int[Tensor, "B T"],
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
-    ) -> Float[Tensor, "B S M D"]:
+    ) -> Read:
         """Memories after `steps`."""
         length, count = inputs.shape[1], len(encoder.registers)
         time = torch.arange(length, device=inputs.device)
@@ -53,7 +53,7 @@ class FewerOperations:
             if i == 0:
                 of_tokens = [F.embedding(inputs, part) for part in of_tokens]
                 of_registers = [part.expand(*steps.shape, -1, -1) for part in of_registers]
-                tokens = F.embedding(inputs, tokens) if len(blocks) > 1 else tokens
+                tokens = F.embedding(inputs, tokens)
                 registers = registers.expand(*steps.shape, -1, -1)
             *query, key, value = of_tokens
             key = _turn(key, layer.token_phase)
@@ -62,7 +62,7 @@ class FewerOperations:
             if query:
                 mixed = layer.tokens(_turn(query[0], layer.token_phase), key, value)
                 tokens = _finish(tokens, mixed, weights)
-        return encoder.to_memory(encoder.stack.norm(registers))
+        return Read(encoder.to_memory(encoder.stack.norm(registers)), tokens)
 
 
 class _Layer:

@@ -6,7 +6,7 @@ own for every memory, the causal one reads the sequence once for all memories.
 """
 
 import math
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,14 @@ from torch import Tensor, nn
 from memtrain.config import TeacherConfig
 from memtrain.nn.blocks import Block, Stack, normalize_memory, projection
 from memtrain.nn.embedding import Lookup
+
+
+class Read(NamedTuple):
+    """What an encoder makes of a sequence."""
+
+    memory: Float[Tensor, "B S M D"]
+    tokens: Float[Tensor, "B T W"] | None
+    """What stands at each token before the last block, of tokens that do not see the future."""
 
 
 class BidirectionalEncoder(nn.Module):
@@ -34,7 +42,7 @@ class BidirectionalEncoder(nn.Module):
         inputs: Int[Tensor, "B T"],
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
-    ) -> Float[Tensor, "B S M D"]:
+    ) -> Read:
         """Memories after `steps`, each from the window of context that ends there."""
         window = self.context_length
         if self.void is None:  # masked padding changes nothing, so less of it will do
@@ -58,7 +66,7 @@ class BidirectionalEncoder(nn.Module):
             context = context.where(present, len(symbols) + count)
         x = self.lookup(torch.cat(tables), torch.cat([context, registers], dim=1))  # (N, C+M, W)
         memory = self.to_memory(self.stack(x, keep=slice(-count, None), mask=mask))
-        return memory.unflatten(0, steps.shape)
+        return Read(memory.unflatten(0, steps.shape), None)
 
 
 @runtime_checkable
@@ -69,7 +77,7 @@ class FastCausal(Protocol):
 
     def __call__(
         self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
-    ) -> Tensor: ...
+    ) -> Read: ...
 
 
 class CausalEncoder(nn.Module):
@@ -94,7 +102,7 @@ class CausalEncoder(nn.Module):
         inputs: Int[Tensor, "B T"],
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
-    ) -> Float[Tensor, "B S M D"]:
+    ) -> Read:
         """Memories after `steps`."""
         if self.fast is not None and self.fast.serves(inputs, embedding):
             return self.fast(self, inputs, steps, embedding)
@@ -117,7 +125,7 @@ class CausalEncoder(nn.Module):
         _, registers = self._layer(
             last, tokens, registers, time, register_positions, None, register_mask
         )
-        return self.to_memory(self.stack.norm(registers))
+        return Read(self.to_memory(self.stack.norm(registers)), tokens)
 
     def _layer(
         self,
@@ -189,6 +197,10 @@ class Decoder(nn.Module):
         keep = slice(first, None) if asked is None else asked + first
         return self.stack(x, keep=keep, causal=self.causal, head=self.head)
 
+    def tell(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:
+        """Logits of what another stack has left."""
+        return self.head(self.stack.norm(x))
+
 
 @runtime_checkable
 class FastDecode(Protocol):
@@ -233,9 +245,19 @@ class Teacher(nn.Module):
         """
         if steps is None:
             steps = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape)
-        memory = self.encoder(inputs, steps, self.embedding)
-        if self.config.normalize_memory:
-            memory = normalize_memory(memory)
+        return self._memory(self.encoder(inputs, steps, self.embedding), steps)
+
+    def encode_and_tell(
+        self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"]
+    ) -> tuple[Float[Tensor, "B S M D"], Float[Tensor, "B T V"]]:
+        """`encode`, and the logits of every token's target as the causal encoder's blocks but the
+        last can tell it, through the decoder's norm and head."""
+        read = self.encoder(inputs, steps, self.embedding)
+        assert read.tokens is not None, "the bidirectional encoder's tokens see the future"
+        return self._memory(read, steps), self.decoder.tell(read.tokens)
+
+    def _memory(self, read: Read, steps: Int[Tensor, "B S"]) -> Float[Tensor, "B S M D"]:
+        memory = normalize_memory(read.memory) if self.config.normalize_memory else read.memory
         return memory.where((steps >= 0)[..., None, None], 0)
 
     def decode(

@@ -12,7 +12,7 @@ from memtrain.config import SMTConfig
 from memtrain.nn.cells import CELL_CLASSES
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import dynamics_loss, tell_future, uniformity_loss
+from memtrain.objectives.losses import decode_loss, dynamics_loss, tell_future, uniformity_loss
 from memtrain.objectives.objective import Objective, draw_steps
 from memtrain.objectives.part import full_tensors
 from memtrain.shapes import Batch, Losses
@@ -20,7 +20,7 @@ from memtrain.shapes import Batch, Losses
 
 class SMT(Objective):
     """decode_weight · L^dec + dynamics_weight · L^dyn + uniformity_weight · L^unif, and
-    next_weight · L^dec of the next target."""
+    next_weight · L^dec of the next target, token_weight · that of the encoder's tokens."""
 
     def __init__(self, config: SMTConfig, teacher: Teacher, rnn: RNN) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class SMT(Objective):
     @property
     def applies_once(self) -> bool:
         """A user's cell may do what it likes."""
-        return type(self.rnn.cell) in CELL_CLASSES.values()
+        built_in = type(self.rnn.cell) in CELL_CLASSES.values()
+        return built_in and not self.config.token_weight  # of which the head is used twice
 
     def settle(self) -> None:
         """The readout is a copy of the decoder."""
@@ -57,7 +58,10 @@ class SMT(Objective):
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         steps, asked = self._timesteps(batch, generator)
-        memory = self.teacher.encode(batch.inputs, steps)
+        if config.token_weight:
+            memory, told_by_tokens = self.teacher.encode_and_tell(batch.inputs, steps)
+        else:
+            memory, told_by_tokens = self.teacher.encode(batch.inputs, steps), None
         with self.beside(urgent=True):
             dynamics = self._dynamics(batch, memory, steps)
         with self.beside():
@@ -82,6 +86,9 @@ class SMT(Objective):
         if config.next_weight:
             parts["next"] = told.next_loss(self.part)
             total = total + config.next_weight * parts["next"]
+        if told_by_tokens is not None:
+            parts["token"] = decode_loss(told_by_tokens, batch.targets, self.part)
+            total = total + config.token_weight * parts["token"]
         return Losses(total, {name: part.detach() for name, part in parts.items()})
 
     def _timesteps(

@@ -125,8 +125,9 @@ class Group:
             assert isinstance(unit, FSDPModule)  # it is one now
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        for method in ("encode", "decode", "predict"):
+        for method in ("encode", "encode_and_tell", "decode", "predict"):
             register_fsdp_forward_method(teacher, method)
+        register_fsdp_forward_method(teacher.decoder, "tell")
 
 
 ALONE = Group()
