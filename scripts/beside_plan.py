@@ -158,11 +158,15 @@ class Beside(Experiment):
         plan = Plan.read(setup.folder)
         figure, axes = panels(1, max(1, len(plan.seconds)))
         for place, data in zip(axes[0], plan.seconds, strict=False):
-            runs = where(results, data=data, tuning=False)
-            bars = {TITLES[run["cell"]]: run["rnn"]["nats"] for run in runs}
-            bars |= {OURS: plan.ours[data]["nats"]} if data in plan.ours else {}
-            place.bar(list(bars), list(bars.values()), color=COLOURS[: len(bars)])
-            place.set_title(f"{data}, {plan.seconds[data]:g} s")
+            # What is not known yet keeps its place and its colour.
+            nats = dict.fromkeys((OURS, *TITLES.values()), math.nan)
+            if data in plan.ours:
+                nats[OURS] = plan.ours[data]["nats"]
+            for run in where(results, data=data, tuning=False):
+                nats[TITLES[run["cell"]]] = run["rnn"]["nats"]
+            place.bar(list(nats), list(nats.values()), color=COLOURS[: len(nats)])
+            place.set_xlim(-0.6, len(nats) - 0.4)
+            place.set_title(f"{data}, {plan.seconds[data]:.0f} s")
             place.set_ylabel("nats")
             place.tick_params(axis="x", rotation=20)
         return figure

@@ -72,7 +72,7 @@ def table(record: Mapping[str, Any]) -> str:
             step = 1000 * plan["timed"][run["cell"]]["seconds"]
             lines.append(
                 f"| {data} | {TITLES[run['cell']]} | {nats} | {run['state']} | {run['rate']:g} | "
-                f"{counts} | {step:.1f} | {seconds:g} |"
+                f"{counts} | {step:.1f} | {seconds:.0f} |"
             )
         if counted:
             name = min(counted, key=lambda one: counted[one])
