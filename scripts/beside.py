@@ -20,7 +20,8 @@ train  All steps at the best rate, warm-up and cosine as the recipe has them. Da
        at the last step, count models; and 16 pictures or texts, FOLDER/samples.
 table  FOLDER/beside.json, beside.md and beside.png, of what there is. With --ours also the runs
        of SMT -> DMT, from the JSON that `memtrain eval RUN --sequences N` left: 512, and of
-       Sketchy, which has fewer held out, 256.
+       Sketchy, which has fewer held out, 256. Rates are chosen with seed 0; --seeds trains
+       others too.
 
 What is done stays done: the same command goes on, without --seconds too. After --minutes, or on
 SIGTERM, runs save themselves. A run that fails is told with its log, and tried again next time.
@@ -130,9 +131,9 @@ def learn(
             if who not in plan.chosen and len(found) == len(tries):
                 plan.chosen[who] = best_rate(found)
                 plan.write(folder)
-            if who in plan.chosen and who not in begun:
+            if who not in begun and (runs := plan.full_runs(data, cell)):
                 begun.add(who)
-                due.append((NAME, plan.job(data, cell, plan.chosen[who], tuning=False)))
+                due += [(NAME, job) for job in runs]
         return due
 
     tries = [
@@ -176,9 +177,9 @@ def amounts(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str
     return {name: positive(value, option) for name, value in pairs(texts, option, known).items()}
 
 
-def counts(texts: Sequence[str]) -> dict[str, int]:
+def counts(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str, int]:
     """NAME=N, several times."""
-    return {name: round(n) or 1 for name, n in amounts(texts, "--sequences", DATA).items()}
+    return {name: round(n) or 1 for name, n in amounts(texts, option, known).items()}
 
 
 def learning_rates(texts: Sequence[str]) -> dict[str, list[float]]:
@@ -229,7 +230,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     given = {name: getattr(options, name) for name in USUAL if getattr(options, name) is not None}
     if rates := learning_rates(options.rates):
         given["rates"] = RATES | rates
-    sequences = counts(options.sequences)
+    sequences = counts(options.sequences, "--sequences", DATA)
     if (options.folder / "plan.json").is_file():
         plan = Plan.read(options.folder)
     else:
@@ -238,9 +239,11 @@ def make_plan(options: argparse.Namespace) -> Plan:
         unchanged(options, name.replace("_", "-"), getattr(plan, name), value)
     for data, count in sequences.items():
         unchanged(options, f"sequences {data}", plan.sequences[data], count)
-    for data, path in pairs(options.ours, "--ours", DATA).items():
-        plan.ours[data] = evaluated(Path(path), plan.sequences[data])
-    budgets = {data: one["seconds"] for data, one in plan.ours.items()}
+    for data, paths in pairs(options.ours, "--ours", DATA).items():
+        plan.ours[data] = [evaluated(Path(path), plan.sequences[data]) for path in paths.split(",")]
+    contenders = [f"{data}/{cell}" for data in DATA for cell in RATES]
+    plan.seeds |= counts(options.seeds, "--seeds", contenders)
+    budgets = {data: ours[0]["seconds"] for data, ours in plan.ours.items()}
     budgets |= plan.seconds | amounts(options.seconds, "--seconds", DATA)
     for data, seconds in budgets.items():
         unchanged(options, f"seconds {data}", plan.seconds.get(data, seconds), seconds)
@@ -265,14 +268,17 @@ def main() -> int:
         "--ours",
         nargs="+",
         default=[],
-        metavar="DATA=JSON",
-        help="of memtrain eval; also the budget, if --seconds gives none",
+        metavar="DATA=JSON,...",
+        help="of memtrain eval, a file a seed; the first is also the budget, without --seconds",
     )
     parser.add_argument(
         "--step", nargs="+", default=[], metavar="CELL=S", help="seconds of a step, timed before"
     )
     parser.add_argument(
         "--rates", nargs="+", default=[], metavar="CELL=R,R", help="learning rates to try"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", default=[], metavar="DATA/CELL=N", help="train as many (1)"
     )
     parser.add_argument("--only", nargs="+", default=DATA, choices=DATA, help="tune, train these")
     parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps for")

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -51,8 +52,10 @@ class Plan:
     """Of each cell: seconds of a step, its share of the device's memory; or an error."""
     chosen: dict[str, float] = field(default_factory=dict)
     """The learning rate of a contender that is being trained."""
-    ours: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each data set: what SMT -> DMT reached."""
+    seeds: dict[str, int] = field(default_factory=dict)
+    """Of a contender: how many seeds are trained, if more than one."""
+    ours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Of each data set: what runs of SMT -> DMT reached."""
 
     def others(self, data: str) -> int:
         return max(1, self.sequences[data] // VALIDATED)
@@ -83,7 +86,7 @@ class Plan:
             engine=replace(config.engine, device=self.device),
         )
 
-    def job(self, data: str, cell: str, rate: float, *, tuning: bool) -> Job:
+    def job(self, data: str, cell: str, rate: float, *, tuning: bool, seed: int = 0) -> Job:
         base = self.base(data, cell)
         steps = self.steps(data, cell)
         steps = max(1, steps // TUNED) if tuning else steps
@@ -95,9 +98,9 @@ class Plan:
             evaluate_every=0 if tuning else max(1, steps // 4),
             checkpoint_every=max(1, steps // (5 if tuning else 20)),
         )
-        tags = {"data": data, "cell": cell, "rate": rate, "tuning": tuning}
+        tags = {"data": data, "cell": cell, "rate": rate, "tuning": tuning, "seed": seed}
         name = f"{data}-{cell}-tune" if tuning else f"{data}-{cell}"
-        return Job(config=replace(base, name=name, bptt=stage, log=log), tags=tags)
+        return Job(config=replace(base, name=name, seed=seed, bptt=stage, log=log), tags=tags)
 
     def fit(self, cells: Sequence[str]) -> bool:
         """Whether a device's memory has room for runs of these cells at the same time."""
@@ -105,6 +108,16 @@ class Plan:
 
     def tries(self, data: str, cell: str) -> list[Job]:
         return [self.job(data, cell, rate, tuning=True) for rate in self.rates[cell]]
+
+    def full_runs(self, data: str, cell: str) -> list[Job]:
+        """All seeds of a contender whose rate is chosen."""
+        who = f"{data}/{cell}"
+        if who not in self.chosen:
+            return []
+        return [
+            self.job(data, cell, self.chosen[who], tuning=False, seed=seed)
+            for seed in range(self.seeds.get(who, 1))
+        ]
 
 
 class Beside(Experiment):
@@ -120,11 +133,7 @@ class Beside(Experiment):
     def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
         """What is being trained."""
         plan = Plan.read(setup.folder)
-        return [
-            plan.job(data, cell, plan.chosen[f"{data}/{cell}"], tuning=False)
-            for data, cell in plan.contenders()
-            if f"{data}/{cell}" in plan.chosen
-        ]
+        return [job for contender in plan.contenders() for job in plan.full_runs(*contender)]
 
     def measure(self, run: Run) -> dict[str, Any]:
         folder = run.folder.parents[1]
@@ -134,7 +143,8 @@ class Beside(Experiment):
             return found
         evaluation = run.evaluate(plan.sequences[data_of(run)], baselines=True)
         picture = run.spelling is not None and run.spelling.picture is not None
-        samples = Path("samples") / f"{run.config.name}.{'png' if picture else 'txt'}"
+        seed = f"-seed-{run.config.seed}" if run.config.seed else ""
+        samples = Path("samples") / f"{run.config.name}{seed}.{'png' if picture else 'txt'}"
         length = None if picture else evaluation.length
         generate(run, count=SAMPLES, length=length).save(folder / samples)
         parameters = sum(p.numel() for p in run.rnn.parameters())
@@ -144,12 +154,14 @@ class Beside(Experiment):
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         plan, words, fewer, numbers = Plan.read(setup.folder), [], [], {}
         for data in plan.seconds:
-            nats = {r["cell"]: r["rnn"]["nats"] for r in where(results, data=data, tuning=False)}
-            numbers[data] = nats | {"ours": plan.ours.get(data, {}).get("nats")}
-            if data in plan.ours and len(nats) == len(plan.rates):
-                best = min(nats.values())
-                fewer.append(plan.ours[data]["nats"] < best)
-                words.append(f"{data} {plan.ours[data]['nats']:.4f} against {best:.4f}")
+            nats = nats_of(plan, data, results)
+            means = {name: mean(some) for name, some in nats.items() if some}
+            numbers[data] = nats
+            if OURS in means and len(means) == 1 + len(plan.rates):
+                ours = means.pop(OURS)
+                best = min(means.values())
+                fewer.append(ours < best)
+                words.append(f"{data} {ours:.4f} against {best:.4f}")
         told = f"Nats of {OURS} and of the better BPTT: {', '.join(words) or 'not known yet'}."
         known = len(fewer) == len(plan.seconds) > 0
         return Verdict(holds=all(fewer) if known else None, sentence=told, numbers=numbers)
@@ -159,17 +171,26 @@ class Beside(Experiment):
         figure, axes = panels(1, max(1, len(plan.seconds)))
         for place, data in zip(axes[0], plan.seconds, strict=False):
             # What is not known yet keeps its place and its colour.
-            nats = dict.fromkeys((OURS, *TITLES.values()), math.nan)
-            if data in plan.ours:
-                nats[OURS] = plan.ours[data]["nats"]
-            for run in where(results, data=data, tuning=False):
-                nats[TITLES[run["cell"]]] = run["rnn"]["nats"]
-            place.bar(list(nats), list(nats.values()), color=COLOURS[: len(nats)])
+            nats = nats_of(plan, data, results)
+            means = [mean(some) if some else math.nan for some in nats.values()]
+            place.bar(list(nats), means, color=COLOURS[: len(nats)])
+            for at, some in enumerate(nats.values()):
+                if len(some) > 1:  # seeds
+                    place.plot([at] * len(some), some, "k_", markersize=20)
             place.set_xlim(-0.6, len(nats) - 0.4)
             place.set_title(f"{data}, {plan.seconds[data]:.0f} s")
             place.set_ylabel("nats")
             place.tick_params(axis="x", rotation=20)
         return figure
+
+
+def nats_of(plan: Plan, data: str, results: Sequence[Result]) -> dict[str, list[float]]:
+    """What is known of each way of training: a number a seed."""
+    nats: dict[str, list[float]] = {name: [] for name in (OURS, *TITLES.values())}
+    nats[OURS] = [one["nats"] for one in plan.ours.get(data, [])]
+    for run in where(results, data=data, tuning=False):
+        nats[TITLES[run["cell"]]].append(run["rnn"]["nats"])
+    return nats
 
 
 class Others(Task):

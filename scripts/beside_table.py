@@ -50,16 +50,17 @@ def table(record: Mapping[str, Any]) -> str:
     """The full runs and what they are to be compared with, as Markdown."""
     plan = record["plan"]
     lines = [
-        "| data | trained by | nats | state | rate | steps | tokens | sequential operations | "
-        "ms a step, alone | seconds |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| data | trained by | seed | nats | state | rate | steps | tokens | "
+        "sequential operations | ms a step, alone | seconds |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for data, seconds in plan["seconds"].items():
-        if data in plan["ours"]:
-            one = plan["ours"][data]
+        for one in plan["ours"].get(data, []):
             counts = f"{one['steps']:,} | {one['tokens']:,} | {one['sequential_ops']:,}"
             spent = f"{one['seconds']:.0f}"
-            lines.append(f"| {data} | {OURS} | {one['nats']:.4f} | done | | {counts} | | {spent} |")
+            lines.append(
+                f"| {data} | {OURS} | | {one['nats']:.4f} | done | | {counts} | | {spent} |"
+            )
         counted: dict[str, float] = {}
         for run in record["runs"]:
             if run["data"] != data or run["tuning"]:
@@ -71,13 +72,13 @@ def table(record: Mapping[str, Any]) -> str:
                 counted = {one["name"]: one["nats"] for one in run["measured"]["baselines"]}
             step = 1000 * plan["timed"][run["cell"]]["seconds"]
             lines.append(
-                f"| {data} | {TITLES[run['cell']]} | {nats} | {run['state']} | {run['rate']:g} | "
-                f"{counts} | {step:.1f} | {seconds:.0f} |"
+                f"| {data} | {TITLES[run['cell']]} | {run['seed']} | {nats} | {run['state']} | "
+                f"{run['rate']:g} | {counts} | {step:.1f} | {seconds:.0f} |"
             )
         if counted:
             name = min(counted, key=lambda one: counted[one])
             lines.append(
-                f"| {data} | best count model ({name}) | {counted[name]:.4f} | | | | | | | |"
+                f"| {data} | best count model ({name}) | | {counted[name]:.4f} | | | | | | | |"
             )
     lines += ["", "Nats on held-out documents that chose the learning rate:", ""]
     for run in record["runs"]:

@@ -111,7 +111,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_with_a_table(tmp_path: Path, d
             assert cost["steps"] == one["steps"] and cost["tokens"] == one["steps"] * 8 * 160
             assert cost["sequential_ops"] > 0 and measured["baselines"]
             assert (folder / measured["samples"]).stat().st_size > 0
-            assert f"| {measured['rnn']['nats']:.4f} | done | 0.003 |" in shown
+            assert f"| 0 | {measured['rnn']['nats']:.4f} | done | 0.003 |" in shown
     assert (folder / "beside.md").read_text() in shown
     assert "best count model" in shown
 
@@ -276,6 +276,35 @@ def test_steps_are_the_seconds_over_those_of_a_step_and_the_rest_is_the_recipes(
     assert full.data == replace(theirs.data, path=str(data / "tinystories"))
 
 
+def test_seeds_share_the_rate_and_count_together(script, data: Path, tmp_path: Path):
+    plan = plan_of(script, data)
+    plan.timed["gru"] = {"seconds": 0.03, "share": 0.1}
+    assert plan.full_runs("mnist", "gru") == []  # no rate was chosen
+    plan.chosen["mnist/gru"], plan.seeds["mnist/gru"] = 3e-3, 2
+    runs = plan.full_runs("mnist", "gru")
+    assert [job.config.seed for job in runs] == [0, 1]
+    assert replace(runs[1].config, seed=0) == runs[0].config
+    assert runs[0] == plan.job("mnist", "gru", 3e-3, tuning=False)
+    plan.seconds, plan.rates = {"mnist": 20.0}, {"gru": [3e-3]}
+
+    def verdict(*ours: float):
+        plan.ours["mnist"] = [{"nats": nats} for nats in ours]
+        plan.write(tmp_path)
+        known = {"figure": "", "version": 1, "job": "", "key": "", "cost": {}, "curve": []}
+        results = [
+            Result(**known, tags=job.tags, measured={"rnn": {"nats": nats}})
+            for job, nats in zip(runs, (0.4, 0.6), strict=True)
+        ]
+        return (
+            sys.modules["beside_plan"]
+            .Beside()
+            .judge(Setup(scale="paper", folder=tmp_path), results)
+        )
+
+    assert verdict(0.3, 0.6).holds is True and verdict(0.3, 0.8).holds is False
+    assert verdict(0.3, 0.6).sentence.endswith("mnist 0.4500 against 0.5000.")
+
+
 def test_what_chooses_the_rate_is_held_out_and_not_what_is_evaluated(script, data: Path):
     config = plan_of(script, data).base("mnist", "gru").data
     assert isinstance(config, Stream)
@@ -318,6 +347,7 @@ def test_a_step_is_timed_with_everything_kept(script, data: Path):
         (("--seconds", "mnist=-1"), "--seconds -1: must be a number above 0"),
         (("--seconds", "mnist=5", "--sequences", "mnist=400"), "has 238 held-out documents"),
         (("tune", "--seconds", "mnist=5", "--sequences", "mnist=8"), "no step was timed"),
+        (("--seeds", "mnist=2"), "--seeds mnist=2: must be NAME=VALUE, NAME one of mnist/trans"),
         (("sing",), "sing: must be one of time, tune, train, table"),
     ],
 )
@@ -342,9 +372,12 @@ def test_a_budget_stays_and_ours_is_shown_beside(script, monkeypatch, capsys, da
         monkeypatch.setattr(sys, "argv", ["beside.py", *map(str, (*options, *fixed))])
         return script.main()
 
-    ours = ("--ours", f"mnist={tmp_path / 'ours.json'}")
+    ours = ("--ours", "mnist={0},{0}".format(tmp_path / "ours.json"))
     assert call("table", *ours, "--sequences", "mnist=8", "--step", "gru=0.5") == 0
-    assert "| mnist | SMT → DMT | 0.5000 | done | | 9 | 8 | 7 | | 5 |" in capsys.readouterr().out
+    assert (
+        "| mnist | SMT → DMT | | 0.5000 | done | | 9 | 8 | 7 | | 5 |\n" * 2
+        in capsys.readouterr().out
+    )
     assert script.Plan.read(tmp_path / "beside").steps("mnist", "gru") == 10
     assert call("table", "--seconds", "mnist=6") == 2
     assert "was planned with 5.0; take another --folder" in capsys.readouterr().err

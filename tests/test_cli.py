@@ -103,6 +103,15 @@ def test_recipes_are_listed_in_whole_sentences(capsys):
     assert len(listed) == len(RECIPES) and all(line.endswith(".") for line in listed)
 
 
+def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["train", "tinystories", "--help"])
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    # The source breaks the line after "comparison, in".
+    assert "comparison, in runs/NAME-bptt. --bptt.seconds gives it as long as the" in lines
+
+
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out

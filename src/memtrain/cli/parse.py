@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,7 +22,7 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
         arguments = ["--help"]  # tyro leaves out of the help what it has read already
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), _flowing_help():
             parsed, unknown = tyro.cli(
                 kind,
                 args=arguments,
@@ -45,6 +46,26 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
         hint = f"did you mean {guess[0]}?" if guess else f"see {program} --help"
         raise MemtrainError(f"{unknown[0]}: no such option; {hint}")
     return parsed
+
+
+@contextlib.contextmanager
+def _flowing_help() -> Iterator[None]:
+    """The help of an option is one paragraph: tyro keeps the line breaks of indented docstrings."""
+    import docstring_parser
+
+    read = docstring_parser.parse_from_object
+
+    def read_flowing(obj: object) -> docstring_parser.Docstring:
+        found = read(obj)
+        for field in found.params:
+            field.description = " ".join((field.description or "").split()) or None
+        return found
+
+    docstring_parser.parse_from_object = read_flowing
+    try:
+        yield
+    finally:
+        docstring_parser.parse_from_object = read
 
 
 def _plainly(message: str, program: str) -> str:
