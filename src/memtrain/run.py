@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from memtrain.config import RunConfig
+from memtrain.config import RunConfig, Stream
 from memtrain.data.build import build_task
 from memtrain.data.spelling import Spelling
 from memtrain.data.task import Task, check_task
@@ -171,9 +171,10 @@ class Run:
         if name == "bptt":
             return BPTT(self.config.bptt, self.rnn)
         assert self.teacher is not None
+        stream = isinstance(self.config.data, Stream)
         if name == "smt":
-            return SMT(self.config.smt, self.teacher, self.rnn)
-        return DMT(self.config.dmt, self.teacher, self.rnn)
+            return SMT(self.config.smt, self.teacher, self.rnn, stream=stream)
+        return DMT(self.config.dmt, self.teacher, self.rnn, stream=stream)
 
     def train(self, reporter: Reporter | None = None, *, until: str | None = None) -> "Run":
         """Run the stages that are left, from where the run stands.

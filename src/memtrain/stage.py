@@ -1,5 +1,6 @@
 """One stage of a run, step by step: what is written, looked at and saved, and when it stops."""
 
+import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -110,7 +111,7 @@ class StageLoop:
                 trainer.objective.settle()
                 evaluation = self.evaluate(log.evaluate_sequences)
                 record["evaluation"] = asdict(evaluation)
-                saved |= self._is_best(evaluation)
+                saved |= self._is_best(evaluation.rnn.nats)
             if trainer.group.main:
                 self.metrics.append(record)
             if trainer.stage.seconds:
@@ -119,10 +120,10 @@ class StageLoop:
         if saved and not last:
             self.save()
 
-    def _is_best(self, evaluation: Evaluation) -> bool:
+    def _is_best(self, nats: float) -> bool:
         """Note the lowest held-out loss of the RNN, from the empty memory, in all stages."""
-        best, nats = self.progress.get("best"), evaluation.rnn.nats
-        if best is not None and not nats < best["nats"]:
+        best = self.progress.get("best")
+        if not math.isfinite(nats) or (best is not None and not nats < best["nats"]):
             return False
         step, global_step = self.trainer.step, self.progress["global_step"]
         at = {"stage": self.name, "step": step, "global_step": global_step}

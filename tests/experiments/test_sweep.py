@@ -19,7 +19,7 @@ import torch
 
 import memtrain.experiments.sweep as sweep_module
 from memtrain.errors import MemtrainError
-from memtrain.experiments import load, mps
+from memtrain.experiments import launch, load, mps
 from memtrain.experiments.experiment import Job, Result, Setup
 from memtrain.experiments.launch import default_processes, run_locally, run_on_ray
 from memtrain.experiments.order import urgency
@@ -143,6 +143,26 @@ def test_a_run_whose_process_dies_is_given_to_another(tmp_path: Path):
     failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
     assert failed == {}
     assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1]
+
+
+def test_a_process_that_dies_before_it_reads_its_work_is_replaced(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(launch, "_serve", twenty.die_before_reading)
+    jobs = jobs_of("twenty:Few", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    assert failed == {} and (tmp_path / "died").exists()
+    assert len(results_of(tmp_path, jobs)) == 4
+
+
+def test_work_may_be_given_to_a_process_that_has_died(tmp_path: Path):
+    worker = launch._Worker(tmp_path, 1)
+    worker.process.kill()
+    worker.process.join()
+    (work,) = collect(jobs_of("twenty:Few", tmp_path)[:1])
+    worker.give(work)
+    worker.give(work)  # the first one may still find room in the pipe
+    with pytest.raises((EOFError, OSError)):
+        worker.connection.recv()
+    worker.close()
 
 
 def test_a_run_that_finds_no_memory_beside_others_is_tried_again(tmp_path: Path):

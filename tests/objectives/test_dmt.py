@@ -23,7 +23,7 @@ from conftest import (
 from memtrain.config import DMTConfig, EngineConfig, Stack
 from memtrain.data.build import build_task
 from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
-from memtrain.objectives.dmt import DMT
+from memtrain.objectives.dmt import DMT, STREAM_ROLLOUT
 from memtrain.shapes import IGNORE_INDEX, Batch
 from memtrain.train.engine import Engine
 from memtrain.train.trainer import Trainer
@@ -242,6 +242,17 @@ class TestDecoding:
         assert without.tokens_needed() == context + 7
         with_it = tiny_dmt(empty_start=0.5, rollout_length=7, decode_weight=1.0, future_length=3)
         assert with_it.tokens_needed() == context + 10
+
+    @pytest.mark.parametrize(("stream", "steps"), [(True, STREAM_ROLLOUT), (False, 0)])
+    def test_a_rollout_without_a_length_ends_on_a_stream_and_goes_through_other_data(
+        self, stream, steps
+    ):
+        config = DMTConfig(empty_start=0.5, decode_weight=1.0, future_length=3)
+        objective = DMT(config, tiny_teacher(), tiny_rnn(), stream=stream)
+        length = objective.tokens_needed()
+        assert length > STREAM_ROLLOUT
+        _, through = objective._start(random_batch(2, length), seeded())
+        assert through.shape[1] == (steps or length)
 
 
 class TestGradients:

@@ -33,10 +33,16 @@ CPU = torch.device("cpu")
 
 
 def tiny_smt(
-    encoder: str = "causal", cell: Any = None, *, context_length: int = 8, **options: Any
+    encoder: str = "causal",
+    cell: Any = None,
+    *,
+    context_length: int = 8,
+    stream: bool = False,
+    **options: Any,
 ) -> SMT:
     teacher = tiny_teacher(encoder, context_length=context_length)
-    return SMT(SMTConfig(**{"future_length": 3, **options}), teacher, tiny_rnn(cell))
+    config = SMTConfig(**{"future_length": 3, **options})
+    return SMT(config, teacher, tiny_rnn(cell), stream=stream)
 
 
 # ------------------------------------------------------------- the equations, one step at a time
@@ -166,8 +172,10 @@ class TestEquations:
         expected = parts["decode"] + 2 * parts["dynamics"] + 0.001 * parts["uniformity"]
         assert_same_loss_and_gradients(objective, losses.total, expected)
 
-    def test_every_state_is_asked_and_stepped_from_equally_often(self):
-        objective, counts = tiny_smt(timesteps=2), torch.zeros(6)
+    @pytest.mark.parametrize(("timesteps", "context_length"), [(2, 8), (1, 2)])
+    def test_every_state_is_asked_and_stepped_from_equally_often(self, timesteps, context_length):
+        objective = tiny_smt(timesteps=timesteps, context_length=context_length)
+        counts = torch.zeros(6)
         batch = random_batch(64, 5)
         for seed in range(40):
             steps, asked = objective._timesteps(batch, seeded(seed))
@@ -176,7 +184,7 @@ class TestEquations:
         assert bool(((share - 1 / 6).abs() < 0.02).all())
 
     def test_windows_of_a_stream_have_whole_contexts_short_ones_and_none(self):
-        objective = tiny_smt(timesteps=1, context_length=4)
+        objective = tiny_smt(timesteps=1, context_length=4, stream=True)
         steps, asked = objective._timesteps(random_batch(64, 9), seeded())
         first = steps[:, 0]
         assert torch.equal(steps[:, 1], first + 1)

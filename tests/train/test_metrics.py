@@ -54,6 +54,13 @@ def test_a_log_gets_plain_lines_with_rate_and_time_left():
     assert "loss 0.250" in line and "norm" not in line
 
 
+def test_brackets_are_said_as_they_are():
+    out = io.StringIO()
+    for reporter in (LineReporter, TerminalReporter):
+        reporter(Console(file=out, width=200)).say("[/x.cc:1] closed [enforce fail]")
+    assert out.getvalue() == 2 * "[/x.cc:1] closed [enforce fail]\n"
+
+
 def test_a_log_is_not_flooded_but_hears_the_end():
     out = io.StringIO()
     reporter = LineReporter(Console(file=out, width=200), seconds=3600.0)

@@ -40,6 +40,7 @@ def load(name: str) -> "Experiment":
         made = load_class(name, "figure")()
         if not isinstance(made, Experiment):
             raise MemtrainError(f"figure {name}: must derive from memtrain's Experiment")
+        made.name = name  # by which a worker finds it again
         return made
     if name not in FIGURES:
         raise MemtrainError(f"figure {name!r}: {nearest(name, [*FIGURES, 'all'])}")

@@ -16,6 +16,7 @@ from memtrain.config import (
 )
 from memtrain.experiments.experiment import Setup
 from memtrain.experiments.stand_ins import store
+from memtrain.objectives.dmt import STREAM_ROLLOUT
 
 
 def synthetic(
@@ -197,7 +198,7 @@ def bptt_twin(
             steps=steps,
             batch_size=config.dmt.batch_size,
             learning_rate=learning_rate,
-            sequence_length=length or config.dmt.rollout_length or 256,
+            sequence_length=length or config.dmt.rollout_length or STREAM_ROLLOUT,
         ),
         log=_log(setup, steps, sequences=config.log.evaluate_sequences),
     )

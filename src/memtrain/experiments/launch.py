@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ class _Worker:
 
     def give(self, work: Work) -> None:
         self.work = work
-        self.connection.send(work)
+        with suppress(OSError):  # it died while it was idle: the next look at it will tell
+            self.connection.send(work)
 
     def close(self) -> None:
         """Let it finish what it is saving, but not for long."""
@@ -114,7 +116,7 @@ def run_locally(
                 assert worker.work is not None
                 try:
                     event = worker.connection.recv()
-                except EOFError:  # it died
+                except (EOFError, OSError):  # it died, maybe before it read its work
                     workers.remove(worker)
                     worker.close()
                     deaths[worker.work.key] += 1

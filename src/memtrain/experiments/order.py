@@ -4,6 +4,7 @@ from memtrain.config import RunConfig
 from memtrain.data.synthetic import TASKS
 from memtrain.experiments import load
 from memtrain.experiments.work import Work
+from memtrain.objectives.dmt import STREAM_ROLLOUT
 
 FORTH, BACK = 1, 2
 """What a step of a rollout costs, and what its gradient costs beside it."""
@@ -22,7 +23,7 @@ def rough_cost(config: RunConfig) -> int:
     own = TASKS[kind](config.data).sequence_length if kind in TASKS else 0
     cell = config.cell.memory_tokens if config.cell.kind == "gru" else config.cell.layers
     teacher = config.teacher.encoder_layers + config.teacher.decoder_layers
-    rollout = own or config.dmt.rollout_length or 256
+    rollout = own or config.dmt.rollout_length or STREAM_ROLLOUT
     through = rollout if config.dmt.through_time else min(config.dmt.segment, rollout)
     smt = (FORTH + BACK) * (teacher + cell)
     dmt = FORTH * (teacher + cell * rollout) + BACK * cell * through

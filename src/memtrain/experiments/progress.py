@@ -79,7 +79,9 @@ class View:
             self._line()
 
     def _say(self, message: str) -> None:
-        (self.bars.console if self.bars else self.console).print(message, soft_wrap=True)
+        (self.bars.console if self.bars else self.console).print(
+            message, soft_wrap=True, markup=False
+        )
 
     def _line(self) -> None:
         self.spoke = time.monotonic()

@@ -18,13 +18,19 @@ from memtrain.objectives.losses import dynamics_loss, readout_loss, tell_future
 from memtrain.objectives.objective import Objective
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
+STREAM_ROLLOUT = 256
+"""Steps of a rollout on a stream, unless the config says; other sequences have an end."""
+
 
 class DMT(Objective):
     """dynamics_weight · MSE(rollout, teacher) + readout_weight · next-target loss, and
     decode_weight · L^dec of the cell's steps."""
 
-    def __init__(self, config: DMTConfig, teacher: Teacher, rnn: RNN) -> None:
+    def __init__(
+        self, config: DMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
+    ) -> None:
         super().__init__()
+        self.rollout_length = config.rollout_length or (STREAM_ROLLOUT if stream else 0)
         self.config = config
         self.teacher = teacher
         self.rnn = rnn
@@ -37,7 +43,7 @@ class DMT(Objective):
         config = self.config
         context = self.teacher.config.context_length if config.empty_start < 1 else 0
         future = config.future_length if config.decode_weight else 0
-        return context + (config.rollout_length or 256) + future
+        return context + (self.rollout_length or STREAM_ROLLOUT) + future
 
     def from_nothing(self, rows: int) -> int:
         return round(self.config.empty_start * rows)
@@ -95,7 +101,7 @@ class DMT(Objective):
         """
         rows, length = batch.inputs.shape
         device = batch.inputs.device
-        rollout = min(self.config.rollout_length or length, length)
+        rollout = min(self.rollout_length or length, length)
         memory = self.rnn.empty_memory(rows)
         first = torch.zeros(rows, dtype=torch.long, device=device)
         whole = self.part.whole(rows)

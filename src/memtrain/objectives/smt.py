@@ -22,8 +22,11 @@ class SMT(Objective):
     """decode_weight · L^dec + dynamics_weight · L^dyn + uniformity_weight · L^unif, and
     next_weight · L^dec of the next target, token_weight · that of the encoder's tokens."""
 
-    def __init__(self, config: SMTConfig, teacher: Teacher, rnn: RNN) -> None:
+    def __init__(
+        self, config: SMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
+    ) -> None:
         super().__init__()
+        self.stream = stream
         self.config = config
         self.teacher = teacher
         self.rnn = rnn
@@ -100,7 +103,7 @@ class SMT(Objective):
         """
         rows, length = self.part.whole(len(batch.inputs)), batch.inputs.shape[1]
         device = batch.inputs.device
-        if length > self.teacher.config.context_length and self.config.timesteps == 1:
+        if self.stream and self.config.timesteps == 1:
             steps, asked = self._stream_pair(rows, generator, device)
             return self.part.rows(steps), self.part.rows(asked)
         before = int(self.config.learn_start)

@@ -176,7 +176,7 @@ class TerminalReporter(Reporter):
         )
 
     def say(self, message: str) -> None:
-        self.progress.console.print(message, highlight=False)
+        self.progress.console.print(message, highlight=False, markup=False)
 
     def close(self) -> None:
         self.progress.stop()
@@ -212,7 +212,7 @@ class LineReporter(Reporter):
         )
 
     def say(self, message: str) -> None:
-        self.console.print(message, highlight=False, soft_wrap=True)
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def make_reporter() -> Reporter:
