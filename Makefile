@@ -34,4 +34,4 @@ setup: .venv/dev
 	touch $@
 
 clean:
-	rm -rf .venv runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

@@ -215,6 +215,7 @@ def evaluated(path: Path, sequences: int) -> dict[str, Any]:
             name: said[f"total_{name}"] for name in ("steps", "tokens", "sequential_ops", "seconds")
         }
         found |= {"nats": said["rnn"]["nats"], "length": said["length"], "run": said["run"]}
+        found["seed"] = said.get("seed", "")  # older files do not say
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MemtrainError(f"--ours {path}: not what `memtrain eval` leaves ({error})") from None
     if said["sequences"] != sequences:

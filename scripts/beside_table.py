@@ -59,7 +59,8 @@ def table(record: Mapping[str, Any]) -> str:
             counts = f"{one['steps']:,} | {one['tokens']:,} | {one['sequential_ops']:,}"
             spent = f"{one['seconds']:.0f}"
             lines.append(
-                f"| {data} | {OURS} | | {one['nats']:.4f} | done | | {counts} | | {spent} |"
+                f"| {data} | {OURS} | {one.get('seed', '')} | {one['nats']:.4f} | done | | "
+                f"{counts} | | {spent} |"
             )
         counted: dict[str, float] = {}
         for run in record["runs"]:

@@ -51,6 +51,8 @@ from memtrain.train.stop import Interrupted
 
 SECONDS = 20.0
 """A case that takes longer hangs."""
+LINES = 5
+"""A refusal has fewer."""
 MEGABYTES = 1024
 """A case may take this much address space more than there was before."""
 VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf")]
@@ -286,8 +288,8 @@ def one_case(act: Callable[[], None], watch: Watch) -> tuple[str, str]:
         ended = "taken", ""
     except MemtrainError as error:
         text = str(error)
-        wordy = not text.strip() or len(text) > 20_000
-        ended = ("failed", f"refused without a reason: {text!r}") if wordy else ("refused", text)
+        plain = text.strip() and text.count("\n") < LINES and len(text) < LINES * 200
+        ended = ("refused", text) if plain else ("failed", f"refused in no few words: {text!r}")
     except Hang:
         ended = "failed", "hangs\n" + traceback.format_exc()
     except BaseException:

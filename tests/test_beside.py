@@ -363,7 +363,14 @@ def test_what_cannot_be_compared_is_refused(
 
 def test_a_budget_stays_and_ours_is_shown_beside(script, monkeypatch, capsys, data, tmp_path: Path):
     costs = {"total_steps": 9, "total_tokens": 8, "total_sequential_ops": 7, "total_seconds": 5.0}
-    evaluation = {"rnn": {"nats": 0.5}, "length": 784, "run": "r", "sequences": 8, **costs}
+    evaluation = {
+        "rnn": {"nats": 0.5},
+        "length": 784,
+        "run": "r",
+        "sequences": 8,
+        "seed": 3,
+        **costs,
+    }
     (tmp_path / "ours.json").write_text(json.dumps(evaluation))
     monkeypatch.setattr(script, "signal", SimpleNamespace(SIGTERM=0, signal=lambda *_: None))
 
@@ -375,7 +382,7 @@ def test_a_budget_stays_and_ours_is_shown_beside(script, monkeypatch, capsys, da
     ours = ("--ours", "mnist={0},{0}".format(tmp_path / "ours.json"))
     assert call("table", *ours, "--sequences", "mnist=8", "--step", "gru=0.5") == 0
     assert (
-        "| mnist | SMT → DMT | | 0.5000 | done | | 9 | 8 | 7 | | 5 |\n" * 2
+        "| mnist | SMT → DMT | 3 | 0.5000 | done | | 9 | 8 | 7 | | 5 |\n" * 2
         in capsys.readouterr().out
     )
     assert script.Plan.read(tmp_path / "beside").steps("mnist", "gru") == 10

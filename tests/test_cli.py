@@ -186,6 +186,8 @@ def test_train_eval_resume_from_a_config_file(here: Path, capsys):
     assert main(["eval", "mine", "--json", "--sequences", "16"]) == 0
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert result["sequences"] == 16
+    taken = sum(stage["steps"] for stage in result["stages"])
+    assert (result["seed"], result["best"], result["step"]) == (TINY.seed, False, taken)
     assert set(result["rnn"]) == {"nats", "bits", "accuracy"}
     assert result["by_position"]["edges"] == [0, 1, 2, 3, 4, 5, 6]
     assert json.loads(Path("mine/figures/evaluation-6.json").read_text()) == result

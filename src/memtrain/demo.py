@@ -129,11 +129,13 @@ def _longer_of_equal_steps_and_seconds(config: RunConfig, ours: Run, trial: int 
     """How many BPTT steps take at least the steps and the seconds that SMT -> DMT took."""
     spare = Run(config, ours.folder)
     trainer = Trainer(spare.objective("bptt"), config.bptt, spare.task, spare.engine, 0)
-    for _ in range(trial // 4):
+    for _ in range(trial // 2):  # a GPU captures its step after three
         trainer.train_step()
+    trainer.check()  # waits for the device
     began = time.perf_counter()
     for _ in range(trial):
         trainer.train_step()
+    trainer.check()
     seconds_a_step = (time.perf_counter() - began) / trial
     totals = ours.totals()
     return max(int(totals["total_steps"]), math.ceil(totals["total_seconds"] / seconds_a_step))

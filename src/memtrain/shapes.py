@@ -39,13 +39,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The futures of some timesteps: what a memory made at `steps` has to predict.
+    """The futures of some timesteps: what a memory made there has to predict.
 
     `future_targets[..., k]` is due after `future_inputs[..., :k]` were read, so there is one
     future input less than there are targets.
     """
 
-    steps: Int[Tensor, "B S"]
     future_inputs: Int[Tensor, "B S K"]
     future_targets: Int[Tensor, "B S F"]
 

@@ -79,6 +79,18 @@ def test_the_reference_is_left_out_where_it_is_the_same():
     assert both.reference is not None and both.ratio == both.reference.seconds / both.fast.seconds
 
 
+def test_what_does_not_train_is_frozen_while_a_step_is_timed(monkeypatch):
+    seen, real = [], measuring.Trainer.train_step
+
+    def train_step(trainer):
+        seen.append([p.requires_grad for p in trainer.objective.teacher.parameters()])
+        return real(trainer)
+
+    monkeypatch.setattr(measuring.Trainer, "train_step", train_step)
+    measuring.time_case(cases("dmt", "tiny")[0], CPU, seconds=1e-3)
+    assert seen and not any(any(flags) for flags in seen)
+
+
 def test_steps_that_take_long_are_few():
     assert _goes_on([], 1.0) and _goes_on([0.1, 0.1], 1.0) and _goes_on([0.1] * 3, 1.0)
     assert not _goes_on([4.0], 1.0) and not _goes_on([0.4] * 3, 1.0)

@@ -112,7 +112,9 @@ class TestEquations:
     def test_all_timesteps_equal_a_loop_over_them(
         self, encoder, joint, learn_start, length, context, future
     ):
-        weights = dict(decode_weight=1.0, dynamics_weight=2.0, uniformity_weight=0.5)
+        weights: dict[str, Any] = dict(
+            decode_weight=1.0, dynamics_weight=2.0, uniformity_weight=0.5
+        )
         objective = tiny_smt(
             encoder,
             context_length=context,

@@ -129,6 +129,15 @@ class TestRollouts:
         assert asked == [Sampler()] * len(set(chunk_sizes(length)))
 
 
+def test_a_cell_that_trains_has_graphs_of_its_own(rnn):
+    rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+    for mode in (True, False, True):
+        rnn.train(mode)
+        with torch.no_grad():
+            rnn.unroll(random_tokens(2, CHUNK))
+    assert len(graphed.chunks) == 2
+
+
 def test_a_rehearsal_leaves_no_graph_behind(rnn):
     rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
     graphed.rehearsing = True

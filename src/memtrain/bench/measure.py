@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -87,17 +87,18 @@ def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
     held = _clear()
     began = time.perf_counter()
     run = _build(case, engine)
-    step, repeats = _step(case, run)
-    for _ in range(FAST_STEPS if engine.fast or engine.compile else PLAIN_STEPS):
-        step()
-    _wait(run.engine)
-    start_up = time.perf_counter() - began
-    taken: list[float] = []
-    while _goes_on(taken, seconds):
-        began = time.perf_counter()
-        step()
+    with ExitStack() as frozen:
+        step, repeats = _step(case, run, frozen)
+        for _ in range(FAST_STEPS if engine.fast or engine.compile else PLAIN_STEPS):
+            step()
         _wait(run.engine)
-        taken.append(time.perf_counter() - began)
+        start_up = time.perf_counter() - began
+        taken: list[float] = []
+        while _goes_on(taken, seconds):
+            began = time.perf_counter()
+            step()
+            _wait(run.engine)
+            taken.append(time.perf_counter() - began)
     peak = None
     if run.engine.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(run.engine.device) - held
@@ -115,8 +116,9 @@ def _build(case: Case, engine: EngineConfig) -> Run:
     return Run(replace(case.config, engine=engine), Path("bench"), task=Noise())
 
 
-def _step(case: Case, run: Run) -> tuple[Callable[[], object], int]:
-    """What is timed, and how many steps of the table's unit it takes."""
+def _step(case: Case, run: Run, frozen: ExitStack) -> tuple[Callable[[], object], int]:
+    """What is timed, and how many steps of the table's unit it takes; what does not train is
+    frozen."""
     if case.suite != "generate":
         trainer = Trainer(
             run.objective(case.suite),
@@ -125,8 +127,7 @@ def _step(case: Case, run: Run) -> tuple[Callable[[], object], int]:
             run.engine,
             seed=0,
         )
-        context = trainer.frozen_rest()
-        context.__enter__()  # for as long as the run lives
+        frozen.enter_context(trainer.frozen_rest())
         return trainer.train_step, 1
     length = 256 if run.engine.device.type == "cuda" else 16
     prompt = torch.zeros(case.batch, 1, dtype=torch.long, device=run.engine.device)

@@ -42,9 +42,12 @@ def evaluate(arguments: list[str]) -> int:
 
     run = open_run(options.run, options.allow_code, options.best)
     result = run.evaluate(options.sequences, length=options.length, baselines=True)
-    record = {"run": str(options.run), "unit": run.task.unit, **asdict(result)}
+    looked_at = {"best": options.best, "step": run.progress["global_step"]}
+    record = {"run": str(options.run), "seed": run.config.seed, **looked_at}
+    record |= {"unit": run.task.unit, **asdict(result)}
     text = json.dumps(record | {"stages": run.progress["stages"], **run.totals()})
-    figure = options.run / "figures" / f"evaluation-{result.length}.png"
+    best = "-best" if options.best else ""
+    figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
     save_figure(result, figure, run.config.name, run.task.unit)
     figure.with_suffix(".json").write_text(text + "\n")
     training = figure.with_name("training.png")

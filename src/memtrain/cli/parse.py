@@ -51,7 +51,11 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
 @contextlib.contextmanager
 def _flowing_help() -> Iterator[None]:
     """The help of an option is one paragraph: tyro keeps the line breaks of indented docstrings."""
-    import docstring_parser
+    try:
+        import docstring_parser  # tyro's, for now
+    except ImportError:
+        yield
+        return
 
     read = docstring_parser.parse_from_object
 

@@ -91,7 +91,7 @@ def sequential_ops(function: Callable[[], object]) -> int:
     counted by what its forward calls, and as one operation backwards.
 
     Example:
-        sequential_ops(lambda: objective(batch).total)
+        sequential_ops(lambda: objective(batch, generator).total)
     """
     with _CriticalPath() as path:
         result = function()

@@ -20,7 +20,7 @@ def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -
     inside = (due >= 0) & (due < length)
     due = due.clamp(0, length - 1)
     targets = batch.targets[rows, due].where(inside, IGNORE_INDEX)
-    return Window(steps, batch.inputs[rows, due[..., 1:]], targets)
+    return Window(batch.inputs[rows, due[..., 1:]], targets)
 
 
 def asked_positions(

@@ -62,7 +62,7 @@ class GraphedUnroll:
         self.cell = cell
         self.parts = parts
         self.precision = precision
-        self.chunks: dict[tuple[torch.Size, int], _Chunk] = {}
+        self.chunks: dict[tuple[torch.Size, int, bool], _Chunk] = {}
         self.rehearsing = False
         """Whether kernels are compiled and not launched: a graph would stay empty."""
 
@@ -85,7 +85,7 @@ class GraphedUnroll:
         return torch.cat(memories).transpose(0, 1)
 
     def _chunk(self, memory: Float[Tensor, "B M D"], size: int) -> "_Chunk":
-        key = (memory.shape, size)
+        key = (memory.shape, size, self.cell.training)  # a cell of the user's may have dropout
         if key not in self.chunks:
             with self.parts.active(), torch.no_grad():
                 self.chunks[key] = _Chunk(self._steps, memory, size, self.precision)

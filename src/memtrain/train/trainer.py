@@ -1,4 +1,4 @@
-"""The training step and the loop around it. Neither knows an objective by name."""
+"""The training step: it knows no objective by name. The loop around it is stage.py's."""
 
 import math
 from collections.abc import Iterator, Mapping

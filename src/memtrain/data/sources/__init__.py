@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from memtrain.data.pictures.files import SUFFIXES
 from memtrain.data.sources.mnist import prepare_mnist
 from memtrain.data.sources.options import checked_options
 from memtrain.data.sources.own import prepare_images, prepare_text, prepare_tokens
@@ -66,4 +67,4 @@ def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: A
 
 
 def _holds_images(folder: Path) -> bool:
-    return any(path.suffix.lower() in (".png", ".jpg", ".jpeg") for path in folder.rglob("*"))
+    return any(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))
