@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -310,6 +311,7 @@ def test_a_task_without_sequences_to_write_says_so(here: Path, capsys):
 # ------------------------------------------------------------------------------------ real data
 
 
+SPLIT = ["--option", "held_out", "0.4"]
 FEW = ["--size", "tiny", "--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]
 FEW += ["--smt.batch-size", "2", "--dmt.batch-size", "2", "--dmt.rollout-length", "9"]
 
@@ -343,7 +345,7 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
 
     assert main([*look, "--sequences", "2"]) == 0
     table = capsys.readouterr().out
-    assert "bits a character" in table and "counts, previous three" in table
+    assert "bits a byte" in table and "counts, previous three" in table
     assert main(["eval", "runs/text", "--sequences", "2", "--length", "60", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["length"] == 60 and len(result["by_position"]["rnn"]) == 30
@@ -378,6 +380,56 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
     assert "length=1: must be at least 2" in refused(capsys, "eval", "runs/text", "--length", "1")
     line = refused(capsys, "eval", "runs/text", "--length", "99999")
     assert "at least 100,000 are needed" in line
+
+
+def test_a_run_finds_its_own_data_and_no_other(here: Path, capsys):
+    book = "".join(f"It was line {n} of a long book\n" for n in range(300))
+    Path("book.txt").write_text(book)
+    assert main(["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "runs/text", "--sequences", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["unit"] == "character"  # all of it is ASCII
+    scores = result["rnn"]
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")  # the data is found beside the run
+    again = ["eval", "../runs/text", "--sequences", "2", "--json"]
+    assert main(again) == 0
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+    shutil.copytree("../data", "data")
+    assert main(["data", "../book.txt", "--out", "data/book", "--overwrite", *SPLIT]) == 0
+    capsys.readouterr()
+    assert main(again) == 0  # other data of that name is here
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+    shutil.rmtree("../data")
+    for command in ("eval", "resume", "generate"):
+        assert main([command, "../runs/text"]) == 2
+        said = capsys.readouterr().err
+        assert "data/book: is not the data that ../runs/text learned from; prepare that" in said
+    shutil.rmtree("data")
+    assert main(again) == 2
+    assert "is not here and not beside the run; go to the folder" in capsys.readouterr().err
+
+
+def test_scores_are_said_where_figures_cannot_be_saved(here: Path, capsys):
+    assert main(["train", save(TINY), "--folder", "mine"]) == 0
+    shutil.rmtree("mine/figures", ignore_errors=True)
+    Path("mine/figures").write_text("in the way")
+    capsys.readouterr()
+    assert main(["eval", "mine", "--json"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["rnn"]["nats"] > 0
+    assert "no figures: mine/figures: " in told.err
+
+
+def test_bptt_alone_is_alone(here: Path, capsys):
+    Path("book.txt").write_text("it was a dark and stormy night\n" * 50)
+    assert (
+        main(["train", "text", "--data", "book.txt", "--method", "bptt", "--smt.steps", "3"]) == 2
+    )
+    assert "smt.steps=3 with --method bptt, which is BPTT alone" in capsys.readouterr().err
+    assert main(["train", "retrieval", "--method", "bptt"]) == 2
+    assert "retrieval has one method; memtrain train retrieval-bptt;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cell", ["transformer", "gru"])

@@ -74,7 +74,8 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
     if spelling.picture is None:
         if wish.given is not None or wish.image is not None:
             option = "--image" if wish.image else "--given"
-            raise MemtrainError(f"{option}: this model writes text; begin one with --prompt")
+            writes = "text" if spelling.text else "tokens"
+            raise MemtrainError(f"{option}: this model writes {writes}; begin with --prompt")
         written = _write_text(model, wish)
         if wish.out:
             written.save(wish.out)

@@ -11,6 +11,11 @@ from memtrain.errors import MemtrainError
 def load_class(path: str, field: str) -> type:
     """The class that package.module:Class names; the current folder is searched too."""
     module_name, class_name = path.split(":")
+    if module_name == "__main__":
+        raise MemtrainError(
+            f"{field}={path}: the class is one of a script; put it into a module of its own, or "
+            "open the run in that script, Run.open(folder, cell=..., task=...)"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

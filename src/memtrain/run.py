@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from memtrain.config import RunConfig, Stream
+from memtrain.config import DataConfig, RunConfig
 from memtrain.data.build import build_task
 from memtrain.data.spelling import Spelling
 from memtrain.data.task import Task, check_task
@@ -24,7 +24,14 @@ from memtrain.objectives.dmt import DMT
 from memtrain.objectives.objective import Objective
 from memtrain.objectives.part import full_tensors
 from memtrain.objectives.smt import SMT
-from memtrain.run_folder import check_imports, check_progress, make_folder, read_folder
+from memtrain.run_folder import (
+    check_data,
+    check_imports,
+    check_progress,
+    find_data,
+    make_folder,
+    read_folder,
+)
 from memtrain.stage import StageLoop, totals
 from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
 from memtrain.train.distributed import ALONE, Group, lost_worker
@@ -47,6 +54,7 @@ class Run:
         *,
         cell: nn.Module | None = None,
         task: Task | None = None,
+        data: DataConfig | None = None,
         group: Group = ALONE,
     ) -> None:
         self.config = config
@@ -55,7 +63,7 @@ class Run:
         self.engine = Engine(config.engine, group.local_rank)
         self.writer = CheckpointWriter(folder / "checkpoints", config.log.keep)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
-        self.task = check_task(task) if task is not None else build_task(config.data)
+        self.task = check_task(task) if task is not None else build_task(data or config.data)
         rnn, teacher = build_models(config, self.task.vocab_size, cell)
         self.rnn = rnn.to(self.engine.device)
         self.teacher = teacher.to(self.engine.device) if teacher is not None else None
@@ -63,6 +71,7 @@ class Run:
         self.engine.prepare_rnn(self.rnn)
         self.task.to(self.engine.device)
         self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": [], "metrics_bytes": 0}
+        self.progress["data"] = self.task.identity
         self.pending: Checkpoint | None = None
 
     # ------------------------------------------------------------------------ make and open
@@ -125,8 +134,12 @@ class Run:
         config = read_folder(folder)
         if not allow_code:
             check_imports(folder, config, cell_given=cell is not None, task_given=task is not None)
-        run = cls(config, folder, cell=cell, task=task, group=group)
         checkpoint, problems = latest_checkpoint(folder / "checkpoints", best=best)
+        learned = checkpoint.progress.get("data", "") if checkpoint is not None else ""
+        data = find_data(folder, config.data, learned) if task is None else config.data
+        run = cls(config, folder, cell=cell, task=task, data=data, group=group)
+        if task is None:
+            check_data(folder, data, learned, run.task.identity)
         for problem in problems:
             (reporter or Reporter()).say(f"passed over a broken checkpoint: {problem}")
         if checkpoint is not None:
@@ -171,7 +184,7 @@ class Run:
         if name == "bptt":
             return BPTT(self.config.bptt, self.rnn)
         assert self.teacher is not None
-        stream = isinstance(self.config.data, Stream)
+        stream = self.task.stream
         if name == "smt":
             return SMT(self.config.smt, self.teacher, self.rnn, stream=stream)
         return DMT(self.config.dmt, self.teacher, self.rnn, stream=stream)

@@ -2,11 +2,13 @@
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memtrain.config import RunConfig
+from memtrain.config import DataConfig, RunConfig, Stream
 from memtrain.config_json import read_config, to_json
+from memtrain.data.store import identity_of, open_store
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.train.files import write_whole
 
@@ -47,7 +49,40 @@ def check_imports(folder: Path, config: RunConfig, *, cell_given: bool, task_giv
     named += [config.data.path] if config.data.kind == "custom" and not task_given else []
     if named:
         raise MemtrainError(
-            f"{folder}: this run imports {named[0]}; pass --allow-code if you trust it"
+            f"{folder}: this run imports {named[0]}; pass --allow-code if you trust it (in Python "
+            "allow_code=True, or the object itself as cell= or task=)"
+        )
+
+
+def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
+    """The data of a run, wherever the command was called: here, or beside the folder of runs.
+
+    Args:
+        folder: the run's.
+        data: what its config names.
+        learned: the identity of what it learned from, if it is known.
+    """
+    if not isinstance(data, Stream) or Path(data.path).is_absolute():
+        return data
+    places = [Path(data.path), folder.resolve().parent.parent / data.path]
+    there = [place for place in places if (place / "meta.json").is_file()]
+    if not there:
+        raise MemtrainError(
+            f"{folder}: its data, {data.path}, is not here and not beside the run; go to the "
+            f"folder that holds it, or prepare it there again (memtrain data)"
+        )
+    if len(there) > 1 and learned:
+        there.sort(key=lambda place: identity_of(open_store(place).splits) != learned)
+    return replace(data, path=str(there[0]))
+
+
+def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None:
+    """Refuse data that a run did not learn from: what is held out may be what it learned."""
+    if learned and found != learned:
+        assert isinstance(data, Stream)
+        raise MemtrainError(
+            f"{data.path}: is not the data that {folder} learned from; prepare that again, with "
+            "the same options, or train anew"
         )
 
 

@@ -42,6 +42,24 @@ def test_options_prepare_anew(book: Path):
         ready(book, hold_out=0.5)
 
 
+def test_the_same_options_find_what_was_prepared_and_a_changed_source_keeps_them(
+    book: Path, capsys
+):
+    ready(book, held_out=0.5)
+    written = Path("data/book/meta.json").stat().st_mtime_ns
+    capsys.readouterr()
+    for options in ({"held_out": 0.5}, {}):
+        assert ready(book, **options).splits["test"].tokens == len(BOOK) // 2
+        assert Path("data/book/meta.json").stat().st_mtime_ns == written
+        assert not capsys.readouterr().err
+    book.write_text(BOOK * 2)
+    later = written / 1e9 + 10
+    os.utime(book, (later, later))
+    assert ready(book).splits["test"].tokens == len(BOOK)
+    Path("data/book/options.json").write_text("{")  # then they are not known
+    assert ready(book, held_out=0.5).splits["test"].tokens == len(BOOK)
+
+
 def test_prepared_data_is_taken_as_it_is(book: Path):
     folder = ready(book).folder
     assert ready(folder).folder == folder

@@ -24,6 +24,8 @@ FOREVER = 10**6
 class Noise(Task):
     """Windows of a stream of random tokens, drawn on the device as those of real streams are."""
 
+    stream = True
+
     def __init__(self, vocab_size: int = 256, length: int = 256, tokens: int = 2**20) -> None:
         self.vocab_size, self.sequence_length = vocab_size, length
         self._tokens = torch.randint(vocab_size, (tokens,), dtype=torch.uint8)

@@ -118,7 +118,10 @@ def to_json(curves: Curves) -> str:
 
 def read_curves(path: Path) -> Curves:
     """Read what `to_json` wrote."""
-    plain = parse_json(read_text(path, MAX_BYTES), path.name)
+    try:
+        plain = parse_json(read_text(path, MAX_BYTES), path.name)
+    except MemtrainError:
+        plain = None
     try:
         curves = cattrs.structure(plain, Curves)
         steps = {point.step for point in curves.points}

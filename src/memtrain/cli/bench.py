@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -95,6 +96,8 @@ def _growth(options: Any) -> int:
     from memtrain.bench.growth_report import draw_curves, print_curves
 
     options.figure.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(options.figure.parent, os.W_OK):  # before minutes of timing
+        raise MemtrainError(f"figure={options.figure}: {options.figure.parent} cannot be written")
     status = 0
     if options.redraw:
         curves = read_curves(options.redraw)

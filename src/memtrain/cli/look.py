@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from memtrain.cli.parse import open_run, parse
+from memtrain.errors import MemtrainError
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -48,14 +49,18 @@ def evaluate(arguments: list[str]) -> int:
     text = json.dumps(record | {"stages": run.progress["stages"], **run.totals()})
     best = "-best" if options.best else ""
     figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
-    save_figure(result, figure, run.config.name, run.task.unit)
-    figure.with_suffix(".json").write_text(text + "\n")
     training = figure.with_name("training.png")
-    save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
     if options.json:
-        print(text)
+        print(text, flush=True)
     else:
         print_evaluation(run, result)
+    try:
+        save_figure(result, figure, run.config.name, run.task.unit)
+        figure.with_suffix(".json").write_text(text + "\n")
+        save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
+    except OSError as error:
+        raise MemtrainError(f"no figures: {error.filename}: {error.strerror}") from None
+    if not options.json:
         drawn = ", ".join(path.name for path in (figure, training) if path.exists())
         print(f"figures in {figure.parent}: {drawn}")
     return 0
@@ -75,7 +80,8 @@ def generate(arguments: list[str]) -> int:
         count: int | None = None
         """How many: 1 text or 64 pictures unless given."""
         length: int | None = None
-        """Characters or tokens to write; a picture is always finished."""
+        """Characters (of more than ASCII, bytes) or tokens to write; a picture is always
+        finished."""
         prompt: str | None = None
         """Read first: a text, or the numbers of tokens with spaces between them."""
         given: float | None = None

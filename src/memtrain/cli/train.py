@@ -122,6 +122,13 @@ def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainO
     Train = TrainStream if name in STREAMS else TrainTask
     Train.__doc__ = f"Train {name}. Each option changes one field of the run's config."
     parsed = parse(Train, arguments, f"memtrain train {name}")
+    if isinstance(parsed, _StreamOptions) and parsed.method == "bptt":
+        for stage in ("smt", "dmt"):
+            if steps := getattr(parsed.run, stage).steps:
+                raise MemtrainError(
+                    f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "
+                    "them out (--bptt.steps without --method adds BPTT as a last phase)"
+                )
     return parsed, parsed.run
 
 

@@ -1,10 +1,12 @@
 """`--data PATH` of the recipes: prepared once, then found again."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memtrain.bounded import parse_json, read_text
 from memtrain.config import Stream
 from memtrain.data.sources import (
     DATA_SETS,
@@ -16,6 +18,8 @@ from memtrain.data.sources import (
 from memtrain.data.store import Store, open_store
 from memtrain.errors import MemtrainError
 
+OPTIONS = "options.json"
+"""Beside a store's own files: how it was prepared. A store is whole without it."""
 OWN = {"text": prepare_text, "images": prepare_images, "tokens": prepare_tokens}
 
 
@@ -38,7 +42,8 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
     Args:
         recipe: mnist, tinystories, sketchy, text, images or tokens: how a path is read.
         path: a store; or a file or folder to prepare, into `root`/NAME.
-        options: of the preparation; with some, it is prepared anew.
+        options: of the preparation; with others than last time it is prepared anew, without any
+            it is taken as it is.
         root: where prepared data goes.
     """
     if (path / "meta.json").is_file():
@@ -58,14 +63,26 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
                 f"{out}: was prepared from {store.meta.source}; take it away, or prepare {path} "
                 f"elsewhere: memtrain data {path} --out FOLDER, then --data FOLDER"
             )
-        if not options and _changed(path) <= (out / "meta.json").stat().st_mtime:
+        as_asked = not options or options == _options_of(out)
+        if as_asked and _changed(path) <= (out / "meta.json").stat().st_mtime:
             return _of_kind(recipe, store)
+        options = options or _options_of(out)  # the source has changed, not the wish
     function = DATA_SETS.get(recipe) or OWN[recipe]
     store = function(path, out, overwrite=prepared, **checked_options(function, options))
+    (out / OPTIONS).write_text(json.dumps(options) + "\n")
     counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
     for line in (f"prepared {out}: {counts} tokens", *store.meta.notes):
         print(line, file=sys.stderr)
     return replace(store, folder=out)  # as the user named it, not as an absolute path
+
+
+def _options_of(folder: Path) -> dict[str, Any]:
+    """The options that `ready_store` prepared a store with; none if that is not known."""
+    try:
+        plain = parse_json(read_text(folder / OPTIONS, 2**16), OPTIONS)
+    except (OSError, MemtrainError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
 
 
 def _made_from(path: Path, recipe: str, source: str) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from memtrain.config import Stream
 from memtrain.data.offsets import Offsets
 from memtrain.data.spelling import Spelling
-from memtrain.data.store import Store, open_store, require_tokens
+from memtrain.data.store import Store, identity_of, open_store, require_tokens
 from memtrain.data.task import Corpus, Task
 from memtrain.data.text import decode_text
 from memtrain.errors import MemtrainError
@@ -26,6 +26,8 @@ class StreamTask(Task):
     document does. Held-out sequences always start there.
     """
 
+    stream = True
+
     def __init__(
         self,
         store: Store,
@@ -39,8 +41,9 @@ class StreamTask(Task):
         self.config = config
         self.vocab_size = store.meta.vocab_size
         self.sequence_length = length
-        self.unit = _unit(store)
+        self.identity = identity_of(store.splits)
         self.spelling = spelling or _spelling(store)
+        self.unit = _unit(self.spelling)
         require_tokens(store, "train", length + 1)
         self._tokens = tokens or {
             split: torch.from_numpy(np.array(store.tokens(split))) for split in ("train", "test")
@@ -149,10 +152,10 @@ class StreamTask(Task):
         return super().describe(inputs, targets)
 
 
-def _unit(store: Store) -> str:
-    if store.meta.text:
-        return "character"
-    whole = store.meta.picture is None or store.meta.picture.patch > 1
+def _unit(spelling: Spelling) -> str:
+    if spelling.text:  # where there is more than ASCII, characters take several bytes
+        return "character" if max(spelling.alphabet) < 128 else "byte"
+    whole = spelling.picture is None or spelling.picture.patch > 1
     return "token" if whole else "pixel"
 
 

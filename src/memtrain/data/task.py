@@ -44,6 +44,10 @@ class Task(ABC):
     """Tokens in a sequence."""
     unit: str = "target"
     """What one target is called in results: nats a target, nats a pixel."""
+    stream: bool = False
+    """Whether it has no sequences of its own: `windows` draws some of any length."""
+    identity: str = ""
+    """By which data is told from other data; empty if sequences are made as they are drawn."""
     spelling: Spelling | None = None
     """What the tokens spell, if a model that learned them can write; None: it answers."""
 

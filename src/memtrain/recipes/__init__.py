@@ -66,7 +66,9 @@ def recipe(
     chosen = {key: value for key, value in given.items() if value is not None}
     if chosen and name not in STREAMS:
         key, value = next(iter(chosen.items()))
+        other = f"{name}-{value}"
+        instead = f"memtrain train {other}; " if other in RECIPES else ""
         raise MemtrainError(
-            f"{key}={value!r}: {name} has one {key}; {', '.join(STREAMS)} have more"
+            f"{key}={value!r}: {name} has one {key}; {instead}{', '.join(STREAMS)} have more"
         )
     return RECIPES[name](**chosen)

@@ -134,6 +134,8 @@ def check_progress(progress: Any) -> dict:
             right = isinstance(value, str) if key == "name" else _is_number(value)
             if not right:
                 raise CheckpointError(f"state.json: progress.stages: {key}={value!r}: wrong type")
+    if not isinstance(progress.get("data", ""), str):
+        raise CheckpointError("state.json: progress.data: must be a text")
     best = progress.get("best")
     if best is not None and not (
         isinstance(best, dict)

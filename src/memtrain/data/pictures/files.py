@@ -35,6 +35,7 @@ def read_folder(
     path: Path,
     size: tuple[int, int] | None = None,
     accept: Callable[[str], bool] = lambda name: True,
+    wanted: str = "PNG and JPEG files are wanted",
 ) -> Pictures:
     """Read the PNG and JPEG files of a folder, its subfolders, or a zip, as grey pictures.
 
@@ -42,6 +43,7 @@ def read_folder(
         path: a folder or a .zip.
         size: (height, width) to resize to (Lanczos); without it all must have one size.
         accept: told a relative name, says whether the file is wanted.
+        wanted: that, for a person who has none.
 
     Raises:
         MemtrainError: mixed sizes, no image at all, an unsafe or damaged zip, an image bomb.
@@ -66,7 +68,7 @@ def read_folder(
         names.append(name)
     if not rows:
         found = f"none of its {len(skipped)} images can be read" if skipped else "holds no image"
-        raise MemtrainError(f"{path}: {found}; PNG and JPEG files are wanted")
+        raise MemtrainError(f"{path}: {found}; {wanted}")
     return Pictures(np.stack(rows), tuple(names), tuple(skipped))
 
 

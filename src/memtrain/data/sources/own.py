@@ -20,6 +20,7 @@ from memtrain.data.sources.held_out import (
     split_stream,
 )
 from memtrain.data.store import Split, Store, StoreMeta, check_place, open_array, write_store
+from memtrain.data.store.format import MAX_VOCAB
 from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB, read_text
 from memtrain.errors import MemtrainError
 
@@ -135,6 +136,10 @@ def prepare_tokens(
         raise MemtrainError(f"{path}: holds {low}; tokens are 0 or more")
     if vocab_size is not None and high >= vocab_size:
         raise MemtrainError(f"vocab_size={vocab_size}: {path} holds the token {high}")
+    if high >= MAX_VOCAB:
+        raise MemtrainError(f"{path}: holds the token {high:,}; tokens are below {MAX_VOCAB:,}")
+    if high == 0 and vocab_size is None:
+        raise MemtrainError(f"{path}: holds only zeros; there must be two different tokens")
     meta = StoreMeta(
         name=path.resolve().stem,
         vocab_size=high + 1 if vocab_size is None else vocab_size,

@@ -45,7 +45,12 @@ def prepare_sketchy(
             "https://sketchy.eye.gatech.edu and pass --data-dir FOLDER"
         )
     path = _sketchy_files(data_dir)
-    pictures = read_folder(path, (64, 64), accept=lambda name: _photo(name) is not None)
+    pictures = read_folder(
+        path,
+        (64, 64),
+        accept=lambda name: _photo(name) is not None,
+        wanted="sketches are wanted, PNG or JPEG files named PHOTO-NUMBER, as n02691156_58-1.png",
+    )
     photos = [_photo(name) or "" for name in pictures.names]
     held = held_out_names(photos, held_out)
     picture, splits = spell_pictures(

@@ -15,6 +15,7 @@ from memtrain.data.store.format import (
     SplitInfo,
     Store,
     StoreMeta,
+    identity_of,
     open_array,
     require_tokens,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Store",
     "StoreMeta",
     "check_place",
+    "identity_of",
     "open_array",
     "open_store",
     "require_tokens",

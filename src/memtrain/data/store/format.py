@@ -1,5 +1,6 @@
 """What a store holds, and the rules that writer and reader both check."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,13 +117,21 @@ def open_array(path: Path) -> np.ndarray:
         raise ValueError(f"no .npy file of numbers, or cut short ({reason})") from None
 
 
+def identity_of(splits: Mapping[str, SplitInfo]) -> str:
+    """By which a store's tokens are told from others: a checksum of its checksums."""
+    told = " ".join(f"{name} {splits[name].sha256}" for name in SPLITS)
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
 def require_tokens(store: Store, split: str, needed: int) -> None:
     """Refuse a split that is too short, saying how many tokens are needed."""
     found = len(store.tokens(split))
     if found < needed:
+        hold = "" if split == "train" else ", hold out more of it (--option held_out 0.2)"
         raise MemtrainError(
             f"{store.folder}: {split} holds {found:,} tokens, at least {needed:,} are needed; "
-            "prepare more data or take shorter sequences (eval --length, --data.evaluate-length)"
+            f"prepare more data{hold}, or take shorter sequences (eval --length, "
+            "--data.evaluate-length)"
         )
 
 

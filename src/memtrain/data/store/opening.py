@@ -39,8 +39,8 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
     path = folder / "meta.json"
     if not path.is_file():
         raise MemtrainError(
-            f"{folder}: no prepared data here (meta.json is missing); "
-            f"memtrain data NAME --out {folder} prepares a data set or files of yours"
+            f"{folder}: no prepared data here (meta.json is missing); --data PATH names data of "
+            f"yours, memtrain data NAME --out {folder} prepares a data set"
         )
     try:
         plain = parse_json(read_text(path, MAX_META_BYTES), "meta.json")

@@ -28,6 +28,7 @@ from memtrain.data.store.opening import open_store
 from memtrain.errors import MemtrainError
 
 _FILES = {"meta.json", *(f"{s}.{end}" for s in SPLITS for end in ("bin", "starts.npy"))}
+_FILES |= {"options.json"}  # of whoever had it prepared (data/ready.py)
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
