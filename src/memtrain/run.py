@@ -207,7 +207,7 @@ class Run:
         except RuntimeError as error:
             if self.group.size == 1:
                 raise
-            raise lost_worker(error, self.writer.saved) from error
+            raise lost_worker(error, self.writer.last_whole()) from error
         finally:
             self.writer.finish()
             reporter.close()

@@ -148,6 +148,8 @@ class StageLoop:
         checkpoint = Checkpoint(self.weights(), self.trainer.tensors(), self.progress)
         if self.trainer.group.main:
             self.writer.save(number, checkpoint, self.metrics.sync)
+        else:
+            self.writer.leave_to_another(number)  # else it would gather the same step again, alone
 
 
 def totals(progress: Mapping[str, Any]) -> dict[str, int | float]:

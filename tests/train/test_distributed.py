@@ -89,6 +89,14 @@ def test_saved_by_two_one_goes_on(trained: Path):
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
+def test_stopped_at_a_step_that_was_just_saved_all_end_in_peace(trained: Path, tmp_path: Path):
+    for status, said in two("stop at save", tmp_path):
+        assert status == 0, said
+    run = Run.open(tmp_path / "stopped")
+    assert (run.progress["stage"], run.progress["step"]) == (0, 12)
+    assert_same_numbers(Run.open(trained / "short"), run.train())
+
+
 def test_saved_by_one_two_go_on(trained: Path):
     stop_alone(SHORT, trained / "alone", "smt", 13)
     for status, said in two("resume", trained):
@@ -102,12 +110,16 @@ def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
     assert Run.open(tmp_path / "limited").progress["stages"][0]["steps"] > 0
 
 
-def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(trained: Path):
-    (status, said), (killed, _) = two("die", trained)
-    assert killed == -9 and status == 2
+@pytest.mark.parametrize(("job", "dead"), [("die", 1), ("die first", 0)], ids=["other", "main"])
+def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(
+    tmp_path: Path, job: str, dead: int
+):
+    ended = two(job, tmp_path)
+    status, said = ended[1 - dead]
+    assert ended[dead][0] == -9 and status == 2
     assert "a process of the run failed or was lost" in said
-    assert "the last whole checkpoint is step" in said and "Traceback" not in said
-    assert Run.open(trained / "dead").progress["global_step"] == 50 + 15
+    assert "the last whole checkpoint is step 65" in said and "Traceback" not in said
+    assert Run.open(tmp_path / f"dead {dead}").progress["global_step"] == 50 + 15
 
 
 @pytest.mark.slow
