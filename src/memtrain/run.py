@@ -227,6 +227,7 @@ class Run:
                 done = self.progress["stages"][index]
                 trainer.step, trainer.tokens = self.progress["step"], done["tokens"]
                 trainer.clock.go_on(done["seconds"], done.get("start_up_seconds"), trainer.step)
+                trainer.go_on_after_bad(done.get("skipped", 0), done.get("skipped_in_a_row", 0))
             else:
                 torch.manual_seed(seed)
                 self.progress["stages"].append(
