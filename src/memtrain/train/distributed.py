@@ -7,10 +7,12 @@ its rows, so a run does not depend on how many there are, up to the order of sum
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from memtrain.errors import MemtrainError
 from memtrain.nn.teacher import CausalEncoder, Teacher
@@ -121,6 +123,8 @@ class Group:
         teacher.fast_decode = None  # it reaches into the decoder's
         units = [block for stack in stacks for block in stack.blocks]
         for unit in (*units, teacher.encoder, teacher.decoder, teacher):
+            # Before FSDP2's own. (What torch's `disable` returns has no type of use.)
+            unit.register_forward_hook(_without_views)  # type: ignore[arg-type]
             fully_shard(unit, mesh=mesh)
             assert isinstance(unit, FSDPModule)  # it is one now
             unit.set_gradient_divide_factor(1.0)
@@ -128,6 +132,13 @@ class Group:
         for method in ("encode", "encode_and_tell", "decode", "predict"):
             register_fsdp_forward_method(teacher, method)
         register_fsdp_forward_method(teacher.decoder, "tell")
+
+
+@torch.compiler.disable
+def _without_views(module: nn.Module, inputs: object, output: Any) -> Any:
+    """What a module returns, in memory of its own: a change in place of a view would drop what
+    FSDP2 hangs on it, of which torch warns. Linear layers with a bias return views."""
+    return tree_map_only(Tensor, lambda t: t if t._base is None else t.clone(), output)
 
 
 ALONE = Group()
