@@ -20,6 +20,10 @@ class DeviceMemoryError(MemtrainError):
     """A device has less memory than a step needs; the message says which knob to turn."""
 
 
+class FailedElsewhereError(MemtrainError):
+    """The main process of several failed. It says why; the others end without a word."""
+
+
 class CheckpointError(MemtrainError):
     """A checkpoint that cannot be read."""
 

@@ -93,9 +93,7 @@ class Run:
             kind = f"{type(cell).__module__}:{type(cell).__name__}"
             config = replace(config, cell=replace(config.cell, kind=kind))
         run = cls(config, folder, cell=cell, task=task, group=group)
-        if group.main:
-            make_folder(config, folder, overwrite)
-        group.wait()
+        group.from_main(lambda: make_folder(config, folder, overwrite))
         return run
 
     @classmethod

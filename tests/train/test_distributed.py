@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import two_processes
-from memtrain.config import StageConfig
-from memtrain.config_json import to_json
+from memtrain.config import StageConfig, Stream
+from memtrain.config_json import read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.run import Run
 from memtrain.train.distributed import Group
@@ -36,13 +36,23 @@ def environment() -> dict[str, str]:
 
 def two(job: str, folder: Path) -> list[tuple[int, str]]:
     """Run a job in two processes; exit status and output of each."""
+    return start_two([str(Path(two_processes.__file__)), job, str(folder)], Path.cwd())
+
+
+def two_commands(command: str, folder: Path) -> list[tuple[int, str]]:
+    """The same of `memtrain COMMAND`, in a folder."""
+    return start_two(["-m", "memtrain", *command.split()], folder)
+
+
+def start_two(arguments: list[str], folder: Path) -> list[tuple[int, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(Path(two_processes.__file__)), job, str(folder)],
+            [sys.executable, *arguments],
+            cwd=folder,
             env=environment() | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -146,6 +156,49 @@ def test_torchrun_starts_again_and_goes_on(trained: Path, tmp_path: Path):
     assert_same_numbers(Run.open(trained / "one"), Run.open(tmp_path / "run"))
 
 
+TEXT = (
+    "train text --data book.txt --option held_out 0.5 --folder run --engine.device cpu "
+    "--teacher.width 32 --teacher.heads 1 --teacher.encoder-layers 1 --teacher.context-length 8 "
+    "--cell.width 32 --cell.heads 1 --cell.layers 1 --data.evaluate-length 16 "
+    "--smt.batch-size 4 --smt.steps 4 --smt.future-length 4 --dmt.steps 0 "
+    "--log.evaluate-sequences 2 --log.checkpoint-every 2"
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
+    """A folder in which two processes trained on a text by command, and what they said."""
+    folder = tmp_path_factory.mktemp("told")
+    (folder / "book.txt").write_text("it was a dark and stormy night\n" * 50)
+    return folder, two_commands(TEXT, folder)
+
+
+def test_one_process_prepares_data_and_both_train_on_it(told: tuple[Path, list[tuple[int, str]]]):
+    folder, [(main, said), (other, said_by_other)] = told
+    assert (main, other) == (0, 0), said + said_by_other
+    assert said.count("prepared data/book") == 1 and not said_by_other
+    config = read_config(folder / "run" / "config.json")
+    assert isinstance(config.data, Stream) and config.data.path == "data/book"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (TEXT.replace("book.txt", "boo.txt"), "memtrain: data=boo.txt: no such file or folder\n"),
+        (TEXT.replace("held_out 0.5", "hold_out 0.5"), "did you mean held_out"),
+        (TEXT, "memtrain: run: a run is there already"),
+    ],
+    ids=["no data", "no such option", "no place"],
+)
+def test_what_the_main_process_cannot_do_ends_all_with_one_line(
+    told: tuple[Path, list[tuple[int, str]]], command: str, expected: str
+):
+    (main, said), (other, said_by_other) = two_commands(command, told[0])
+    assert (main, other) == (2, 2) and not said_by_other
+    *before, line = said.splitlines(keepends=True)
+    assert expected in line and all("prepared data/book" in one for one in before)
+
+
 def test_a_batch_in_turns_equals_the_batch_at_once(tmp_path: Path):
     few = replace(
         SHARED,
@@ -176,3 +229,4 @@ def test_without_torchrun_a_process_is_alone():
     assert group.main and torch.equal(group.sum(value), value)
     assert torch.equal(group.gather(value), value[None])
     assert group.highest(7, torch.device("cpu")) == 7
+    assert group.from_main(lambda: 7) == 7

@@ -3,6 +3,7 @@
 import signal
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,19 +62,20 @@ def train(arguments: list[str]) -> int:
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
-    if isinstance(options, _StreamOptions) and options.data is not None:
-        from memtrain.config import Stream
-        from memtrain.data.ready import ready_stream
-
-        assert isinstance(default.data, Stream)
-        made = ready_stream(name, options.data, default.data, options.option)
-        options, config = _parse_train(rest, name, replace(default, data=made))
 
     from memtrain.run import Run
     from memtrain.train.distributed import join, restarts
     from memtrain.train.metrics import make_reporter
 
     group = join()
+    if isinstance(options, _StreamOptions) and options.data is not None:
+        from memtrain.config import Stream
+        from memtrain.data.ready import ready_stream
+
+        assert isinstance(default.data, Stream)
+        ready = partial(ready_stream, name, options.data, default.data, options.option)
+        made = group.from_main(ready)  # one process prepares, all read it
+        options, config = _parse_train(rest, name, replace(default, data=made))
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
     there = (folder / "config.json").exists()

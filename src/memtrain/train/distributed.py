@@ -6,19 +6,23 @@ its rows, so a run does not depend on how many there are, up to the order of sum
 
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import FailedElsewhereError, MemtrainError
 from memtrain.nn.teacher import CausalEncoder, Teacher
 
 BUCKET = 2**24
 """Numbers in one exchange of gradients."""
+PATIENCE = timedelta(days=7)
+"""How long processes wait for what the main one prepares: data may be large."""
+Made = TypeVar("Made")
 
 
 class Group:
@@ -86,6 +90,28 @@ class Group:
         said = torch.tensor(number, dtype=torch.float64)  # on the host, which gloo serves
         dist.broadcast(said, src=0)
         return float(said)
+
+    def from_main(self, make: Callable[[], Made]) -> Made:
+        """What the main process makes, on all of them; the others wait, however long it takes.
+
+        Raises:
+            FailedElsewhereError: on the others, when it could not be made.
+        """
+        if self.size == 1:
+            return make()
+        patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+        assert isinstance(patient, dist.ProcessGroup)  # this process is in it
+        said: list[Any] = [None, True]  # and whether it failed
+        if self.main:
+            try:
+                said = [make(), False]
+            finally:
+                dist.broadcast_object_list(said, src=0, group=patient)
+            return said[0]
+        dist.broadcast_object_list(said, src=0, group=patient)
+        if said[1]:
+            raise FailedElsewhereError("the main process failed; see what it says")
+        return said[0]
 
     def wait(self) -> None:
         """Until every process is here."""
