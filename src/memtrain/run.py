@@ -125,8 +125,9 @@ class Run:
             check_imports(folder, config, cell_given=cell is not None, task_given=task is not None)
         run = cls(config, folder, cell=cell, task=task, group=group)
         checkpoint, problems = latest_checkpoint(folder / "checkpoints", best=best)
+        reporter = reporter if reporter and group.main else Reporter()
         for problem in problems:
-            (reporter or Reporter()).say(f"passed over a broken checkpoint: {problem}")
+            reporter.say(f"passed over a broken checkpoint: {problem}")
         if checkpoint is not None:
             run._load(checkpoint)
         return run

@@ -199,6 +199,17 @@ def test_what_the_main_process_cannot_do_ends_all_with_one_line(
     assert expected in line and all("prepared data/book" in one for one in before)
 
 
+def test_one_process_tells_of_broken_checkpoints_and_of_the_end(
+    told: tuple[Path, list[tuple[int, str]]],
+):
+    folder = told[0]
+    (folder / "run" / "checkpoints" / "00000004" / "state.json").write_text("{")
+    for expected in ("passed over a broken checkpoint", "run: finished already"):
+        (main, said), (other, said_by_other) = two_commands("resume run", folder)
+        assert (main, other) == (0, 0), said + said_by_other
+        assert said.count(expected) == 1 and not said_by_other
+
+
 def test_a_batch_in_turns_equals_the_batch_at_once(tmp_path: Path):
     few = replace(
         SHARED,

@@ -150,8 +150,10 @@ def resume(arguments: list[str]) -> int:
     reporter = make_reporter()
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
-        print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
-        return 0
+        run.group.leave()
+        if run.group.main:
+            print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
+        return run.group.end(0)
     return _train(run, reporter)
 
 
