@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from memtrain import cli
 from memtrain.config import EngineConfig, StageConfig
 from memtrain.config_json import to_json
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
-from memtrain.run import Run
+from memtrain.run import Interrupted, Run
 from memtrain.train.engine import Engine, out_of_memory
 from memtrain.train.metrics import Reporter
 from memtrain.train.trainer import Trainer
@@ -120,6 +121,53 @@ def test_too_many_bad_steps_in_a_row_stop_all_the_same(tmp_path: Path):
     runs.append(run)
     with pytest.raises(DivergedError, match="smt step 5: gradient_norm_cell is (inf|nan)"):
         run.train()
+
+
+SKIPPING = replace(SMALL, smt=replace(SMALL.smt, on_nonfinite="skip", skip_limit=2))
+
+
+def stop_after_two_bad_steps(folder: Path) -> None:
+    """SIGTERM in the seventh step, after which nothing else is due; it is bad, and that before."""
+    runs: list[Run] = []
+    poison = poisoned(runs, range(5, 7))
+
+    def poison_and_stop(batches: int) -> None:
+        poison(batches)
+        if batches == 7:
+            signal.raise_signal(signal.SIGTERM)
+
+    runs.append(Run.create(SKIPPING, folder, task=PoisonedTask(poison_and_stop)))
+    with pytest.raises(Interrupted, match="stopped after step 7"):
+        runs[0].train()
+
+
+def resumed(folder: Path, bad: range) -> Run:
+    """The run, with bad steps counted from where it goes on."""
+    runs: list[Run] = []
+    runs.append(Run.open(folder, task=PoisonedTask(poisoned(runs, bad))))
+    return runs[0]
+
+
+def test_bad_steps_are_counted_and_said_across_a_stop(tmp_path: Path):
+    stop_after_two_bad_steps(tmp_path / "run")
+    run, reporter = resumed(tmp_path / "run", range(1, 2)), CountingReporter()
+    assert run.progress["stages"][0]["skipped"] == 2
+    run.train(reporter, until="smt")
+    assert run.progress["stages"][0]["skipped"] == 3
+    assert ["3 steps so far" in line for line in reporter.said] == [True]
+
+
+def test_bad_steps_in_a_row_are_counted_across_a_stop(tmp_path: Path):
+    stop_after_two_bad_steps(tmp_path / "run")
+    with pytest.raises(DivergedError, match="smt step 7: gradient_norm_cell is (inf|nan)"):
+        resumed(tmp_path / "run", range(0, 1)).train()
+
+
+def test_a_checkpoint_that_does_not_know_the_bad_steps_in_a_row_is_taken(tmp_path: Path):
+    stop_after_two_bad_steps(tmp_path / "run")
+    run = resumed(tmp_path / "run", range(0, 2))
+    del run.progress["stages"][0]["skipped_in_a_row"]
+    assert run.train(until="smt").progress["stages"][0]["skipped"] == 4
 
 
 @pytest.mark.parametrize("looks", [True, False], ids=["host", "device"])

@@ -96,6 +96,17 @@ def train(group: Group, folder: Path) -> None:
     raise AssertionError("it was not stopped")
 
 
+def stop_at_save(group: Group, folder: Path) -> None:
+    """Stopped at a step that was saved already: all have to know that it was."""
+    config = replace(SHORT, log=replace(SHORT.log, checkpoint_every=12))
+    run = Run.create(config, folder / "stopped", group=group)
+    try:
+        run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))
+    except Interrupted:
+        return
+    raise AssertionError("it was not stopped")
+
+
 def limited(group: Group, folder: Path) -> None:
     """The processes' clocks disagree by far: the first one's ends the stage for both."""
     seconds = 0.3 if group.main else 1000.0
@@ -110,9 +121,18 @@ def resume(group: Group, folder: Path) -> None:
 
 
 def die(group: Group, folder: Path) -> None:
-    """One process is killed in the middle of the second stage."""
-    run = Run.create(SHARED, folder / "dead", group=group)
-    if group.main:
+    """The second process is killed in the middle of the second stage."""
+    lose(1, group, folder / "dead 1")
+
+
+def die_first(group: Group, folder: Path) -> None:
+    """The first process, which writes, is killed there."""
+    lose(0, group, folder / "dead 0")
+
+
+def lose(rank: int, group: Group, folder: Path) -> None:
+    run = Run.create(SHARED, folder, group=group)
+    if group.rank != rank:
         try:
             run.train()
         except MemtrainError as error:
@@ -122,6 +142,7 @@ def die(group: Group, folder: Path) -> None:
 
     def step(self: StageLoop) -> None:
         if (self.name, self.trainer.step) == ("dmt", 20):
+            self.writer.wait()
             os.kill(os.getpid(), signal.SIGKILL)
         original(self)
 
@@ -129,10 +150,18 @@ def die(group: Group, folder: Path) -> None:
     run.train()
 
 
+JOBS = {
+    "train": train,
+    "stop at save": stop_at_save,
+    "limited": limited,
+    "resume": resume,
+    "die": die,
+    "die first": die_first,
+}
+
+
 if __name__ == "__main__":
     processes = join()
-    {"train": train, "limited": limited, "resume": resume, "die": die}[sys.argv[1]](
-        processes, Path(sys.argv[2])
-    )
+    JOBS[sys.argv[1]](processes, Path(sys.argv[2]))
     processes.leave()
     processes.end(0)

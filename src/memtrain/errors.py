@@ -3,9 +3,15 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 800
+"""Characters of a message. A damaged file may hold a value of any length, and it is quoted."""
+
 
 class MemtrainError(ValueError):
     """Something the user can mend. The command line prints its message as one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_shortened(message))
 
 
 class CellContractError(MemtrainError):
@@ -20,8 +26,19 @@ class DeviceMemoryError(MemtrainError):
     """A device has less memory than a step needs; the message says which knob to turn."""
 
 
+class FailedElsewhereError(MemtrainError):
+    """The main process of several failed. It says why; the others end without a word."""
+
+
 class CheckpointError(MemtrainError):
     """A checkpoint that cannot be read."""
+
+
+def _shortened(message: str) -> str:
+    """Without its middle, if it is very long: it begins with the field, and ends with the rule."""
+    if len(message) <= LONGEST:
+        return message
+    return f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 2 :]}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -102,9 +102,7 @@ class Run:
             kind = f"{type(cell).__module__}:{type(cell).__name__}"
             config = replace(config, cell=replace(config.cell, kind=kind))
         run = cls(config, folder, cell=cell, task=task, group=group)
-        if group.main:
-            make_folder(config, folder, overwrite)
-        group.wait()
+        group.from_main(lambda: make_folder(config, folder, overwrite))
         return run
 
     @classmethod
@@ -140,8 +138,9 @@ class Run:
         run = cls(config, folder, cell=cell, task=task, data=data, group=group)
         if task is None:
             check_data(folder, data, learned, run.task.identity)
+        reporter = reporter if reporter and group.main else Reporter()
         for problem in problems:
-            (reporter or Reporter()).say(f"passed over a broken checkpoint: {problem}")
+            reporter.say(f"passed over a broken checkpoint: {problem}")
         if checkpoint is not None:
             run._load(checkpoint)
         return run
@@ -220,7 +219,7 @@ class Run:
         except RuntimeError as error:
             if self.group.size == 1:
                 raise
-            raise lost_worker(error, self.writer.saved) from error
+            raise lost_worker(error, self.writer.last_whole()) from error
         finally:
             self.writer.finish()
             reporter.close()
@@ -240,6 +239,7 @@ class Run:
                 done = self.progress["stages"][index]
                 trainer.step, trainer.tokens = self.progress["step"], done["tokens"]
                 trainer.clock.go_on(done["seconds"], done.get("start_up_seconds"), trainer.step)
+                trainer.go_on_after_bad(done.get("skipped", 0), done.get("skipped_in_a_row", 0))
             else:
                 torch.manual_seed(seed)
                 self.progress["stages"].append(

@@ -85,7 +85,7 @@ class StageLoop:
             looked = last or (log.evaluate_every and trainer.step % log.evaluate_every == 0)
             saved = trainer.step % log.checkpoint_every == 0
             if written or looked or saved:
-                self._tell_skipped(trainer.check(), stage)
+                self._tell_skipped()
         except torch.OutOfMemoryError as error:
             raise out_of_memory(error, self.name, trainer.stage, trainer.ordered) from None
         except DivergedError as error:
@@ -130,7 +130,11 @@ class StageLoop:
         self.progress["best"] = at | {"nats": nats}
         return True
 
-    def _tell_skipped(self, bad: int, stage: dict[str, Any]) -> None:
+    def _tell_skipped(self) -> None:
+        """Note the steps that were left out, and say so when there are more than before."""
+        bad, stage = self.trainer.check(), self.progress["stages"][-1]
+        if bad:
+            stage["skipped_in_a_row"] = self.trainer.bad_in_a_row
         if bad > stage.get("skipped", 0):
             stage["skipped"] = bad
             self.reporter.say(
@@ -140,7 +144,7 @@ class StageLoop:
 
     def save(self) -> None:
         """Save the run as it stands; the checkpoint is written while training goes on."""
-        self.trainer.check()
+        self._tell_skipped()
         number, begun = self.progress["global_step"], self.writer.begun
         if number == begun and self.progress["step"]:
             return  # this very step is saved, or being saved
@@ -148,6 +152,8 @@ class StageLoop:
         checkpoint = Checkpoint(self.weights(), self.trainer.tensors(), self.progress)
         if self.trainer.group.main:
             self.writer.save(number, checkpoint, self.metrics.sync)
+        else:
+            self.writer.leave_to_another(number)  # else it would gather the same step again, alone
 
 
 def totals(progress: Mapping[str, Any]) -> dict[str, int | float]:

@@ -49,7 +49,9 @@ def test_the_same_options_find_what_was_prepared_and_a_changed_source_keeps_them
     written = Path("data/book/meta.json").stat().st_mtime_ns
     capsys.readouterr()
     for options in ({"held_out": 0.5}, {}):
-        assert ready(book, **options).splits["test"].tokens == len(BOOK) // 2
+        assert (
+            ready_store("text", book, options, Path("data")).splits["test"].tokens == len(BOOK) // 2
+        )
         assert Path("data/book/meta.json").stat().st_mtime_ns == written
         assert not capsys.readouterr().err
     book.write_text(BOOK * 2)

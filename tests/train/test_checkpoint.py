@@ -131,6 +131,8 @@ def test_our_files_are_what_safetensors_writes(tmp_path: Path):
         {"stages": [1]},
         {"stages": [{"name": 3}]},
         {"stages": [{"tokens": "many"}]},
+        {"stages": [{"name": "smt", "skipped_in_a_row": 2**70}]},
+        {"stages": [{"name": "smt", "skipped": 0.5}]},
         {"best": {"global_step": "../../etc"}},
     ],
 )

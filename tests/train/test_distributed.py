@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import two_processes
-from memtrain.config import StageConfig
-from memtrain.config_json import to_json
+from memtrain.config import StageConfig, Stream
+from memtrain.config_json import read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.run import Run
 from memtrain.train.distributed import Group
@@ -36,13 +36,23 @@ def environment() -> dict[str, str]:
 
 def two(job: str, folder: Path) -> list[tuple[int, str]]:
     """Run a job in two processes; exit status and output of each."""
+    return start_two([str(Path(two_processes.__file__)), job, str(folder)], Path.cwd())
+
+
+def two_commands(command: str, folder: Path) -> list[tuple[int, str]]:
+    """The same of `memtrain COMMAND`, in a folder."""
+    return start_two(["-m", "memtrain", *command.split()], folder)
+
+
+def start_two(arguments: list[str], folder: Path) -> list[tuple[int, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(Path(two_processes.__file__)), job, str(folder)],
+            [sys.executable, *arguments],
+            cwd=folder,
             env=environment() | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -68,7 +78,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes trained, and what one did."""
     folder = tmp_path_factory.mktemp("two")
     for status, said in two("train", folder):
-        assert status == 0, said
+        assert status == 0 and "Warning" not in said, said
     Run.create(SHARED, folder / "one").train()
     Run.create(PAPER, folder / "paper").train()
     Run.create(CAUSAL, folder / "causal").train()
@@ -89,6 +99,14 @@ def test_saved_by_two_one_goes_on(trained: Path):
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
+def test_stopped_at_a_step_that_was_just_saved_all_end_in_peace(trained: Path, tmp_path: Path):
+    for status, said in two("stop at save", tmp_path):
+        assert status == 0, said
+    run = Run.open(tmp_path / "stopped")
+    assert (run.progress["stage"], run.progress["step"]) == (0, 12)
+    assert_same_numbers(Run.open(trained / "short"), run.train())
+
+
 def test_saved_by_one_two_go_on(trained: Path):
     stop_alone(SHORT, trained / "alone", "smt", 13)
     for status, said in two("resume", trained):
@@ -102,12 +120,16 @@ def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
     assert Run.open(tmp_path / "limited").progress["stages"][0]["steps"] > 0
 
 
-def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(trained: Path):
-    (status, said), (killed, _) = two("die", trained)
-    assert killed == -9 and status == 2
+@pytest.mark.parametrize(("job", "dead"), [("die", 1), ("die first", 0)], ids=["other", "main"])
+def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(
+    tmp_path: Path, job: str, dead: int
+):
+    ended = two(job, tmp_path)
+    status, said = ended[1 - dead]
+    assert ended[dead][0] == -9 and status == 2
     assert "a process of the run failed or was lost" in said
-    assert "the last whole checkpoint is step" in said and "Traceback" not in said
-    assert Run.open(trained / "dead").progress["global_step"] == 50 + 15
+    assert "the last whole checkpoint is step 65" in said and "Traceback" not in said
+    assert Run.open(tmp_path / f"dead {dead}").progress["global_step"] == 50 + 15
 
 
 @pytest.mark.slow
@@ -132,6 +154,60 @@ def test_torchrun_starts_again_and_goes_on(trained: Path, tmp_path: Path):
     said = launcher.communicate(timeout=240)[1]
     assert launcher.returncode == 0, said
     assert_same_numbers(Run.open(trained / "one"), Run.open(tmp_path / "run"))
+
+
+TEXT = (
+    "train text --data book.txt --option held_out 0.5 --folder run --engine.device cpu "
+    "--teacher.width 32 --teacher.heads 1 --teacher.encoder-layers 1 --teacher.context-length 8 "
+    "--cell.width 32 --cell.heads 1 --cell.layers 1 --data.evaluate-length 16 "
+    "--smt.batch-size 4 --smt.steps 4 --smt.future-length 4 --dmt.steps 0 "
+    "--log.evaluate-sequences 2 --log.checkpoint-every 2"
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
+    """A folder in which two processes trained on a text by command, and what they said."""
+    folder = tmp_path_factory.mktemp("told")
+    (folder / "book.txt").write_text("it was a dark and stormy night\n" * 50)
+    return folder, two_commands(TEXT, folder)
+
+
+def test_one_process_prepares_data_and_both_train_on_it(told: tuple[Path, list[tuple[int, str]]]):
+    folder, [(main, said), (other, said_by_other)] = told
+    assert (main, other) == (0, 0), said + said_by_other
+    assert said.count("prepared data/book") == 1 and not said_by_other
+    config = read_config(folder / "run" / "config.json")
+    assert isinstance(config.data, Stream) and config.data.path == "data/book"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (TEXT.replace("book.txt", "boo.txt"), "memtrain: data=boo.txt: no such file or folder\n"),
+        (TEXT.replace("held_out 0.5", "hold_out 0.5"), "did you mean held_out"),
+        (TEXT, "memtrain: run: a run is there already"),
+    ],
+    ids=["no data", "no such option", "no place"],
+)
+def test_what_the_main_process_cannot_do_ends_all_with_one_line(
+    told: tuple[Path, list[tuple[int, str]]], command: str, expected: str
+):
+    (main, said), (other, said_by_other) = two_commands(command, told[0])
+    assert (main, other) == (2, 2) and not said_by_other
+    *before, line = said.splitlines(keepends=True)
+    assert expected in line and all("prepared data/book" in one for one in before)
+
+
+def test_one_process_tells_of_broken_checkpoints_and_of_the_end(
+    told: tuple[Path, list[tuple[int, str]]],
+):
+    folder = told[0]
+    (folder / "run" / "checkpoints" / "00000004" / "state.json").write_text("{")
+    for expected in ("passed over a broken checkpoint", "run: finished already"):
+        (main, said), (other, said_by_other) = two_commands("resume run", folder)
+        assert (main, other) == (0, 0), said + said_by_other
+        assert said.count(expected) == 1 and not said_by_other
 
 
 def test_a_batch_in_turns_equals_the_batch_at_once(tmp_path: Path):
@@ -164,3 +240,4 @@ def test_without_torchrun_a_process_is_alone():
     assert group.main and torch.equal(group.sum(value), value)
     assert torch.equal(group.gather(value), value[None])
     assert group.highest(7, torch.device("cpu")) == 7
+    assert group.from_main(lambda: 7) == 7

@@ -55,6 +55,18 @@ def test_the_next_save_waits_for_the_last(tmp_path: Path):
     assert writer.saved == 2
 
 
+def test_what_another_process_saved_is_found_on_disk(tmp_path: Path):
+    writer, other = CheckpointWriter(tmp_path, 2), CheckpointWriter(tmp_path, 2)
+    assert other.last_whole() == -1
+    (tmp_path / "00000009").mkdir()  # a broken one, from before the run went on at an earlier step
+    writer.save(1, make(torch.zeros(3)))
+    other.leave_to_another(1)
+    assert writer.last_whole() == 1  # it waits for its own
+    assert other.last_whole() == 1
+    other.leave_to_another(2)
+    assert other.last_whole() == 1
+
+
 def test_what_must_come_first_comes_first(tmp_path: Path):
     seen: list[bool] = []
     writer = CheckpointWriter(tmp_path, 2)

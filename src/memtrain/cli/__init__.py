@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from memtrain.errors import MemtrainError, nearest
+from memtrain.errors import FailedElsewhereError, MemtrainError, nearest
 from memtrain.version import VERSION
 
 OVERVIEW = f"""\
@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module, _, function = COMMANDS[name].partition(":")
         command = getattr(import_module(f"memtrain.cli.{module}"), function)
         return command(rest)
+    except FailedElsewhereError:
+        return 2
     except MemtrainError as error:
         print(f"memtrain: {error}", file=sys.stderr)
         return 2

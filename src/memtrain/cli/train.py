@@ -3,6 +3,7 @@
 import signal
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,19 +62,20 @@ def train(arguments: list[str]) -> int:
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
-    if isinstance(options, _StreamOptions) and options.data is not None:
-        from memtrain.config import Stream
-        from memtrain.data.ready import ready_stream
-
-        assert isinstance(default.data, Stream)
-        made = ready_stream(name, options.data, default.data, options.option)
-        options, config = _parse_train(rest, name, replace(default, data=made))
 
     from memtrain.run import Run
     from memtrain.train.distributed import join, restarts
     from memtrain.train.metrics import make_reporter
 
     group = join()
+    if isinstance(options, _StreamOptions) and options.data is not None:
+        from memtrain.config import Stream
+        from memtrain.data.ready import ready_stream
+
+        assert isinstance(default.data, Stream)
+        ready = partial(ready_stream, name, options.data, default.data, options.option)
+        made = group.from_main(ready)  # one process prepares, all read it
+        options, config = _parse_train(rest, name, replace(default, data=made))
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
     there = (folder / "config.json").exists()
@@ -155,8 +157,10 @@ def resume(arguments: list[str]) -> int:
     reporter = make_reporter()
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
-        print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
-        return 0
+        run.group.leave()
+        if run.group.main:
+            print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
+        return run.group.end(0)
     return _train(run, reporter)
 
 

@@ -124,7 +124,7 @@ def check_progress(progress: Any) -> dict:
     if not isinstance(progress, dict):
         raise CheckpointError("state.json: progress must be an object")
     for name in ("stage", "step", "global_step", "metrics_bytes"):
-        if type(progress.get(name, 0)) is not int or not 0 <= progress.get(name, 0) < 2**48:
+        if not _is_count(progress.get(name, 0)):
             raise CheckpointError(f"state.json: progress.{name}={progress[name]!r}: no count")
     stages = progress.get("stages", [])
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -134,13 +134,17 @@ def check_progress(progress: Any) -> dict:
             right = isinstance(value, str) if key == "name" else _is_number(value)
             if not right:
                 raise CheckpointError(f"state.json: progress.stages: {key}={value!r}: wrong type")
+        for key in ("skipped", "skipped_in_a_row"):
+            if not _is_count(stage.get(key, 0)):
+                raise CheckpointError(
+                    f"state.json: progress.stages: {key}={stage[key]!r}: no count"
+                )
     if not isinstance(progress.get("data", ""), str):
         raise CheckpointError("state.json: progress.data: must be a text")
     best = progress.get("best")
     if best is not None and not (
         isinstance(best, dict)
-        and type(best.get("global_step")) is int
-        and 0 <= best["global_step"] < 2**48
+        and _is_count(best.get("global_step"))
         and _is_number(best.get("nats"))
     ):
         raise CheckpointError("state.json: progress.best: must hold global_step and nats")
@@ -178,6 +182,10 @@ def numbered(folder: Path) -> list[Path]:
     found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
     named = [(int(match[1]), match[2] is None, path) for match, path in found if match]
     return [path for *_, path in sorted(named)]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**48
 
 
 def _is_number(value: Any) -> bool:

@@ -6,17 +6,23 @@ its rows, so a run does not depend on how many there are, up to the order of sum
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import FailedElsewhereError, MemtrainError
 from memtrain.nn.teacher import CausalEncoder, Teacher
 
 BUCKET = 2**24
 """Numbers in one exchange of gradients."""
+PATIENCE = timedelta(days=7)
+"""How long processes wait for what the main one prepares: data may be large."""
+Made = TypeVar("Made")
 
 
 class Group:
@@ -85,6 +91,28 @@ class Group:
         dist.broadcast(said, src=0)
         return float(said)
 
+    def from_main(self, make: Callable[[], Made]) -> Made:
+        """What the main process makes, on all of them; the others wait, however long it takes.
+
+        Raises:
+            FailedElsewhereError: on the others, when it could not be made.
+        """
+        if self.size == 1:
+            return make()
+        patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+        assert isinstance(patient, dist.ProcessGroup)  # this process is in it
+        said: list[Any] = [None, True]  # and whether it failed
+        if self.main:
+            try:
+                said = [make(), False]
+            finally:
+                dist.broadcast_object_list(said, src=0, group=patient)
+            return said[0]
+        dist.broadcast_object_list(said, src=0, group=patient)
+        if said[1]:
+            raise FailedElsewhereError("the main process failed; see what it says")
+        return said[0]
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.size > 1:
@@ -121,6 +149,8 @@ class Group:
         teacher.fast_decode = None  # it reaches into the decoder's
         units = [block for stack in stacks for block in stack.blocks]
         for unit in (*units, teacher.encoder, teacher.decoder, teacher):
+            # Before FSDP2's own. (What torch's `disable` returns has no type of use.)
+            unit.register_forward_hook(_without_views)  # type: ignore[arg-type]
             fully_shard(unit, mesh=mesh)
             assert isinstance(unit, FSDPModule)  # it is one now
             unit.set_gradient_divide_factor(1.0)
@@ -128,6 +158,13 @@ class Group:
         for method in ("encode", "encode_and_tell", "decode", "predict"):
             register_fsdp_forward_method(teacher, method)
         register_fsdp_forward_method(teacher.decoder, "tell")
+
+
+@torch.compiler.disable
+def _without_views(module: nn.Module, inputs: object, output: Any) -> Any:
+    """What a module returns, in memory of its own: a change in place of a view would drop what
+    FSDP2 hangs on it, of which torch warns. Linear layers with a bias return views."""
+    return tree_map_only(Tensor, lambda t: t if t._base is None else t.clone(), output)
 
 
 ALONE = Group()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
 from memtrain.errors import CheckpointError
-from memtrain.train.checkpoint import Checkpoint, save_checkpoint
+from memtrain.train.checkpoint import Checkpoint, numbered, save_checkpoint
 from memtrain.train.files import DISK, Files
 
 PIECE = 2**24
@@ -29,7 +29,8 @@ class CheckpointWriter:
         self.keep = keep
         self.files = files
         self.begun = self.saved = -1
-        """The numbers of the last checkpoint that was begun, and that is whole on disk."""
+        """The numbers of the last checkpoint that was begun, by whichever process writes, and of
+        the last that this process knows to be whole on disk."""
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -56,6 +57,18 @@ class CheckpointWriter:
             self.saved = number
         except Exception as error:  # raised in the thread that trains, by check
             self._error = error
+
+    def leave_to_another(self, number: int) -> None:
+        """Note that another process of the run begins to save this one."""
+        self.begun = number
+
+    def last_whole(self) -> int:
+        """The number of the last checkpoint that is whole on disk, whoever wrote it; else -1."""
+        self.finish()
+        names = [path.name for path in numbered(self.folder)]
+        found = [int(name) for name in names if name.isdecimal()]
+        # What lies beyond was passed over when the run was opened: it is broken.
+        return max([self.saved, *(number for number in found if number <= self.begun)])
 
     def check(self) -> None:
         """Raise what went wrong with the last checkpoint, if anything did. Does not wait.

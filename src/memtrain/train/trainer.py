@@ -237,6 +237,17 @@ class Trainer:
             )
         return bad
 
+    @property
+    def bad_in_a_row(self) -> int:
+        """How many steps up to the last one, without a gap, had such a number."""
+        return int(self._bad_in_a_row)
+
+    def go_on_after_bad(self, steps: int, in_a_row: int) -> None:
+        """Take up what a checkpoint says of steps that were left out."""
+        self._bad_steps.fill_(steps)
+        self._bad_in_a_row.fill_(in_a_row)
+        self._worst_row.fill_(in_a_row)  # longer rows before it were within the limit
+
     @contextmanager
     def frozen_rest(self) -> Iterator[None]:
         """Parameters that do not train need no gradient while this stage runs."""
