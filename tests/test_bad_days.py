@@ -260,3 +260,11 @@ def test_progress_that_does_not_fit_the_config_is_refused(tmp_path: Path):
     path.write_text(to_json(replace(SMALL, **stages, bptt=replace(SMALL.bptt, steps=3))))
     with pytest.raises(CheckpointError, match="progress does not fit the config"):
         Run.open(tmp_path / "run")
+
+
+def test_a_checkpoint_that_claims_other_data_is_refused(tmp_path: Path):
+    run = Run.create(SMALL, tmp_path / "run")
+    run.progress["data"] = "another"
+    run.train(until="smt")
+    with pytest.raises(MemtrainError, match="retrieval: is not the data that .* learned from"):
+        Run.open(tmp_path / "run")

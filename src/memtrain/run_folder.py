@@ -79,9 +79,9 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
 def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None:
     """Refuse data that a run did not learn from: what is held out may be what it learned."""
     if learned and found != learned:
-        assert isinstance(data, Stream)
+        name = data.path if isinstance(data, Stream) else data.kind
         raise MemtrainError(
-            f"{data.path}: is not the data that {folder} learned from; prepare that again, with "
+            f"{name}: is not the data that {folder} learned from; prepare that again, with "
             "the same options, or train anew"
         )
 
