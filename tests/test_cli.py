@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from memtrain.cli import COMMANDS, main
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
 from memtrain.experiments import FIGURES
+from memtrain.experiments.launch import cores
 from memtrain.pretrained import export
 from memtrain.recipes import RECIPES
 from memtrain.run import Run
@@ -252,6 +254,43 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(here: Path, monkeypatc
     assert ends[0].name == ends[1].name
     one, other = ((end / "weights.safetensors").read_bytes() for end in ends)
     assert one == other
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.skipif(cores() < 2, reason="the demo starts no process on one core")
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("command", ["demo", "reproduce synthetic --processes 2"])
+def test_ctrl_c_while_processes_start_is_no_traceback(
+    here: Path, monkeypatch, command: str, delay: float
+):
+    """As a terminal sends it: to the command and to every process that it has started."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nor where it would share a GPU
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "memtrain", *command.split()],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not any("spawn_main" in line for line in command_lines_below(parent.pid)):
+        assert parent.poll() is None, parent.communicate()
+        time.sleep(0.02)
+    time.sleep(delay)
+    os.killpg(parent.pid, signal.SIGINT)
+    _, told = parent.communicate()
+    assert parent.returncode == 130
+    assert "memtrain: stopped" in told and "Traceback" not in told
+
+
+def command_lines_below(process: int) -> list[str]:
+    """How the processes were started that this one has started."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    lines = []
+    for child in children.read_text().split() if children.exists() else []:
+        with suppress(OSError):  # it has ended
+            lines.append(Path(f"/proc/{child}/cmdline").read_text())
+    return lines
 
 
 # ------------------------------------------------------------------------------------- mistakes

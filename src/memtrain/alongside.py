@@ -12,6 +12,7 @@ from pathlib import Path
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.experiments.launch import die_with_parent
+from memtrain.experiments.starting import hear_interrupts, start_process
 from memtrain.run import Interrupted, Run
 from memtrain.train.metrics import MetricsFile, Reporter
 
@@ -35,7 +36,7 @@ class Alongside:
         self.process = spawn.Process(target=_train, args=(self.there, folder, steps), daemon=True)
 
     def __enter__(self) -> "Alongside":
-        self.process.start()
+        start_process(self.process)
         self.there.close()  # else nobody would hear that the process is gone
         return self
 
@@ -98,7 +99,7 @@ class _UntilEqual(Reporter):
 def _train(connection: Connection, folder: Path, steps: int) -> None:
     """The process. It says "" when it is done, or what went wrong."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one
+    hear_interrupts(signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this one
     try:
         run = Run.open(folder)
         with suppress(Interrupted):

@@ -111,3 +111,65 @@ def test_a_target_outside_the_vocabulary_is_refused(value):
     assert refusal(Constant(zeros(3, 5), with_one(value))) == (
         f"Constant.sample: targets contain {value}, outside 0..3 and not IGNORE_INDEX (-100)"
     )
+
+
+@pytest.mark.parametrize("role", ["inputs", "targets"])
+def test_tokens_that_are_no_tensor_are_refused(role):
+    task = Constant(zeros(3, 5))
+    # Not through the constructor, which under pytest checks types; a user's does not.
+    object.__setattr__(task.batch, role, zeros(3, 5).tolist())
+    assert refusal(task) == (
+        f"Constant.sample(3): {role} must be a torch.Tensor, not list; torch.tensor(...) makes one"
+    )
+
+
+class Failing(Task):
+    vocab_size, sequence_length = 4, 5
+
+    def __init__(self, error):
+        self.error = error
+
+    def sample(self, count, generator):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (KeyError("words"), "KeyError: 'words'"),
+        (RuntimeError("first\nsecond"), "RuntimeError: first"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+    ],
+)
+def test_a_sample_that_raises_is_told_in_one_line(error, said):
+    assert refusal(Failing(error)) == f"Failing.sample(3, generator) raised {said}"
+
+
+def test_what_a_sample_says_to_the_user_is_left_as_it_is():
+    assert refusal(Failing(MemtrainError("words.txt: no such file"))) == "words.txt: no such file"
+
+
+class Rare(Task):
+    """Asks at the end of every `every`-th sequence."""
+
+    vocab_size, sequence_length = 4, 5
+
+    def __init__(self, every):
+        self.every = every
+
+    def sample(self, count, generator):
+        targets = torch.full((count, 5), IGNORE_INDEX)
+        targets[self.every - 1 :: self.every, -1] = 1
+        return Batch(zeros(count, 5), targets)
+
+
+def test_a_task_that_asks_nothing_is_refused():
+    assert refusal(Rare(every=1000)) == (
+        "Rare.sample(256): all targets are IGNORE_INDEX (-100), so nothing is asked; "
+        "at least one must be in 0..3"
+    )
+
+
+def test_a_task_that_asks_rarely_is_not():
+    task = Rare(every=100)
+    assert check_task(task) is task

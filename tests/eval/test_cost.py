@@ -1,6 +1,8 @@
 """Counts on models small enough to count by hand."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -391,6 +393,36 @@ class TestRecurrentDepth:
         for _ in range(5000):
             x = x + x
         assert sequential_ops(lambda: x.exp()) == 2
+
+    @pytest.mark.parametrize("end", ["return x", "return None", "x.sum().backward()", "1 / 0"])
+    def test_a_deep_graph_is_counted_and_freed_on_a_small_stack(self, end):
+        """However `function` leaves its graph. An overflow would end the process, so: another."""
+        done = subprocess.run([sys.executable, "-c", DEEP_COUNT.format(end=end)])
+        assert done.returncode == 0
+
+
+DEEP_COUNT = """
+import threading
+import torch
+from memtrain.eval.cost import sequential_ops
+
+def chain():
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(20_000):
+        x = x * 1.0
+    {end}
+
+def count():
+    try:
+        sequential_ops(chain)
+    except ZeroDivisionError:
+        pass
+
+threading.stack_size(2**20)
+thread = threading.Thread(target=count)
+thread.start()
+thread.join()
+"""
 
 
 class TestCountedCell:

@@ -187,6 +187,22 @@ def test_dmt(after: float, holds: bool, tmp_path: Path):
     assert both_sides(figure, setup, results) is holds
 
 
+@pytest.mark.parametrize(
+    "runs, said",
+    [
+        (3, "; rank correlation of one-step and rollout drift 1.00."),
+        (2, "; too few runs, 2, for a rank correlation of one-step and rollout drift."),
+    ],
+)
+def test_dmt_correlates_what_is_enough(runs: int, said: str, tmp_path: Path):
+    figure, setup = load("dmt"), setup_at("gpu", tmp_path)
+    results = []
+    for index, job in enumerate(figure.grid(setup)[:runs]):
+        at = {"nats": 1.0, "rollout": 1.0 + index, "one_step": 0.1 + index, "path": [1.0]}
+        results.append(result_of(job, smt=at, dmt=at))
+    assert figure.judge(setup, results).sentence.endswith(said)
+
+
 @pytest.mark.parametrize("collapses, holds", [(True, True), (False, False)])
 def test_lambdas(collapses: bool, holds: bool, tmp_path: Path):
     figure, setup = load("lambdas"), setup_at("gpu", tmp_path)

@@ -11,6 +11,9 @@ from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
 
+MANY = 256
+"""Sequences of which at least one must have a target."""
+
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
@@ -100,14 +103,44 @@ def check_task(task: object) -> Task:
         value = getattr(task, attribute, None)
         if not isinstance(value, int) or value < 1:
             raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
-    batch = task.sample(3, torch.Generator(task.device).manual_seed(0))
+    few = _checked_sample(task, 3)
+    # Where targets are rare, three sequences may have none.
+    if not _asks(few) and not _asks(_checked_sample(task, MANY)):
+        raise MemtrainError(
+            f"{name}.sample({MANY}): all targets are IGNORE_INDEX ({IGNORE_INDEX}), so nothing is "
+            f"asked; at least one must be in 0..{task.vocab_size - 1}"
+        )
+    return task
+
+
+def _asks(batch: Batch) -> bool:
+    return bool((batch.targets != IGNORE_INDEX).any())
+
+
+def _checked_sample(task: Task, count: int) -> Batch:
+    """So many sequences of the task's, if they keep the contract."""
+    name = type(task).__name__
+    try:
+        batch = task.sample(count, torch.Generator(task.device).manual_seed(0))
+    except MemtrainError:
+        raise
+    except Exception as error:  # the user's code: any error is a broken contract
+        said = str(error).strip().partition("\n")[0]
+        raise MemtrainError(
+            f"{name}.sample({count}, generator) raised {type(error).__name__}{said and ': ' + said}"
+        ) from error
     if not isinstance(batch, Batch):
         raise MemtrainError(f"{name}.sample: must return a memtrain.Batch, not {type(batch)}")
-    shape = (3, task.sequence_length)
+    shape = (count, task.sequence_length)
     for role, tokens in (("inputs", batch.inputs), ("targets", batch.targets)):
+        if not isinstance(tokens, Tensor):
+            raise MemtrainError(
+                f"{name}.sample({count}): {role} must be a torch.Tensor, "
+                f"not {type(tokens).__name__}; torch.tensor(...) makes one"
+            )
         if tuple(tokens.shape) != shape or tokens.dtype != torch.long:
             raise MemtrainError(
-                f"{name}.sample(3): {role} must be int64 of shape {shape}, "
+                f"{name}.sample({count}): {role} must be int64 of shape {shape}, "
                 f"not {tokens.dtype} of shape {tuple(tokens.shape)}"
             )
         allowed = (tokens >= 0) & (tokens < task.vocab_size)
@@ -119,4 +152,4 @@ def check_task(task: object) -> Task:
                 f"{name}.sample: {role} contain {bad}, outside 0..{task.vocab_size - 1}"
                 + (f" and not IGNORE_INDEX ({IGNORE_INDEX})" if role == "targets" else "")
             )
-    return task
+    return batch

@@ -96,7 +96,9 @@ def sequential_ops(function: Callable[[], object]) -> int:
     with _CriticalPath() as path:
         result = function()
     # A custom autograd.Function gets its backward node after the last call that `path` saw.
-    return max(path.length, *(path.through(tensor) for tensor in _tensors(result)), 0)
+    length = max(path.length, *(path.through(tensor) for tensor in _tensors(result)), 0)
+    del result  # before `path`, which then takes the graph apart
+    return length
 
 
 class _CriticalPath(TorchFunctionMode):
@@ -107,8 +109,13 @@ class _CriticalPath(TorchFunctionMode):
         self.length = 0
         # Weak keys compared by identity: neither kept alive, nor confused when ids are recycled.
         self._forward = WeakIdKeyDictionary()
-        # Backward depths live in the metadata of the graph's own nodes, under this key.
-        self._backward_key = object()
+        self._backward: dict[Node, int] = {}
+
+    def __del__(self) -> None:
+        # A node that Python has seen is freed by a call within the call that frees the node before
+        # it: a long graph freed at once overflows the stack. Newest first, they go one by one.
+        while self._backward:
+            self._backward.popitem()
 
     def __torch_function__(
         self, func: Callable, types: Sequence, args: Sequence = (), kwargs: dict | None = None
@@ -143,7 +150,7 @@ class _CriticalPath(TorchFunctionMode):
     def _record(self, tensor: Tensor, forward: int, backward: int) -> None:
         self._forward[_storage(tensor)] = max(self._forward_depth(tensor), forward)
         if torch.is_grad_enabled() and tensor.grad_fn is not None:
-            _metadata(tensor.grad_fn)[self._backward_key] = backward
+            self._backward[tensor.grad_fn] = backward
         self.length = max(self.length, self.through(tensor))
 
     def _forward_depth(self, tensor: Tensor) -> int:
@@ -153,16 +160,12 @@ class _CriticalPath(TorchFunctionMode):
         root = tensor.grad_fn
         if root is None:
             return 0
-        if self._backward_key not in _metadata(root):
+        if root not in self._backward:
             # A node no call returned: a custom Function, a view of something written to, or a
             # graph older than the count. Its depth follows from the nodes behind it.
-            depths = _longest_paths(root, _is_custom_operation, self._known_backward_depth)
-            for node, depth in depths.items():
-                _metadata(node)[self._backward_key] = depth
-        return _metadata(root)[self._backward_key]
-
-    def _known_backward_depth(self, node: Node) -> int | None:
-        return _metadata(node).get(self._backward_key)
+            paths = _longest_paths(root, _is_custom_operation, self._backward.get)
+            self._backward.update(paths)
+        return self._backward[root]
 
 
 def _cost(name: str, args: Sequence) -> int:
@@ -206,11 +209,6 @@ def _storage(tensor: Tensor) -> object:
 def _version(tensor: Tensor) -> int:
     """How often a tensor was written to in place; inference tensors do not count that."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _metadata(node: Node) -> dict:
-    """Notes on a node of the autograd graph, which live as long as it does."""
-    return cast(dict, node.metadata)  # torch's stub calls it a method; it is an attribute
 
 
 def recurrent_depth(loss: Float[Tensor, "*shape"]) -> int:

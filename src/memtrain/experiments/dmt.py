@@ -1,5 +1,6 @@
 """What DMT does: drift along a rollout, the RNN's loss, one-step against rollout drift."""
 
+import math
 from collections.abc import Sequence
 
 from memtrain.drawing import COLOURS, panels
@@ -46,12 +47,17 @@ class Dmt(Experiment):
             [result["dmt"]["rollout"] for result in results],
         )
         count = len(results)
+        correlation = (
+            f"too few runs, {count}, for a rank correlation of one-step and rollout drift"
+            if math.isnan(together)
+            else f"rank correlation of one-step and rollout drift {together:.2f}"
+        )
         return Verdict(
             holds=lower == better == count,
             sentence=f"DMT lowers the drift in {lower} of {count} runs (1-R² at the end of the "
             f"rollout {numbers['smt_rollout']:.2f} → {numbers['dmt_rollout']:.2f}) and the loss in "
-            f"{better} ({numbers['smt_nats']:.3f} → {numbers['dmt_nats']:.3f} nats); rank "
-            f"correlation of one-step and rollout drift {together:.2f}.",
+            f"{better} ({numbers['smt_nats']:.3f} → {numbers['dmt_nats']:.3f} nats); "
+            f"{correlation}.",
             numbers=numbers | {"lower": lower, "better": better, "correlation": together},
         )
 
@@ -85,6 +91,7 @@ class Dmt(Experiment):
 
 
 def _rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Nan of fewer than three pairs."""
     import numpy as np
 
     first, second = (np.argsort(np.argsort(values)) for values in (x, y))

@@ -7,6 +7,7 @@ checkpoints are what a killed run goes on from.
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from memtrain.errors import MemtrainError
+from memtrain.experiments.starting import hear_interrupts, start_process
 from memtrain.experiments.work import Event, Failed, Progress, Work, attempt
 
 RETRIES = 1
@@ -64,7 +66,7 @@ class _Worker:
         spawn = multiprocessing.get_context("spawn")  # a fork would share CUDA and threads
         self.connection, there = spawn.Pipe()
         self.process = spawn.Process(target=_serve, args=(there, folder, threads), daemon=True)
-        self.process.start()
+        start_process(self.process)
         there.close()
         self.work: Work | None = None
 
@@ -153,12 +155,14 @@ def _save(workers: Iterable[_Worker]) -> None:
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
     die_with_parent()
+    hear_interrupts(signal.SIG_DFL)  # there is nothing to save: it just ends
     import torch
 
     from memtrain.run import Interrupted
 
     torch.set_num_threads(threads)
     try:
+        hear_interrupts(signal.default_int_handler)
         while True:
             connection.send(attempt(connection.recv(), folder, connection.send))
     except (EOFError, OSError, KeyboardInterrupt, Interrupted):

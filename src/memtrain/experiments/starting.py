@@ -1,0 +1,33 @@
+"""Starting processes that Ctrl-C cannot hit before they are ready for it."""
+
+import signal
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a spawned process in which Ctrl-C waits until it calls `hear_interrupts`.
+
+    It would otherwise end with a traceback somewhere in its imports. Nothing is lost: a blocked
+    signal stays pending, here for the moment of the start, there until it is heard.
+    """
+    resource_tracker.ensure_running()  # its own start, if within ours, would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process.start()  # which inherits what is blocked
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hear_interrupts(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
+) -> None:
+    """In a process of `start_process`: from here on the handler gets Ctrl-C, an earlier one too.
+
+    Where Ctrl-C is ignored, as for a command in a shell's background, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
