@@ -414,8 +414,9 @@ def test_rows_of_tokens_are_documents(tmp_path: Path, order):
         (np.array([[1, 0, 1]]), {}, "documents: 1, at least 2 are needed"),
         (np.array([3, -1, 2, 2]), {}, "holds -1; tokens are 0 or more"),
         (np.array([3, 1, 2, 2]), {"vocab_size": 3}, "vocab_size=3: "),
-        (np.array([3, 1, 2, 2**16]), {}, "vocab_size=65537: must be 2..65,536"),
-        (np.zeros(40, int), {}, "vocab_size=1"),
+        (np.array([3, 1, 2, 2]), {"vocab_size": 65537}, "vocab_size=65537: must be 2..65,536"),
+        (np.array([3, 1, 2, 2**16]), {}, "holds the token 65,536; tokens are below 65,536"),
+        (np.zeros(40, int), {}, "holds only zeros; there must be two different tokens"),
         (np.arange(40), {"held_out": 1.5}, "held_out=1.5"),
     ],
 )

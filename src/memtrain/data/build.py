@@ -18,7 +18,11 @@ def build_task(config: DataConfig) -> Task:
     if isinstance(config, Custom):
         task_class = load_class(config.path, "data.path")
         try:
-            return check_task(task_class(**config.options))
-        except TypeError as error:
-            raise MemtrainError(f"data.path={config.path}: {error}") from None
+            task = task_class(**config.options)
+        except MemtrainError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise MemtrainError(f"data.path={config.path}: its making fails: {said}") from error
+        return check_task(task)
     return TASKS[type(config)](config)
