@@ -285,7 +285,7 @@ def main() -> int:
     parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps for")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then save and stop")
     parser.add_argument(
-        "--processes", type=int, default=PROCESSES, help="runs that share the device (3)"
+        "--processes", type=int, default=PROCESSES, help=f"runs that share a device ({PROCESSES})"
     )
     parser.add_argument(
         "--sequences", nargs="+", default=[], metavar="DATA=N", help="held out, for the evaluation"
