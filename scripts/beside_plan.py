@@ -169,14 +169,20 @@ class Beside(Experiment):
     def plot(self, setup: Setup, results: Sequence[Result]):
         plan = Plan.read(setup.folder)
         figure, axes = panels(1, max(1, len(plan.seconds)))
+        figure.suptitle("held-out nats from the empty memory (dotted: the best count model)")
         for place, data in zip(axes[0], plan.seconds, strict=False):
             # What is not known yet keeps its place and its colour.
             nats = nats_of(plan, data, results)
             means = [mean(some) if some else math.nan for some in nats.values()]
-            place.bar(list(nats), means, color=COLOURS[: len(nats)])
+            bars = place.bar(list(nats), means, color=COLOURS[: len(nats)])
+            known = [f"{nat:.3f}" if math.isfinite(nat) else "" for nat in means]
+            place.bar_label(bars, known, label_type="center", color="white")
             for at, some in enumerate(nats.values()):
                 if len(some) > 1:  # seeds
                     place.plot([at] * len(some), some, "k_", markersize=20)
+            runs = where(results, data=data, tuning=False)
+            if counted := [model["nats"] for run in runs for model in run["baselines"]]:
+                place.axhline(min(counted), color="0.4", linestyle=":")
             place.set_xlim(-0.6, len(nats) - 0.4)
             place.set_title(f"{data}, {plan.seconds[data]:.0f} s")
             place.set_ylabel("nats")
