@@ -1,10 +1,11 @@
-"""The causal encoder in fewer operations: the plain one's memories and gradients."""
+"""What stands in for the causal encoder: the plain one's memories and gradients."""
 
 import pytest
 import torch
 
 from memtrain.config import TeacherConfig
 from memtrain.nn.causal import FewerOperations
+from memtrain.nn.one_sequence import LONGEST, OneSequence
 from memtrain.nn.teacher import CausalEncoder, Teacher
 from memtrain.nn.written_out import rms_normalized
 
@@ -26,12 +27,19 @@ def random_teacher(layers: int, memory_tokens: int, memory_dim: int, context: in
     return teacher
 
 
+STANDINS = {
+    "fewer operations": FewerOperations(),
+    "one sequence": OneSequence(compiled=False),
+}
+
+
+@pytest.mark.parametrize("fast", STANDINS.values(), ids=STANDINS)
 @pytest.mark.parametrize(
     "shape",
     [(1, 1, 8, 9, 6), (2, 1, 8, 9, 6), (2, 3, 12, 2, 7), (3, 2, 8, 3, 9)],
     ids=lambda shape: "L{}-M{}-D{}-C{}-T{}".format(*shape),
 )
-def test_memories_and_gradients_are_those_of_the_plain_encoder(shape):
+def test_memories_and_gradients_are_those_of_the_plain_encoder(shape, fast):
     layers, memory_tokens, memory_dim, context, length = shape
     teacher = random_teacher(layers, memory_tokens, memory_dim, context)
     encoder = teacher.encoder
@@ -39,8 +47,8 @@ def test_memories_and_gradients_are_those_of_the_plain_encoder(shape):
     inputs = torch.randint(5, (4, length))
     steps = torch.randint(-1, length, (4, 3))
     expected = teacher.encode_and_tell(inputs, steps)
-    encoder.fast = FewerOperations()
-    assert encoder.fast.serves(inputs, teacher.embedding)
+    encoder.fast = fast
+    assert fast.serves(encoder, inputs, steps, teacher.embedding)
     found = teacher.encode_and_tell(inputs, steps)
     wanted = [teacher.embedding.weight, *encoder.parameters()]
     for ours, theirs in zip(found, expected, strict=True):  # memories, and what tokens tell
@@ -62,8 +70,20 @@ def test_memories_and_gradients_are_those_of_the_plain_encoder(shape):
 
 def test_it_serves_where_there_are_fewer_symbols_than_tokens():
     teacher, fast = random_teacher(1, 1, 8, 4), FewerOperations()
-    assert fast.serves(torch.zeros(2, 3, dtype=torch.long), teacher.embedding)
-    assert not fast.serves(torch.zeros(1, 5, dtype=torch.long), teacher.embedding)
+    encoder = teacher.encoder
+    assert isinstance(encoder, CausalEncoder)
+    for rows, length, served in ((2, 3, True), (1, 5, False)):
+        inputs = torch.zeros(rows, length, dtype=torch.long)
+        assert fast.serves(encoder, inputs, inputs[:, :1], teacher.embedding) is served
+
+
+def test_one_sequence_is_not_for_the_registers_of_every_step():
+    teacher, fast = random_teacher(1, 3, 8, 4), OneSequence(compiled=False)
+    encoder = teacher.encoder
+    assert isinstance(encoder, CausalEncoder)
+    for length, served in ((LONGEST // 4, True), (LONGEST // 4 + 1, False)):
+        inputs = torch.zeros(1, length, dtype=torch.long)
+        assert fast.serves(encoder, inputs, inputs, teacher.embedding) is served
 
 
 def test_the_written_out_norm_has_the_right_gradient():

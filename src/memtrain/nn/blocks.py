@@ -257,13 +257,19 @@ class Stack(nn.Module):
         for block in inner:
             x, update = block(x, update, self.rotary, None, causal, mask)
         x, update = last(x, update, self.rotary, keep, causal, mask)
+        x = self.end(x, update)
+        return x if head is None else head(x)
+
+    def end(
+        self, x: Float[Tensor, "N K W"], update: Float[Tensor, "N K W"]
+    ) -> Float[Tensor, "N K W"]:
+        """The last sum and its norm, in fp32."""
+        last = self.blocks[-1]
         assert isinstance(last, Block)
         if last.fast is not None:
-            x = last.fast.end(self.norm, x, update)
-        else:
-            x = x + update
-            x = self.norm(x.float() if x.dtype.itemsize == 2 else x)
-        return x if head is None else head(x)
+            return last.fast.end(self.norm, x, update)
+        x = x + update
+        return self.norm(x.float() if x.dtype.itemsize == 2 else x)
 
 
 def residual(x: Tensor) -> Tensor:

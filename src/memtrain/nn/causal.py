@@ -18,7 +18,9 @@ from memtrain.nn.written_out import Weights, fold, rms_normalized
 class FewerOperations:
     """Stands in for `CausalEncoder.forward`."""
 
-    def serves(self, inputs: Tensor, embedding: nn.Embedding) -> bool:
+    def serves(
+        self, encoder: CausalEncoder, inputs: Tensor, steps: Tensor, embedding: nn.Embedding
+    ) -> bool:
         """Whether there are fewer symbols than tokens, and one precision throughout."""
         few = embedding.num_embeddings < inputs.numel()
         return few and not torch.is_autocast_enabled(inputs.device.type)

@@ -73,7 +73,9 @@ class BidirectionalEncoder(nn.Module):
 class FastCausal(Protocol):
     """What an engine may put in the place of the reference, `CausalEncoder.forward`."""
 
-    def serves(self, inputs: Tensor, embedding: nn.Embedding) -> bool: ...
+    def serves(
+        self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
+    ) -> bool: ...
 
     def __call__(
         self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
@@ -104,7 +106,7 @@ class CausalEncoder(nn.Module):
         embedding: nn.Embedding,
     ) -> Read:
         """Memories after `steps`."""
-        if self.fast is not None and self.fast.serves(inputs, embedding):
+        if self.fast is not None and self.fast.serves(self, inputs, steps, embedding):
             return self.fast(self, inputs, steps, embedding)
         length, count = inputs.shape[1], len(self.registers)
         device = inputs.device

@@ -19,6 +19,7 @@ from memtrain.nn.embedding import Lookup
 from memtrain.nn.kernels.hopper import is_hopper
 from memtrain.nn.kernels.later import Later
 from memtrain.nn.looked_up import LookedUpDecoder
+from memtrain.nn.one_sequence import OneSequence
 from memtrain.nn.rnn import RNN, Choose
 from memtrain.nn.teacher import CausalEncoder, Decoder, Teacher
 from memtrain.nn.unrolled import UnrolledTransformer
@@ -87,12 +88,13 @@ class Engine:
                     module.table_gradient = table_gradient
                 if isinstance(module, Block) and KernelBlock.fits(module):
                     module.fast = KernelBlock(module, self.later)
-        if self.written_out:
-            for module in models.modules():
-                if isinstance(module, Teacher):
-                    module.fast_decode = LookedUpDecoder()
-                if isinstance(module, CausalEncoder):
-                    module.fast = FewerOperations()
+        for module in models.modules():
+            if isinstance(module, CausalEncoder) and self.fast:
+                module.fast = OneSequence(compiled=self.config.compile)
+            if isinstance(module, CausalEncoder) and self.written_out:
+                module.fast = FewerOperations()
+            if isinstance(module, Teacher) and self.written_out:
+                module.fast_decode = LookedUpDecoder()
         if self.config.compile:
             for module in models.modules():
                 # Where there are kernels, attention that is too long for them.
