@@ -23,8 +23,8 @@ from memtrain.cli import COMMANDS, main
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
 from memtrain.experiments import FIGURES
-from memtrain.experiments.launch import cores
 from memtrain.pretrained import export
+from memtrain.processes import cores
 from memtrain.recipes import RECIPES
 from memtrain.run import Run
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
-from memtrain.experiments.launch import die_with_parent
-from memtrain.experiments.starting import hear_interrupts, start_process
+from memtrain.processes import die_with_parent, hear_interrupts, start_process
 from memtrain.run import Interrupted, Run
 from memtrain.train.metrics import MetricsFile, Reporter
 

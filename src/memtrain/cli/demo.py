@@ -27,7 +27,7 @@ def demo(arguments: list[str]) -> int:
     import torch
 
     from memtrain.demo import run_demo
-    from memtrain.experiments.launch import cores
+    from memtrain.processes import cores
     from memtrain.run import Interrupted
     from memtrain.train.metrics import make_reporter
 

@@ -8,8 +8,6 @@ checkpoints are what a killed run goes on from.
 import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from memtrain.errors import MemtrainError
-from memtrain.experiments.starting import hear_interrupts, start_process
 from memtrain.experiments.work import Event, Failed, Progress, Work, attempt
+from memtrain.processes import cores, die_with_parent, hear_interrupts, start_process
 
 RETRIES = 1
 """How often a run whose process died is given to another."""
@@ -49,11 +47,6 @@ def default_processes(device: str, scale: str) -> int:
         return 1
     room = torch.cuda.get_device_properties(place).total_memory // RUN_BYTES
     return max(1, min(cores(), ON_A_GPU, room))
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 # ---------------------------------------------------------------------------- local processes
@@ -167,18 +160,6 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
             connection.send(attempt(connection.recv(), folder, connection.send))
     except (EOFError, OSError, KeyboardInterrupt, Interrupted):
         os._exit(0)  # nobody listens any more; what a run had is saved
-
-
-def die_with_parent() -> None:
-    """A killed parent must leave no process behind that still trains."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 # ----------------------------------------------------------------------------------------- Ray

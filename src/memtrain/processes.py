@@ -1,10 +1,19 @@
-"""Starting processes that Ctrl-C cannot hit before they are ready for it."""
+"""Processes of our own: how many there is room for, and how they begin and end with this one."""
 
+import multiprocessing
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def start_process(process: BaseProcess) -> None:
@@ -31,3 +40,15 @@ def hear_interrupts(
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def die_with_parent() -> None:
+    """A killed parent must leave no process behind that still trains."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from memtrain.experiments.starting import hear_interrupts, start_process
+from memtrain.processes import hear_interrupts, start_process
 
 
 def child():
