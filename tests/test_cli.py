@@ -133,6 +133,17 @@ def test_help_imports_no_torch(arguments: list[str]):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_generate_imports_neither_compiler_nor_figures(tmp_path: Path):
+    """Either takes longer than to draw a digit."""
+    code = (
+        "import sys\nfrom memtrain.cli import main\n"
+        f"main(['generate', 'mnist-small', '--count', '1', '--out', {str(tmp_path / 'x.png')!r}])\n"
+        "found = {'torch._dynamo', 'torch._inductor', 'matplotlib', 'sklearn'} & {*sys.modules}\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("command", sorted({*COMMANDS} - {"train", "reproduce"}))
 def test_every_command_explains_itself(command: str, capsys):
     with pytest.raises(SystemExit) as stop:

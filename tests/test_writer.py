@@ -48,6 +48,23 @@ def test_text_begins_with_the_start_token_or_goes_on_from_a_prompt():
     assert after.tokens[0, 6:].tolist() == by_hand[0].tolist()
 
 
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_writing_leaves_torch_as_deterministic_as_it_was(warn_only: bool):
+    seen = []
+
+    def listen(_: np.ndarray) -> None:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        generate(model(TEXT), length=2, listen=listen)
+        assert seen == [False]
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_the_same_seed_writes_the_same_and_listeners_hear_all_of_it():
     author, heard = model(TEXT), []
     written = generate(author, prompt="a", length=40, seed=1, listen=heard.append)

@@ -28,7 +28,7 @@ def save_grid(
             their completions.
         made: 1 where a picture is the model's: there it is tinted.
     """
-    from matplotlib.image import imsave
+    from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
     count, height, _ = pictures.shape
@@ -45,7 +45,7 @@ def save_grid(
         rows = []
         for first in range(0, count, columns):
             rows += [above[first : first + columns], colour[first : first + columns]]
-    imsave(path, _tile(rows, columns, scale=max(1, 48 // height)))
+    Image.fromarray(_tile(rows, columns, scale=max(1, 48 // height))).save(path)
 
 
 def _tile(rows: list[np.ndarray], columns: int, scale: int) -> UInt8[np.ndarray, "Y X 3"]:

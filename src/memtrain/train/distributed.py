@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ BUCKET = 2**24
 PATIENCE = timedelta(days=7)
 """How long processes wait for what the main one prepares: data may be large."""
 Made = TypeVar("Made")
+ForwardHook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
 
 class Group:
@@ -148,9 +149,9 @@ class Group:
             stacks.append(teacher.encoder.stack)
         teacher.fast_decode = None  # it reaches into the decoder's
         units = [block for stack in stacks for block in stack.blocks]
+        without_views = cast(ForwardHook, torch.compiler.disable(_without_views))
         for unit in (*units, teacher.encoder, teacher.decoder, teacher):
-            # Before FSDP2's own. (What torch's `disable` returns has no type of use.)
-            unit.register_forward_hook(_without_views)  # type: ignore[arg-type]
+            unit.register_forward_hook(without_views)  # before FSDP2's own
             fully_shard(unit, mesh=mesh)
             assert isinstance(unit, FSDPModule)  # it is one now
             unit.set_gradient_divide_factor(1.0)
@@ -160,7 +161,6 @@ class Group:
         register_fsdp_forward_method(teacher.decoder, "tell")
 
 
-@torch.compiler.disable
 def _without_views(module: nn.Module, inputs: object, output: Any) -> Any:
     """What a module returns, in memory of its own: a change in place of a view would drop what
     FSDP2 hangs on it, of which torch warns. Linear layers with a bias return views."""
