@@ -27,6 +27,7 @@ from memtrain.pretrained import export
 from memtrain.processes import cores
 from memtrain.recipes import RECIPES
 from memtrain.run import Run
+from memtrain.writer import generate
 
 
 @pytest.fixture
@@ -452,13 +453,27 @@ def test_a_run_finds_its_own_data_and_no_other(here: Path, capsys):
     assert main(again) == 0  # other data of that name is here
     assert json.loads(capsys.readouterr().out)["rnn"] == scores
     shutil.rmtree("../data")
-    for command in ("eval", "resume", "generate"):
+    for command in ("eval", "resume"):
         assert main([command, "../runs/text"]) == 2
         said = capsys.readouterr().err
         assert "data/book: is not the data that ../runs/text learned from; prepare that" in said
     shutil.rmtree("data")
     assert main(again) == 2
     assert "is not here and not beside the run; go to the folder" in capsys.readouterr().err
+
+
+def test_a_run_writes_without_its_data(here: Path, capsys):
+    Path("book.txt").write_text("".join(f"It was line {n} of a long book\n" for n in range(300)))
+    assert main(["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]) == 0
+    write = ["generate", "runs/text", "--prompt", "It", "--length", "20"]
+    capsys.readouterr()
+    written = generate(Run.open("runs/text"), prompt="It", length=20)
+    for name in ("book.txt", "data", "runs/text/metrics.jsonl"):
+        shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
+    assert main(write) == 0
+    assert capsys.readouterr().out == written.texts()[0] + "\n"
+    line = refused(capsys, "generate", "runs/text", "--prompt", "~")
+    assert "'~' is not in the text that the model learned from" in line
 
 
 def test_scores_are_said_where_figures_cannot_be_saved(here: Path, capsys):
@@ -534,6 +549,11 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
         assert message in refused(capsys, "generate", "runs/images", *options), options
     line = refused(capsys, "train", "text", "--data", "data/photos", "--folder", "other")
     assert "holds images; memtrain train images --data data/photos" in line
+    Path("data").rename("away")  # a file to complete is enough
+    assert main(["generate", "runs/images", "--image", "photos/7.png", "--seed", "1"]) == 0
+    assert imread(capsys.readouterr().out.strip()).ndim == 3
+    line = refused(capsys, "generate", "runs/images", "--given", "0.5")
+    assert "its data, data/photos, is not here and not beside the run" in line
 
 
 def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):

@@ -14,7 +14,7 @@ from memtrain import pretrained
 from memtrain.config import Digits
 from memtrain.errors import MemtrainError
 from memtrain.eval.rollout import read
-from memtrain.pretrained import export, load_pretrained, pretrained_names
+from memtrain.pretrained import export, load_pretrained, load_rnn, pretrained_names
 from memtrain.run import Run
 from memtrain.writer import generate
 
@@ -48,6 +48,53 @@ def test_an_exported_model_comes_back_without_its_teacher(run, tmp_path: Path, d
     assert generate(model, count=2).pictures().shape == (2, 8, 8)
 
 
+def test_the_rnn_of_a_run_needs_its_config_and_checkpoints_alone(tmp_path: Path):
+    config = replace(TINY, name="digits", data=Digits())
+    run = Run.create(config, tmp_path / "run").train()
+    model = load_rnn(tmp_path / "run")
+    assert (model.spelling, model.config) == (run.spelling, run.config)
+    assert model.trained["stages"] == run.progress["stages"]
+    tokens = random_tokens(4, 5)
+    assert_close(read(model.rnn, tokens), read(run.rnn, tokens))
+    assert not model.rnn.training
+    state = newest_state(tmp_path / "run")
+    edit_progress(state, spelling=json.loads(state.read_text())["progress"]["spelling"] | {"x": 1})
+    with pytest.raises(MemtrainError, match="its checkpoint: spelling: extra fields found"):
+        load_rnn(tmp_path / "run")
+
+
+def newest_state(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir()) / "state.json"
+
+
+def edit_progress(state: Path, **values) -> None:
+    """Change what a checkpoint says, its checksum too; values of None are taken out."""
+    plain = json.loads(state.read_text())
+    plain["progress"] = {
+        key: value for key, value in (plain["progress"] | values).items() if value is not None
+    }
+    plain.pop("progress_sha256", None)
+    state.write_text(json.dumps(plain))
+
+
+def test_a_run_of_an_older_memtrain_asks_its_data_what_it_writes(tmp_path: Path):
+    run = Run.create(replace(TINY, data=Digits()), tmp_path / "run").train()
+    state = newest_state(tmp_path / "run")
+    edit_progress(state, spelling=None)
+    assert load_rnn(tmp_path / "run").spelling == run.spelling
+
+
+def test_a_run_that_cannot_write_says_why(tmp_path: Path):
+    with pytest.raises(MemtrainError, match="no run there"):
+        load_rnn(tmp_path / "nowhere")
+    Run.create(replace(TINY, data=Digits()), tmp_path / "begun")
+    with pytest.raises(MemtrainError, match="has no checkpoint yet"):
+        load_rnn(tmp_path / "begun")
+    Run.create(TINY, tmp_path / "answers").train()
+    with pytest.raises(MemtrainError, match="asks for answers"):
+        load_rnn(tmp_path / "answers")
+
+
 def test_the_card_says_how_it_was_made(folder: Path):
     card = json.loads((folder / "tiny-digits.json").read_text())
     assert card["trained"]["nats"] == 1.5
@@ -73,9 +120,10 @@ def test_a_name_that_is_not_there_gets_the_nearest(folder: Path):
         (lambda f: (f / "tiny-digits.json").write_text("{}"), "damaged"),
         (lambda f: edit(f, version=2), "version 2, update memtrain"),
         (lambda f: edit(f, spelling={"vocab": 3}), "spelling"),
+        (lambda f: edit(f, spelling={"vocab_size": 3, "start_token": 3}), "start_token=3: must be"),
         (lambda f: edit_cell(f, "evil:Cell"), "cell.kind=evil:Cell: must be transformer"),
     ],
-    ids=["gone", "changed", "broken", "empty", "newer", "spelling", "code"],
+    ids=["gone", "changed", "broken", "empty", "newer", "spelling", "start", "code"],
 )
 def test_damage_is_one_line(folder: Path, harm, message: str):
     harm(folder)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memtrain.nn.contract import check_cell
     from memtrain.nn.rnn import RNN
     from memtrain.nn.teacher import Teacher
-    from memtrain.pretrained import Pretrained, export, load_pretrained, pretrained_names
+    from memtrain.pretrained import Pretrained, export, load_pretrained, load_rnn, pretrained_names
     from memtrain.recipes import RECIPES, recipe
     from memtrain.run import Run
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
@@ -64,6 +64,7 @@ _HOME = {
     "Pretrained": "pretrained",
     "export": "pretrained",
     "load_pretrained": "pretrained",
+    "load_rnn": "pretrained",
     "pretrained_names": "pretrained",
     "RECIPES": "recipes",
     "recipe": "recipes",
@@ -105,6 +106,7 @@ __all__ = [
     "from_json",
     "generate",
     "load_pretrained",
+    "load_rnn",
     "pretrained_names",
     "read",
     "recipe",

@@ -10,8 +10,9 @@ import torch
 
 from memtrain.errors import MemtrainError
 from memtrain.eval.sampling import Sampler
-from memtrain.pretrained import load_pretrained, pretrained_names
+from memtrain.pretrained import load_pretrained, load_rnn, pretrained_names
 from memtrain.run import Run
+from memtrain.run_folder import is_run
 from memtrain.train.metrics import Reporter
 from memtrain.writer import Writer, Written, generate
 
@@ -47,19 +48,15 @@ class Wish:
         Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # says why not
 
 
-def find_writer(name: str, allow_code: bool, reporter: Reporter, *, best: bool = False) -> Writer:
-    """The run in a folder of that name, else the pretrained model of that name."""
-    folder = Path(name)
-    if (folder / "config.json").is_file():
-        run = Run.open(folder, allow_code=allow_code, best=best, reporter=reporter)
-        if not run.progress["stages"]:
-            raise MemtrainError(f"{name}: has no checkpoint yet; memtrain resume {name} trains it")
-        if run.spelling is None:
-            raise MemtrainError(
-                f"{name}: its task ({run.config.data.kind}) asks for answers and has no "
-                "sequences to write; try a run of digits"
-            )
-        return run
+def find_writer(
+    name: str, wish: Wish, *, allow_code: bool, best: bool, reporter: Reporter
+) -> Writer:
+    """The RNN of the run in a folder of that name, else the pretrained model of that name."""
+    if is_run(name):
+        model = load_rnn(name, allow_code=allow_code, best=best, reporter=reporter)
+        if wish.given is None or wish.image is not None or model.spelling.picture is None:
+            return model
+        return Run.open(name, allow_code=allow_code, best=best)  # it knows its held-out pictures
     names = pretrained_names()
     if name not in names:
         held = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
@@ -91,7 +88,7 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
         count, length = originals.shape
         prompt = originals[:, : min(length - 1, max(1, round((wish.given or 0.5) * length)))]
     written = _generate(model, wish, count, prompt)
-    path = wish.out or _place(model, name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"
+    path = wish.out or _place(name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"
     written.save(path, originals)
     print(path)
 
@@ -154,8 +151,8 @@ def _originals(model: Writer, wish: Wish) -> np.ndarray | None:
     return pictures.cpu().numpy()
 
 
-def _place(model: Writer, name: str) -> Path:
-    return model.folder / "samples" if isinstance(model, Run) else Path(name)
+def _place(name: str) -> Path:
+    return Path(name) / "samples" if is_run(name) else Path(name)
 
 
 def _kind(wish: Wish) -> str:

@@ -5,7 +5,7 @@ runs/NAME/config.json       the whole RunConfig
           checkpoints/      the last few and the best, each enough to go on to the bit
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from memtrain.run_folder import (
     check_imports,
     check_progress,
     find_data,
+    load_weights,
     make_folder,
     read_folder,
 )
@@ -72,6 +73,8 @@ class Run:
         self.task.to(self.engine.device)
         self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": [], "metrics_bytes": 0}
         self.progress["data"] = self.task.identity
+        # So that the RNN can write where its data is not.
+        self.progress["spelling"] = asdict(self.spelling) if self.spelling else None
         self.pending: Checkpoint | None = None
 
     # ------------------------------------------------------------------------ make and open
@@ -148,11 +151,7 @@ class Run:
     def _load(self, checkpoint: Checkpoint) -> None:
         progress = self.progress | checkpoint.progress
         check_progress(self.folder, self.config, progress)
-        try:
-            self._models().load_state_dict(checkpoint.weights)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[1].strip()[:200]
-            raise MemtrainError(f"{self.folder}: weights do not fit the config: {reason}") from None
+        load_weights(self._models(), checkpoint.weights, self.folder)
         self.progress = progress
         self.writer.saved = self.writer.begun = progress["global_step"]
         self.pending = checkpoint

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from memtrain.config import DataConfig, RunConfig, Stream
 from memtrain.config_json import read_config, to_json
 from memtrain.data.store import identity_of, open_store
@@ -33,14 +35,18 @@ def make_folder(config: RunConfig, folder: Path, overwrite: bool) -> None:
     write_whole(folder / "config.json", to_json(config).encode())
 
 
+def is_run(folder: Path | str) -> bool:
+    """Whether a run is there."""
+    return (Path(folder) / "config.json").is_file()
+
+
 def read_folder(folder: Path) -> RunConfig:
     """The config of the run that is there."""
-    path = folder / "config.json"
-    if not path.is_file():
+    if not is_run(folder):
         raise MemtrainError(
             f"{folder}: no run there (config.json is missing); memtrain train makes one"
         )
-    return read_config(path)
+    return read_config(folder / "config.json")
 
 
 def check_imports(folder: Path, config: RunConfig, *, cell_given: bool, task_given: bool) -> None:
@@ -84,6 +90,15 @@ def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None
             f"{name}: is not the data that {folder} learned from; prepare that again, with "
             "the same options, or train anew"
         )
+
+
+def load_weights(models: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Give models the weights of a checkpoint, all of them."""
+    try:
+        models.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip()[:200]
+        raise MemtrainError(f"{folder}: weights do not fit the config: {reason}") from None
 
 
 def check_progress(folder: Path, config: RunConfig, progress: Mapping[str, Any]) -> None:

@@ -135,6 +135,7 @@ def test_our_files_are_what_safetensors_writes(tmp_path: Path):
         {"stages": [{"name": "smt", "skipped": 0.5}]},
         {"best": {"global_step": "../../etc"}},
         {"data": 7},
+        {"spelling": 7},
     ],
 )
 def test_progress_of_another_shape_is_refused_by_name(tmp_path: Path, progress):

@@ -112,6 +112,12 @@ def generate(arguments: list[str]) -> int:
 
     values = {one.name: getattr(options, one.name) for one in fields(Wish)}
     wish = Wish(**values)
-    model = find_writer(options.run, options.allow_code, make_reporter(), best=options.best)
+    model = find_writer(
+        options.run,
+        wish,
+        allow_code=options.allow_code,
+        best=options.best,
+        reporter=make_reporter(),
+    )
     write_wish(model, options.run, wish)
     return 0

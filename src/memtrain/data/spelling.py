@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import cattrs
 import numpy as np
+from cattrs.v import format_exception
 from jaxtyping import Int64, Integer, UInt8
 
 from memtrain.data.pictures import Picture, decode_pictures, encode_pictures, read_image
@@ -29,6 +32,12 @@ class Spelling:
     """Whether a higher grey level is darker."""
     alphabet: tuple[int, ...] = ()
     """The tokens that the training text holds (text only)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_token < self.vocab_size:
+            raise MemtrainError(
+                f"start_token={self.start_token}: must be below vocab_size, {self.vocab_size}"
+            )
 
     @property
     def writable(self) -> int:
@@ -90,6 +99,23 @@ class Spelling:
             raise MemtrainError("these tokens spell no pictures")
         gray = decode_pictures(tokens, self.picture)
         return 255 - gray if self.dark_ink else gray
+
+
+def read_spelling(plain: Any, source: str) -> Spelling:
+    """A spelling from what `asdict` made of it, after its way through JSON.
+
+    Raises:
+        MemtrainError: it is none; the message begins with the source.
+    """
+    try:
+        return cattrs.Converter(forbid_extra_keys=True).structure(plain, Spelling)
+    except cattrs.BaseValidationError as error:
+        reason = cattrs.transform_error(error, format_exception=_explain)[0]
+        raise MemtrainError(f"{source}: spelling: {reason}") from None
+
+
+def _explain(error: BaseException, kind: type | None) -> str:
+    return str(error) if isinstance(error, MemtrainError) else format_exception(error, kind)
 
 
 def _brief(prompt: str) -> str:

@@ -1,7 +1,8 @@
-"""Small trained models that come with the package: weights and how they were made.
+"""Models that write, without their teacher and data: those of runs, and small ones that come with
+the package.
 
-NAME.safetensors holds the weights of cell and readout in 16 bits, the teacher is left behind.
-NAME.json holds the run's config, what the tokens spell, how it was trained, and a checksum.
+Of the latter NAME.safetensors holds the weights of cell and readout in 16 bits; NAME.json holds
+the run's config, what the tokens spell, how it was trained, and a checksum.
 """
 
 import hashlib
@@ -11,18 +12,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-import cattrs
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import nn
 
 from memtrain.config import CELLS, RunConfig
 from memtrain.config_json import from_json, to_json
-from memtrain.data.spelling import Spelling
+from memtrain.data.spelling import Spelling, read_spelling
 from memtrain.errors import MemtrainError, nearest
 from memtrain.nn.build import build_rnn
 from memtrain.nn.rnn import RNN
 from memtrain.run import Run
+from memtrain.run_folder import check_imports, load_weights, read_folder
+from memtrain.train.checkpoint import latest_checkpoint
+from memtrain.train.engine import Engine
+from memtrain.train.metrics import Reporter
 from memtrain.version import VERSION
 
 PRETRAINED_VERSION = 1
@@ -40,6 +45,60 @@ class Pretrained:
     """The run that trained it."""
     trained: dict[str, Any]
     """Steps, tokens and seconds of each stage, and whatever the exporter added."""
+
+
+def load_rnn(
+    folder: Path | str,
+    *,
+    best: bool = False,
+    allow_code: bool = False,
+    cell: nn.Module | None = None,
+    reporter: Reporter | None = None,
+) -> Pretrained:
+    """The recurrent network of a run. Of its folder, config.json and checkpoints/ are enough.
+
+    Args:
+        folder: the run's folder.
+        best: take the checkpoint with the lowest held-out loss instead of the newest.
+        allow_code: import the cell that the run's config names.
+        cell: the cell as an object, if it was given as one.
+        reporter: hears of checkpoints that had to be passed over.
+
+    Raises:
+        MemtrainError: the run is not trained yet, has nothing to write, or is damaged.
+    """
+    folder = Path(folder)
+    config = read_folder(folder)
+    if not allow_code:
+        check_imports(folder, config, cell_given=cell is not None, task_given=True)
+    checkpoint, problems = latest_checkpoint(folder / "checkpoints", best=best)
+    for problem in problems:
+        (reporter or Reporter()).say(f"passed over a broken checkpoint: {problem}")
+    if checkpoint is None or not checkpoint.progress.get("stages"):
+        raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
+    if "spelling" in checkpoint.progress:
+        plain = checkpoint.progress["spelling"]
+        spelling = plain and read_spelling(plain, f"{folder}: its checkpoint")
+    else:  # an older memtrain saved it; the data knows
+        spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
+    if spelling is None:
+        raise MemtrainError(
+            f"{folder}: its task ({config.data.kind}) asks for answers and has no sequences to "
+            "write; try a run of digits"
+        )
+    rnn = build_rnn(config, spelling.vocab_size, cell)
+    weights = {
+        key.removeprefix("rnn."): value
+        for key, value in checkpoint.weights.items()
+        if key.startswith("rnn.")
+    }
+    load_weights(rnn, weights, folder)
+    engine = Engine(config.engine)
+    rnn.to(engine.device).eval()
+    engine.prepare(rnn)
+    engine.prepare_rnn(rnn)
+    trained = {"stages": checkpoint.progress["stages"]}
+    return Pretrained(config.name, rnn, spelling, config, trained)
 
 
 def pretrained_names(folder: Path | str | None = None) -> list[str]:
@@ -77,7 +136,7 @@ def load_pretrained(
         if hashlib.sha256(weights).hexdigest() != card["sha256"]:
             raise MemtrainError(f"{name}.safetensors: not what was exported (checksum)")
         config = from_json(json.dumps(card["config"]))
-        spelling = cattrs.Converter(forbid_extra_keys=True).structure(card["spelling"], Spelling)
+        spelling = read_spelling(card["spelling"], f"{name}.json")
         _check_cell_kind(config, name)
         rnn = build_rnn(config, spelling.vocab_size)
         rnn.load_state_dict({key: value.float() for key, value in load(weights).items()})
@@ -90,9 +149,6 @@ def load_pretrained(
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise MemtrainError(f"{name}: damaged ({type(error).__name__}: {reason})") from None
-    except cattrs.BaseValidationError as error:
-        reason = cattrs.transform_error(error)[0]
-        raise MemtrainError(f"{name}.json: spelling: {reason}") from None
     return Pretrained(name, rnn.to(device).eval(), spelling, config, card["trained"])
 
 

@@ -141,6 +141,8 @@ def check_progress(progress: Any) -> dict:
                 )
     if not isinstance(progress.get("data", ""), str):
         raise CheckpointError("state.json: progress.data: must be a text")
+    if not isinstance(progress.get("spelling", {}), (dict, type(None))):
+        raise CheckpointError("state.json: progress.spelling: must be an object or null")
     best = progress.get("best")
     if best is not None and not (
         isinstance(best, dict)
