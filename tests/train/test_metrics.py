@@ -83,3 +83,24 @@ def test_a_terminal_gets_a_bar_with_time_left():
 def test_a_stage_that_goes_on_beyond_its_steps_has_no_time_left():
     forecast = Pace(10, 20).at(25)
     assert forecast.steps == 25 and forecast.left == 0
+
+
+def test_the_rate_is_that_of_late_whatever_came_before(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pace = Pace(50, 1000)
+    now[0] += 40.0  # compiling
+    assert pace.at(51).rate == 1 / 40
+    for step in range(52, 300):  # then two steps a second, for 124 seconds
+        now[0] += 0.5
+        rate = pace.at(step).rate
+    assert rate == pytest.approx(2.0, rel=0.02)
+    assert pace.at(299).left == pytest.approx(701 / 2, rel=0.02)
+    now[0] += 1000.0  # the lid was closed
+    for step in range(300, 2 * 1200 + 300):
+        now[0] += 0.5
+        rate = pace.at(step).rate
+    assert rate == pytest.approx(2.0, rel=0.02)
+    assert len(pace.marks) < 1300
+    now[0] = 0.0  # a clock that was set back says nothing
+    assert pace.at(step).rate == 0

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,10 +117,14 @@ class Forecast(NamedTuple):
 
 
 class Pace:
-    """Foretells a stage's end from the steps seen so far."""
+    """Foretells a stage's end from its last minute, or its second half if that is longer: a start
+    that took long, or an hour in which the machine slept, is soon forgotten."""
 
     def __init__(self, step: int, steps: int) -> None:
-        self.first, self.steps, self.began = step, steps, time.monotonic()
+        self.steps = steps
+        self.began = time.monotonic()
+        self.marks = deque([(self.began, step)])
+        """Moments, a second or more apart, and the steps that were done by then."""
         self.clock: float | None = None
 
     def limit(self, left: float) -> None:
@@ -128,12 +133,23 @@ class Pace:
 
     def at(self, step: int) -> Forecast:
         """What is to be expected after a step."""
-        rate = _rate(step - self.first, time.monotonic() - self.began)
+        rate = self._rate(step)
         steps = max(step, self.steps)
         left = (steps - step) / max(1e-3, rate)
         if self.clock is not None and self.clock < left:
             left, steps = self.clock, min(steps, step + round(self.clock * rate))
         return Forecast(rate, steps, left)
+
+    def _rate(self, step: int) -> float:
+        """Steps a second; 0 where the clock says nothing, as after it was set back."""
+        now = time.monotonic()
+        since = now - max(60.0, (now - self.began) / 2)
+        while len(self.marks) > 1 and self.marks[1][0] <= since:
+            self.marks.popleft()
+        if now - self.marks[-1][0] >= 1:
+            self.marks.append((now, step))
+        moment, before = self.marks[0]
+        return max(0, step - before) / (now - moment) if now > moment else 0.0
 
 
 class TerminalReporter(Reporter):
@@ -220,11 +236,6 @@ def make_reporter() -> Reporter:
     console = Console(stderr=True)
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     return TerminalReporter(console) if live else LineReporter(console)
-
-
-def _rate(steps: int, seconds: float) -> float:
-    """Steps a second; 0 where the clock says nothing, as after it was set back."""
-    return max(0, steps) / seconds if seconds > 0 else 0.0
 
 
 def _clock(seconds: float) -> str:
