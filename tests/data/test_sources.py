@@ -255,7 +255,7 @@ def test_sketchy_reads_folders_resizes_and_leaves_photos_out(tmp_path: Path):
     store = prepare("sketchy", data_dir=tmp_path / "db", out=tmp_path / "out", held_out=0.5)
     assert sum(info.documents for info in store.splits.values()) == 4
     assert set(store.tokens("train")) == {15}
-    assert store.meta.notes[0] == "skipped 1 unreadable files: cat/n1_8-2.png"
+    assert store.meta.notes[0] == "skipped 1 unreadable file: cat/n1_8-2.png"
 
 
 def test_the_threshold_is_an_option(tmp_path: Path):
@@ -301,11 +301,26 @@ def test_each_side_of_a_split_by_name_holds_something(names: set[str], share: fl
 # ------------------------------------------------------------------------------------------- text
 
 
+@pytest.mark.parametrize(
+    ("mode", "note"),
+    [
+        ("bytes", "kept 40 bytes beyond ASCII; --option mode ascii drops them"),
+        ("ascii", "dropped 20 non-ASCII characters (40 bytes)"),
+    ],
+)
+def test_what_is_beyond_ascii_is_counted_and_said(tmp_path: Path, mode: str, note: str):
+    (tmp_path / "book.txt").write_text("café\n" * 20)
+    store = prepare_text(tmp_path / "book.txt", tmp_path / "out", mode=mode)
+    assert store.meta.notes == (note,)
+    (tmp_path / "plain.txt").write_text("cafe\n" * 20)
+    assert prepare_text(tmp_path / "plain.txt", tmp_path / "other", mode=mode).meta.notes == ()
+
+
 def test_the_end_of_a_single_text_is_held_out(tmp_path: Path):
     (tmp_path / "book.txt").write_text("é" + "x" * 88 + "0123456789")
     store = prepare_text(tmp_path / "book.txt", tmp_path / "out")
     assert text(store, "train") == "é" + "x" * 88 and text(store, "test") == "0123456789"
-    assert (store.meta.name, store.meta.text, store.meta.notes) == ("book", True, ())
+    assert (store.meta.name, store.meta.text) == ("book", True)
 
 
 def test_the_last_documents_of_a_folder_are_held_out(tmp_path: Path):

@@ -26,10 +26,11 @@ def documents(raw: bytes, **options) -> list[bytes]:
 def test_bytes_keep_everything_and_ascii_drops_and_counts():
     raw = "né à 7 €".encode()
     kept = encode_text(raw, "bytes")
-    assert kept.tokens.tobytes() == raw and kept.dropped_bytes == 0
+    assert kept.tokens.tobytes() == raw and (kept.dropped_bytes, kept.kept_bytes) == (0, 7)
     ascii_only = encode_text(raw, "ascii")
     assert ascii_only.tokens.tobytes() == b"n  7 "
     assert (ascii_only.dropped_characters, ascii_only.dropped_bytes) == (3, 7)
+    assert ascii_only.kept_bytes == 0
 
 
 def test_separator_lines_are_dropped_and_stories_keep_their_newline():

@@ -118,6 +118,8 @@ class EncodedText:
     """Where each document starts."""
     dropped_characters: int
     dropped_bytes: int
+    kept_bytes: int
+    """Beyond ASCII, in mode "bytes"."""
 
 
 def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> EncodedText:
@@ -133,6 +135,7 @@ def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> 
     if mode not in TEXT_MODES:
         raise MemtrainError(f"mode={mode!r}: {nearest(mode, TEXT_MODES)}")
     text = raw.translate(None, _NON_ASCII) if mode == "ascii" else raw
+    beyond = len(raw) - len(raw.translate(None, _NON_ASCII))
     dropped_bytes = len(raw) - len(text)
     dropped_characters = len(raw.translate(None, _NO_LEAD_BYTE)) if dropped_bytes else 0
     if separator and SEPARATOR_TOKEN in text:
@@ -150,7 +153,8 @@ def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> 
     tokens = np.frombuffer(glue.join(view[begin:end] for begin, end in spans), np.uint8)
     lengths = np.array([end - begin + len(glue) for begin, end in spans], np.int64)
     starts = np.cumsum(lengths) - lengths
-    return EncodedText(tokens, starts, dropped_characters, dropped_bytes)
+    kept_bytes = beyond - dropped_bytes
+    return EncodedText(tokens, starts, dropped_characters, dropped_bytes, kept_bytes)
 
 
 def decode_text(tokens: Integer[np.ndarray, " N"]) -> str:

@@ -19,8 +19,11 @@ def encode_named(raw: bytes, mode: str, separator: bool, where: str) -> EncodedT
         raise MemtrainError(f"{where}: {error}") from None
 
 
-def dropped_note(encoded: EncodedText, prefix: str) -> tuple[str, ...]:
-    """A note on the characters that were dropped, if any were."""
+def non_ascii_note(encoded: EncodedText, prefix: str) -> tuple[str, ...]:
+    """A note on what is beyond ASCII, if anything is: dropped, or kept as bytes."""
+    if encoded.kept_bytes:
+        kept = f"kept {encoded.kept_bytes:,} bytes beyond ASCII"
+        return (f"{prefix}{kept}; --option mode ascii drops them",)
     if not encoded.dropped_bytes:
         return ()
     characters, count = encoded.dropped_characters, encoded.dropped_bytes
@@ -72,4 +75,5 @@ def skipped_note(pictures: Pictures) -> tuple[str, ...]:
     if not pictures.skipped:
         return ()
     named = ", ".join(pictures.skipped[:5]) + (", ..." if len(pictures.skipped) > 5 else "")
-    return (f"skipped {len(pictures.skipped):,} unreadable files: {named}",)
+    files = "file" if len(pictures.skipped) == 1 else "files"
+    return (f"skipped {len(pictures.skipped):,} unreadable {files}: {named}",)

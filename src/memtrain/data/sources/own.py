@@ -8,8 +8,8 @@ from memtrain.data import download
 from memtrain.data.pictures import Copies, read_folder
 from memtrain.data.sources.encoding import (
     copies_note,
-    dropped_note,
     encode_named,
+    non_ascii_note,
     skipped_note,
     spell_pictures,
 )
@@ -47,7 +47,7 @@ def prepare_text(
         source=str(path),
         text=True,
         separator=SEPARATOR_TOKEN if separator else None,
-        notes=dropped_note(encoded, ""),
+        notes=non_ascii_note(encoded, ""),
     )
     splits = split_stream(encoded.tokens, encoded.starts, held_out)
     return write_store(out, meta, splits, overwrite=overwrite)

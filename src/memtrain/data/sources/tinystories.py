@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from memtrain.data import download
-from memtrain.data.sources.encoding import dropped_note, encode_named
+from memtrain.data.sources.encoding import encode_named, non_ascii_note
 from memtrain.data.sources.finding import check_folder, first_there
 from memtrain.data.store import Split, Store, StoreMeta, check_place, write_store
 from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB, read_texts
@@ -26,7 +26,7 @@ def prepare_tinystories(
     for split, paths in zip(("train", "test"), _tinystories_files(data_dir), strict=True):
         encoded = encode_named(read_texts(paths), "ascii", separator, ", ".join(map(str, paths)))
         splits[split] = Split(encoded.tokens, encoded.starts)
-        notes += dropped_note(encoded, f"{split}: ")
+        notes += non_ascii_note(encoded, f"{split}: ")
     meta = StoreMeta(
         name="tinystories",
         vocab_size=TEXT_VOCAB,
