@@ -61,6 +61,9 @@ def test_the_rnn_of_a_run_needs_its_config_and_checkpoints_alone(tmp_path: Path)
     edit_progress(state, spelling=json.loads(state.read_text())["progress"]["spelling"] | {"x": 1})
     with pytest.raises(MemtrainError, match="its checkpoint: spelling: extra fields found"):
         load_rnn(tmp_path / "run")
+    edit_progress(state, spelling={})
+    with pytest.raises(MemtrainError, match="its checkpoint: spelling: required field missing"):
+        load_rnn(tmp_path / "run")
 
 
 def newest_state(run: Path) -> Path:
@@ -82,6 +85,16 @@ def test_a_run_of_an_older_memtrain_asks_its_data_what_it_writes(tmp_path: Path)
     state = newest_state(tmp_path / "run")
     edit_progress(state, spelling=None)
     assert load_rnn(tmp_path / "run").spelling == run.spelling
+
+
+def test_an_rnn_too_large_for_this_machine_is_refused_before_it_is_made(tmp_path: Path):
+    Run.create(replace(TINY, data=Digits()), tmp_path / "run").train()
+    path = tmp_path / "run" / "config.json"
+    plain = json.loads(path.read_text())
+    plain["cell"] |= {"width": 2**16, "layers": 64}
+    path.write_text(json.dumps(plain))
+    with pytest.raises(MemtrainError, match="the models have .* parameters"):
+        load_rnn(tmp_path / "run")
 
 
 def test_a_run_that_cannot_write_says_why(tmp_path: Path):

@@ -1,6 +1,8 @@
 """The models that a config describes."""
 
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +14,8 @@ from memtrain.nn.contract import check_cell, memory_shape
 from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Decoder, Teacher
 
+Models = TypeVar("Models", bound=tuple[Any, ...])
+
 
 def build_models(
     config: RunConfig, vocab_size: int, cell: nn.Module | None = None
@@ -22,33 +26,27 @@ def build_models(
         MemtrainError: they are larger than this machine's memory, which is seen before any is
             taken; or the cell breaks the contract.
     """
-    if cell is None and config.cell.kind in CELLS:
-        with torch.device("meta"):  # shapes without memory
-            _check_size(*_build(config, vocab_size, None))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        try:
-            return _build(config, vocab_size, cell)
-        except RuntimeError as error:
-            if "can't allocate memory" not in str(error):
-                raise
-            raise MemtrainError(
-                "the models do not fit in the memory that is free; take a smaller width or fewer "
-                "layers"
-            ) from None
 
+    def build() -> tuple[RNN, Teacher | None]:
+        rnn = _build_rnn(config, vocab_size, cell)
+        if not config.has_teacher:
+            return rnn, None
+        return rnn, Teacher(config.teacher, vocab_size, *memory_shape(rnn.cell))
 
-def _build(
-    config: RunConfig, vocab_size: int, cell: nn.Module | None
-) -> tuple[RNN, Teacher | None]:
-    rnn = build_rnn(config, vocab_size, cell)
-    if not config.has_teacher:
-        return rnn, None
-    return rnn, Teacher(config.teacher, vocab_size, *memory_shape(rnn.cell))
+    return _with_care(config, cell, build)
 
 
 def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
-    """The RNN of a config, with a cell of the user's in place of what it names."""
+    """The RNN of a config alone, with a cell of the user's in place of what it names.
+
+    Raises:
+        MemtrainError: as `build_models`.
+    """
+    (rnn,) = _with_care(config, cell, lambda: (_build_rnn(config, vocab_size, cell),))
+    return rnn
+
+
+def _build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None) -> RNN:
     if cell is None:
         cell = build_cell(config.cell, vocab_size)
     else:
@@ -56,6 +54,24 @@ def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None)
     _, memory_dim = memory_shape(cell)
     causal = config.readout_attention == "causal"
     return RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+
+
+def _with_care(config: RunConfig, cell: nn.Module | None, build: Callable[[], Models]) -> Models:
+    """Build models if they fit, with the config's seed and without a trace in torch's own."""
+    if cell is None and config.cell.kind in CELLS:
+        with torch.device("meta"):  # shapes without memory
+            _check_size(*build())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        try:
+            return build()
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):
+                raise
+            raise MemtrainError(
+                "the models do not fit in the memory that is free; take a smaller width or fewer "
+                "layers"
+            ) from None
 
 
 def _check_size(*models: nn.Module | None) -> None:

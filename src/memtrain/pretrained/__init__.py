@@ -78,7 +78,8 @@ def load_rnn(
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
     if "spelling" in checkpoint.progress:
         plain = checkpoint.progress["spelling"]
-        spelling = plain and read_spelling(plain, f"{folder}: its checkpoint")
+        source = f"{folder}: its checkpoint"
+        spelling = None if plain is None else read_spelling(plain, source)
     else:  # an older memtrain saved it; the data knows
         spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
     if spelling is None:
