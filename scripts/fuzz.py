@@ -39,15 +39,17 @@ import numpy as np
 import torch
 from kill_test import tiny
 
-from memtrain.config import LogConfig, Stream
+from memtrain.config import DataConfig, Digits, LogConfig, Stream
 from memtrain.config_json import read_config, to_json
 from memtrain.data.sources import prepare_path
 from memtrain.data.store import Split, StoreMeta, open_store, write_store
 from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
+from memtrain.pretrained import load_rnn
 from memtrain.run import Run
 from memtrain.train.metrics import Reporter
 from memtrain.train.stop import Interrupted
+from memtrain.writer import generate
 
 SECONDS = 20.0
 """A case that takes longer hangs."""
@@ -136,9 +138,10 @@ class StopSoon(Reporter):
         signal.raise_signal(signal.SIGTERM)
 
 
-def make_run(folder: Path) -> None:
+def make_run(folder: Path, data: DataConfig | None = None) -> None:
     """A run that was stopped with a few steps left, and has two checkpoints."""
     config = tiny(3)
+    config = replace(config, data=data or config.data)
     log = LogConfig(every=1, evaluate_every=0, evaluate_sequences=4, checkpoint_every=2)
     try:
         Run.create(replace(config, log=log), folder).train(StopSoon())
@@ -163,7 +166,8 @@ def fix_checksums(checkpoint: Path) -> None:
         return
 
 
-def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
+def damage_run(source: Path, folder: Path, chance: random.Random) -> Path:
+    """A copy of a run with one file changed: which one."""
     shutil.copytree(source, folder)
     newest = sorted((folder / "checkpoints").iterdir())[-1]
     files = [folder / "config.json", folder / "metrics.jsonl", *sorted(newest.iterdir())]
@@ -174,6 +178,11 @@ def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
     if chance.random() < 0.5:  # nothing to fall back on
         for other in sorted((folder / "checkpoints").iterdir())[:-1]:
             shutil.rmtree(other)
+    return chosen
+
+
+def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
+    chosen = damage_run(source, folder, chance)
     run = Run.open(folder)
     run.metrics.read()
     affordable = all(stage.steps <= 10 for stage in run.config.stages().values())
@@ -182,6 +191,11 @@ def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
             run.train(StopSoon())
         except Interrupted:
             return
+
+
+def fuzz_writer(source: Path, folder: Path, chance: random.Random) -> None:
+    damage_run(source, folder, chance)
+    generate(load_rnn(folder), count=2).save(folder / "written.png")
 
 
 def make_config(folder: Path) -> None:
@@ -243,6 +257,7 @@ def fuzz_file(source: Path, folder: Path, chance: random.Random) -> None:
 
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Path, random.Random], None]]] = {
     "run": (make_run, fuzz_run),
+    "writer": (partial(make_run, data=Digits()), fuzz_writer),
     "config": (make_config, fuzz_config),
     "store": (make_store, fuzz_store),
     "file": (make_files, fuzz_file),
