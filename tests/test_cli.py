@@ -284,6 +284,8 @@ def test_ctrl_c_while_processes_start_is_no_traceback(
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that starts the tests in its background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not any("spawn_main" in line for line in command_lines_below(parent.pid)):
         assert parent.poll() is None, parent.communicate()

@@ -33,7 +33,7 @@ def build_models(
             return rnn, None
         return rnn, Teacher(config.teacher, vocab_size, *memory_shape(rnn.cell))
 
-    return _with_care(config, cell, build)
+    return _with_care(config, vocab_size, cell, build)
 
 
 def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
@@ -42,7 +42,7 @@ def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None)
     Raises:
         MemtrainError: as `build_models`.
     """
-    (rnn,) = _with_care(config, cell, lambda: (_build_rnn(config, vocab_size, cell),))
+    (rnn,) = _with_care(config, vocab_size, cell, lambda: (_build_rnn(config, vocab_size, cell),))
     return rnn
 
 
@@ -56,9 +56,13 @@ def _build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None) -> RN
     return RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
 
 
-def _with_care(config: RunConfig, cell: nn.Module | None, build: Callable[[], Models]) -> Models:
+def _with_care(
+    config: RunConfig, vocab_size: int, cell: nn.Module | None, build: Callable[[], Models]
+) -> Models:
     """Build models if they fit, with the config's seed and without a trace in torch's own."""
-    if cell is None and config.cell.kind in CELLS:
+    known = cell is None and config.cell.kind in CELLS
+    if known and 4 * most_parameters(config, vocab_size) > _memory():
+        # To count exactly, torch loads its compiler, which takes a second.
         with torch.device("meta"):  # shapes without memory
             _check_size(*build())
     with torch.random.fork_rng(devices=[]):
@@ -74,9 +78,28 @@ def _with_care(config: RunConfig, cell: nn.Module | None, build: Callable[[], Mo
             ) from None
 
 
+def most_parameters(config: RunConfig, vocab_size: int) -> int:
+    """More parameters than the models of a config have, by a rough count that takes no time."""
+    teacher, cell = config.teacher, config.cell
+    widest = max(
+        teacher.width,
+        teacher.heads * teacher.head_dim,
+        cell.width,
+        cell.heads * cell.head_dim,
+        cell.memory_tokens * cell.memory_dim,
+    )
+    layers = teacher.encoder_layers + 2 * teacher.decoder_layers + cell.layers + 2
+    return 16 * layers * widest**2 + 8 * vocab_size * widest
+
+
+def _memory() -> int:
+    """Bytes that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _check_size(*models: nn.Module | None) -> None:
     count = sum(p.numel() for model in models if model is not None for p in model.parameters())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = _memory()
     if 4 * count > memory:
         raise MemtrainError(
             f"the models have {count:,} parameters, {4 * count / 2**30:,.0f} GiB; this machine has "
