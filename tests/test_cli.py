@@ -293,7 +293,8 @@ def test_ctrl_c_while_processes_start_is_no_traceback(
     time.sleep(delay)
     os.killpg(parent.pid, signal.SIGINT)
     _, told = parent.communicate()
-    assert parent.returncode == 130
+    # Stopped within an import Python ends itself by the signal: to a shell that is 130 as well.
+    assert parent.returncode in (130, -signal.SIGINT)
     assert "memtrain: stopped" in told and "Traceback" not in told
 
 
