@@ -10,6 +10,7 @@ from pathlib import Path
 from conftest import TINY
 from memtrain.config import EngineConfig, LogConfig, RunConfig
 from memtrain.errors import MemtrainError
+from memtrain.processes import end_if_one_of_several
 from memtrain.run import Run
 from memtrain.stage import StageLoop
 from memtrain.train.distributed import Group, join
@@ -164,4 +165,4 @@ if __name__ == "__main__":
     processes = join()
     JOBS[sys.argv[1]](processes, Path(sys.argv[2]))
     processes.leave()
-    processes.end(0)
+    end_if_one_of_several(0)

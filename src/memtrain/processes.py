@@ -1,4 +1,4 @@
-"""Processes of our own: how many there is room for, and how they begin and end with this one."""
+"""Processes: how many there is room for, how ours begin and end with this one, how one ends."""
 
 import multiprocessing
 import os
@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -52,3 +53,21 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def size_of_group() -> int:
+    """How many processes torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def end_if_one_of_several(status: int) -> None:
+    """End this process at once, if torchrun started it as one of several.
+
+    torch's threads may still run while Python takes itself down, which now and then ended a
+    process with SIGABRT, whatever its status was, and torchrun would start all of them again.
+    """
+    if size_of_group() > 1:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # nobody reads it any more
+                stream.flush()
+        os._exit(status)

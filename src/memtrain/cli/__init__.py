@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from memtrain.errors import FailedElsewhereError, MemtrainError, nearest
+from memtrain.processes import end_if_one_of_several
 from memtrain.version import VERSION
 
 OVERVIEW = f"""\
@@ -50,7 +51,12 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    status = _run(list(sys.argv[1:] if arguments is None else arguments))
+    end_if_one_of_several(status)
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(OVERVIEW, end="")
         return 0

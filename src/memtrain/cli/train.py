@@ -160,7 +160,7 @@ def resume(arguments: list[str]) -> int:
         run.group.leave()
         if run.group.main:
             print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
-        return run.group.end(0)
+        return 0
     return _train(run, reporter)
 
 
@@ -174,7 +174,7 @@ def _train(run: Any, reporter: Any) -> int:
         if run.group.main:
             how = f"go on with: memtrain resume {run.folder}"
             print(f"memtrain: {interrupted}; {how}", file=sys.stderr)
-        return run.group.end(0 if interrupted.signal_number == signal.SIGTERM else 130)
+        return 0 if interrupted.signal_number == signal.SIGTERM else 130
     result = run.evaluate()
     run.group.leave()
     if run.group.main:
@@ -182,4 +182,4 @@ def _train(run: Any, reporter: Any) -> int:
         print(f"\nrun folder  {run.folder}")
         if run.spelling is not None:
             print(f"let it write  memtrain generate {run.folder}")
-    return run.group.end(0)
+    return 0

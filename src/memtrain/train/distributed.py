@@ -5,7 +5,6 @@ its rows, so a run does not depend on how many there are, up to the order of sum
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from memtrain.errors import FailedElsewhereError, MemtrainError
 from memtrain.nn.teacher import CausalEncoder, Teacher
+from memtrain.processes import size_of_group
 
 BUCKET = 2**24
 """Numbers in one exchange of gradients."""
@@ -124,18 +124,6 @@ class Group:
         if self.size > 1:
             dist.destroy_process_group()
 
-    def end(self, status: int) -> int:
-        """End this process, if it is one of several; else hand the status on.
-
-        At once: torch's threads may still run while Python takes itself down, which now and then
-        ended a finished process with SIGABRT, and torchrun would start all of them again.
-        """
-        if self.size > 1:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-        return status
-
     def spread_teacher(self, teacher: Teacher, device: torch.device) -> None:
         """FSDP2: every process keeps a slice of each weight, and all of them add up gradients."""
         if self.size == 1 or spread(next(teacher.parameters())):
@@ -192,8 +180,7 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
 
 def join() -> Group:
     """The group that torchrun started this process in; a group of one without torchrun."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if size_of_group() == 1:
         return ALONE
     local_rank = int(os.environ["LOCAL_RANK"])
     cuda = torch.cuda.is_available()
