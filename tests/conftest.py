@@ -1,6 +1,7 @@
 """Tiny models and sequences that the tests share: `from conftest import tiny_teacher`."""
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ from memtrain.nn.teacher import Decoder, Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do the processes that tests start
 settings.register_profile("memtrain", deadline=None)  # no timed tests
 settings.load_profile("memtrain")
 

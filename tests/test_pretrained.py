@@ -1,6 +1,7 @@
 """Exported models come back, write the same, and what is wrong with one is one line."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,25 @@ def run(tmp_path_factory) -> Run:
     return run
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Run:
+    """A run of digits that was trained, for a step each of SMT and DMT."""
+    short = replace(
+        TINY,
+        smt=replace(TINY.smt, steps=1),
+        dmt=replace(TINY.dmt, steps=1),
+        bptt=replace(TINY.bptt, steps=0),
+    )
+    config = replace(short, name="digits", data=Digits())
+    return Run.create(config, tmp_path_factory.mktemp("runs") / "trained").train()
+
+
+@pytest.fixture
+def again(trained: Run, tmp_path: Path) -> Path:
+    """A copy of its folder, to do as one likes with."""
+    return shutil.copytree(trained.folder, tmp_path / "run")
+
+
 @pytest.fixture
 def folder(run: Run, tmp_path: Path) -> Path:
     export(run, "tiny-digits", tmp_path, notes={"nats": 1.5})
@@ -48,22 +68,20 @@ def test_an_exported_model_comes_back_without_its_teacher(run, tmp_path: Path, d
     assert generate(model, count=2).pictures().shape == (2, 8, 8)
 
 
-def test_the_rnn_of_a_run_needs_its_config_and_checkpoints_alone(tmp_path: Path):
-    config = replace(TINY, name="digits", data=Digits())
-    run = Run.create(config, tmp_path / "run").train()
-    model = load_rnn(tmp_path / "run")
-    assert (model.spelling, model.config) == (run.spelling, run.config)
-    assert model.trained["stages"] == run.progress["stages"]
+def test_the_rnn_of_a_run_needs_its_config_and_checkpoints_alone(trained: Run, again: Path):
+    model = load_rnn(again)
+    assert (model.spelling, model.config) == (trained.spelling, trained.config)
+    assert model.trained["stages"] == trained.progress["stages"]
     tokens = random_tokens(4, 5)
-    assert_close(read(model.rnn, tokens), read(run.rnn, tokens))
+    assert_close(read(model.rnn, tokens), read(trained.rnn, tokens))
     assert not model.rnn.training
-    state = newest_state(tmp_path / "run")
+    state = newest_state(again)
     edit_progress(state, spelling=json.loads(state.read_text())["progress"]["spelling"] | {"x": 1})
     with pytest.raises(MemtrainError, match="its checkpoint: spelling: extra fields found"):
-        load_rnn(tmp_path / "run")
+        load_rnn(again)
     edit_progress(state, spelling={})
     with pytest.raises(MemtrainError, match="its checkpoint: spelling: required field missing"):
-        load_rnn(tmp_path / "run")
+        load_rnn(again)
 
 
 def newest_state(run: Path) -> Path:
@@ -80,21 +98,18 @@ def edit_progress(state: Path, **values) -> None:
     state.write_text(json.dumps(plain))
 
 
-def test_a_run_of_an_older_memtrain_asks_its_data_what_it_writes(tmp_path: Path):
-    run = Run.create(replace(TINY, data=Digits()), tmp_path / "run").train()
-    state = newest_state(tmp_path / "run")
-    edit_progress(state, spelling=None)
-    assert load_rnn(tmp_path / "run").spelling == run.spelling
+def test_a_run_of_an_older_memtrain_asks_its_data_what_it_writes(trained: Run, again: Path):
+    edit_progress(newest_state(again), spelling=None)
+    assert load_rnn(again).spelling == trained.spelling
 
 
-def test_an_rnn_too_large_for_this_machine_is_refused_before_it_is_made(tmp_path: Path):
-    Run.create(replace(TINY, data=Digits()), tmp_path / "run").train()
-    path = tmp_path / "run" / "config.json"
+def test_an_rnn_too_large_for_this_machine_is_refused_before_it_is_made(again: Path):
+    path = again / "config.json"
     plain = json.loads(path.read_text())
     plain["cell"] |= {"width": 2**16, "layers": 64}
     path.write_text(json.dumps(plain))
     with pytest.raises(MemtrainError, match="the models have .* parameters"):
-        load_rnn(tmp_path / "run")
+        load_rnn(again)
 
 
 def test_a_run_that_cannot_write_says_why(tmp_path: Path):

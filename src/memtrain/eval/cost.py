@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, cast, no_type_check
 
 import torch
 from jaxtyping import Float, Int
@@ -101,6 +101,8 @@ def sequential_ops(function: Callable[[], object]) -> int:
     return length
 
 
+# Tests check types at every call, and these are called at every operation: no_type_check.
+@no_type_check
 class _CriticalPath(TorchFunctionMode):
     """Follows the depth of every tensor. Calls made inside a call are not seen: it is one."""
 
@@ -168,6 +170,7 @@ class _CriticalPath(TorchFunctionMode):
         return self._backward[root]
 
 
+@no_type_check
 def _cost(name: str, args: Sequence) -> int:
     """Sequential operations of one call."""
     if name in CELL_OF_SEQUENCE and len(args) == 9:
@@ -186,6 +189,7 @@ def _sequential_cells(args: Sequence) -> int:
     return steps * layers if bidirectional else steps + layers - 1
 
 
+@no_type_check
 def _tensors(value: object) -> Iterator[Tensor]:
     """The tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
@@ -198,6 +202,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
+@no_type_check
 def _storage(tensor: Tensor) -> object:
     """What a tensor shares with its views."""
     try:
@@ -206,6 +211,7 @@ def _storage(tensor: Tensor) -> object:
         return tensor
 
 
+@no_type_check
 def _version(tensor: Tensor) -> int:
     """How often a tensor was written to in place; inference tensors do not count that."""
     return 0 if tensor.is_inference() else tensor._version
