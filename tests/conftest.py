@@ -27,7 +27,7 @@ from memtrain.nn.teacher import Decoder, Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do the processes that tests start
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too
 settings.register_profile("memtrain", deadline=None)  # no timed tests
 settings.load_profile("memtrain")
 

@@ -1,10 +1,12 @@
-"""Ctrl-C in the first moments of a process."""
+"""Ctrl-C in the first moments of a process, and how many processes there are."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from memtrain.processes import size_of_group
 
 SCRIPT = """
 import multiprocessing
@@ -45,3 +47,11 @@ def test_a_starting_process_hears_ctrl_c_when_it_is_ready(
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script, parents], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, childs, "")
+
+
+@pytest.mark.parametrize(("said", "size"), [("8", 8), ("1", 1), ("0", 1), ("", 1), ("many", 1)])
+def test_a_variable_that_torchrun_did_not_set_is_one_process(monkeypatch, said: str, size: int):
+    monkeypatch.setenv("WORLD_SIZE", said)
+    assert size_of_group() == size
+    monkeypatch.delenv("WORLD_SIZE")
+    assert size_of_group() == 1

@@ -56,8 +56,9 @@ def die_with_parent() -> None:
 
 
 def size_of_group() -> int:
-    """How many processes torchrun has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """How many processes torchrun has started; 1 without it, whatever the variable says then."""
+    size = os.environ.get("WORLD_SIZE", "")
+    return max(1, int(size)) if size.isdecimal() else 1
 
 
 def end_if_one_of_several(status: int) -> None:

@@ -50,7 +50,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; returns the exit status. One of several processes of torchrun ends here."""
     status = _run(list(sys.argv[1:] if arguments is None else arguments))
     end_if_one_of_several(status)
     return status

@@ -134,9 +134,9 @@ def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> 
     """
     if mode not in TEXT_MODES:
         raise MemtrainError(f"mode={mode!r}: {nearest(mode, TEXT_MODES)}")
-    text = raw.translate(None, _NON_ASCII) if mode == "ascii" else raw
-    beyond = len(raw) - len(raw.translate(None, _NON_ASCII))
-    dropped_bytes = len(raw) - len(text)
+    ascii_only = raw.translate(None, _NON_ASCII)
+    text = ascii_only if mode == "ascii" else raw
+    dropped_bytes, kept_bytes = len(raw) - len(text), len(text) - len(ascii_only)
     dropped_characters = len(raw.translate(None, _NO_LEAD_BYTE)) if dropped_bytes else 0
     if separator and SEPARATOR_TOKEN in text:
         raise MemtrainError("separator: the text holds byte 0 itself; leave the separator off")
@@ -153,7 +153,6 @@ def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> 
     tokens = np.frombuffer(glue.join(view[begin:end] for begin, end in spans), np.uint8)
     lengths = np.array([end - begin + len(glue) for begin, end in spans], np.int64)
     starts = np.cumsum(lengths) - lengths
-    kept_bytes = beyond - dropped_bytes
     return EncodedText(tokens, starts, dropped_characters, dropped_bytes, kept_bytes)
 
 
