@@ -55,8 +55,8 @@ from memtrain.experiments.launch import run_locally
 from memtrain.experiments.mps import shared_gpu
 from memtrain.experiments.sweep import Place, place_of, sweep
 from memtrain.experiments.work import Event, Work
+from memtrain.files import write_whole
 from memtrain.train.engine import pick_device
-from memtrain.train.files import write_whole
 
 PHASES = ("time", "tune", "train", "table")
 DATA = ("mnist", "tinystories", "sketchy")

@@ -17,10 +17,10 @@ from memtrain.drawing import COLOURS, panels
 from memtrain.errors import MemtrainError
 from memtrain.eval.evaluate import evaluate
 from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Verdict, where
+from memtrain.files import write_whole
 from memtrain.recipes import recipe
 from memtrain.run import Run
 from memtrain.shapes import Batch
-from memtrain.train.files import write_whole
 from memtrain.writer import generate
 
 NAME = "beside_plan:Beside"

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import cattrs
 
-from memtrain.bounded import parse_json, read_text
 from memtrain.config import DataConfig, RunConfig
 from memtrain.errors import MemtrainError, nearest
+from memtrain.files import parse_json, read_text
 
 CONFIG_VERSION = 1
 """Raised when a saved config can no longer be read as it was meant."""

@@ -1,5 +1,6 @@
 """Errors meant for a person: one line that names the field, its value, the rule and the remedy."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -11,7 +12,7 @@ class MemtrainError(ValueError):
     """Something the user can mend. The command line prints its message as one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_shortened(message))
+        super().__init__(_shortened(printable(message)))
 
 
 class CellContractError(MemtrainError):
@@ -32,6 +33,29 @@ class FailedElsewhereError(MemtrainError):
 
 class CheckpointError(MemtrainError):
     """A checkpoint that cannot be read."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out (\\x1b), but for line ends and tabs.
+
+    Names in archives, values in received files and what a model generates may hold sequences that
+    would rename, clear or reprogram the terminal, or turn the direction of a line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escaped(c) if _HARMFUL.match(c) else c for c in text)
+
+
+_HARMFUL = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # control characters but for tab and line end
+    "\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"  # line ends and directions of Unicode
+    "\\ud800-\\udfff]"  # half characters: bytes of a file name that are not UTF-8
+)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def _shortened(message: str) -> str:

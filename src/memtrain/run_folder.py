@@ -12,7 +12,7 @@ from memtrain.config import DataConfig, RunConfig, Stream
 from memtrain.config_json import read_config, to_json
 from memtrain.data.store import identity_of, open_store
 from memtrain.errors import CheckpointError, MemtrainError
-from memtrain.train.files import write_whole
+from memtrain.files import write_whole
 
 DRAFT = ".draft-config.json"
 """What is left of a run that was killed before it began."""

@@ -11,9 +11,9 @@ import cattrs
 
 from memtrain.bench.growth import KINDS, MIDDLE, VALUES, Timed
 from memtrain.bench.report import machine
-from memtrain.bounded import parse_json, read_text
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
+from memtrain.files import parse_json, read_text
 from memtrain.train.engine import pick_device
 
 MAX_BYTES = 2**20

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memtrain.bounded import parse_json, read_text
 from memtrain.config import Stream
 from memtrain.data.sources import (
     DATA_SETS,
@@ -17,6 +16,7 @@ from memtrain.data.sources import (
 )
 from memtrain.data.store import Store, open_store
 from memtrain.errors import MemtrainError
+from memtrain.files import parse_json, read_text
 
 OPTIONS = "options.json"
 """Beside a store's own files: how it was prepared. A store is whole without it."""

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from memtrain.bounded import parse_json, read_text
 from memtrain.errors import CheckpointError, MemtrainError
+from memtrain.files import parse_json, read_text
 from memtrain.train.files import DISK, Files
 
 CHECKPOINT_VERSION = 1

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from memtrain.files import open_new, sync
 
 DTYPES = {
     torch.float64: "F64",
@@ -32,7 +33,8 @@ class Files:
         path.mkdir(exist_ok=True)  # a run folder that is gone stays gone
 
     def write(self, path: Path, content: bytes) -> None:
-        path.write_bytes(content)
+        with open_new(path) as file:
+            file.write(content)
 
     def write_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> str:
         """Write safetensors and return the sha256 of what was meant to be written.
@@ -40,7 +42,7 @@ class Files:
         The library's own writer holds Python's lock all the while, which would stall a step.
         """
         digest = hashlib.sha256()
-        with path.open("wb") as file:
+        with open_new(path) as file:
             for piece in safetensors_pieces(tensors):
                 digest.update(piece)
                 file.write(piece)
@@ -48,11 +50,7 @@ class Files:
 
     def sync(self, path: Path) -> None:
         """Force a file or a folder's entries to disk."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
 
     def rename(self, path: Path, target: Path) -> None:
         path.rename(target)
@@ -64,15 +62,6 @@ class Files:
 
 
 DISK = Files()
-
-
-def write_whole(path: Path, content: bytes, files: Files = DISK) -> None:
-    """Replace a file: a reader, or a crash, meets the old content or the new one."""
-    draft = path.with_name(f".draft-{path.name}")
-    files.write(draft, content)
-    files.sync(draft)
-    files.rename(draft, path)
-    files.sync(path.parent)
 
 
 def safetensors_pieces(tensors: Mapping[str, Tensor]):

@@ -7,7 +7,6 @@ from typing import Any, get_origin
 
 import numpy as np
 
-from memtrain.bounded import parse_json, read_text
 from memtrain.data.pictures import Picture
 from memtrain.data.store.format import (
     MIN_TOKENS,
@@ -22,6 +21,7 @@ from memtrain.data.store.format import (
     open_array,
 )
 from memtrain.errors import MemtrainError
+from memtrain.files import parse_json, read_text
 
 MAX_META_BYTES = 2**20
 

@@ -1,0 +1,144 @@
+"""Files that may have come from anybody: bounded reads, whole writes, no links, locks."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memtrain.errors import MemtrainError, printable
+from memtrain.files import (
+    Locked,
+    locked,
+    open_append,
+    open_new,
+    open_regular,
+    parse_json,
+    read_bytes,
+    read_text,
+    refuse_links,
+    write_whole,
+)
+
+
+def test_read_is_bounded(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"x" * 11)
+    assert read_bytes(path, 11) == b"x" * 11
+    with pytest.raises(MemtrainError, match="larger than 10 bytes"):
+        read_bytes(path, 10)
+
+
+def test_read_refuses_what_is_not_utf8_or_json(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xff")
+    with pytest.raises(MemtrainError, match="not UTF-8"):
+        read_text(path, 10)
+    for text in ("{", "[" * 100_000, "1" * 10_000):
+        with pytest.raises(MemtrainError, match=r"a\.json"):
+            parse_json(text, "a.json")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
+def test_only_regular_files_are_read(tmp_path, kind):
+    path = tmp_path / "a"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(MemtrainError, match="not a regular file"):
+        open_regular(path)
+
+
+def test_read_follows_a_link_to_a_regular_file(tmp_path):
+    (tmp_path / "real").write_bytes(b"1")
+    (tmp_path / "link").symlink_to("real")
+    assert read_bytes(tmp_path / "link", 1) == b"1"
+
+
+def test_write_replaces_a_link_and_not_what_it_points_to(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (tmp_path / "a.json").symlink_to(outside)
+    write_whole(tmp_path / "a.json", b"new")
+    assert outside.read_bytes() == b"mine"
+    assert (tmp_path / "a.json").read_bytes() == b"new"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "outside"]
+
+
+def test_failed_write_leaves_the_old_content_and_no_draft(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("opener", [open_new, open_append])
+def test_links_are_not_followed_to_write(tmp_path, opener):
+    (tmp_path / "outside").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to("outside")
+    with pytest.raises((MemtrainError, FileExistsError)):
+        opener(tmp_path / "link")
+    assert (tmp_path / "outside").read_bytes() == b"mine"
+
+
+def test_append_refuses_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MemtrainError, match="not a regular file"):
+        open_append(tmp_path / "pipe")
+
+
+def test_links_on_the_way_are_refused_below_the_root_only(tmp_path):
+    (tmp_path / "real" / "run").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to("real")
+    root = tmp_path / "runs" / "run"
+    refuse_links(root / "figures" / "a.png", root)  # the root may be behind a link
+    (tmp_path / "elsewhere").mkdir()
+    (root / "figures").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MemtrainError, match="figures: is a symbolic link"):
+        refuse_links(root / "figures" / "a.png", root)
+    (root / "b").symlink_to("nowhere")
+    with pytest.raises(MemtrainError, match="b: is a symbolic link"):
+        refuse_links(root / "b", root)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from memtrain.files import locked
+with locked(Path(sys.argv[1]), "busy"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_lock_names_its_holder_and_ends_with_it(tmp_path):
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        held = rf"^busy \(process {other.pid} on "
+        with pytest.raises(Locked, match=held), locked(path, "busy"):
+            raise AssertionError("both hold it")
+        other.send_signal(signal.SIGKILL)
+    with locked(path, "busy"):
+        assert str(os.getpid()) in path.read_text()
+
+
+def test_control_characters_are_written_out():
+    assert printable("plain ü\n\t") == "plain ü\n\t"
+    assert printable("\x1b]0;x\x07") == "\\x1b]0;x\\x07"
+    assert printable("a\u202eb\x9b\udcff") == "a\\u202eb\\x9b\\udcff"
+    assert str(MemtrainError("bad \x1b[2J")) == "bad \\x1b[2J"
+    assert Path("ü\u200d").name == printable("ü\u200d")
