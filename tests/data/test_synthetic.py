@@ -439,3 +439,11 @@ def test_a_draw_is_captured_and_every_replay_draws_anew(config):
         for x, y in rows(batch):
             assert type(config) not in SOLVERS or SOLVERS[type(config)](x, config) == y
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize(("share", "last"), [(1.0, 29), (0.5, 15), (0.0, 0)])
+def test_the_needle_stands_in_the_first_share_of_the_sequence(share, last):
+    task = synthetic.RetrievalTask(Retrieval(sequence_length=32, needle_within=share))
+    inputs = task.sample(4096, torch.Generator().manual_seed(0)).inputs
+    marker = (inputs == 0).int().argmax(1)
+    assert int(marker.min()) == 0 and int(marker.max()) == last

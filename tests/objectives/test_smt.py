@@ -24,6 +24,7 @@ from memtrain.nn.rnn import RNN
 from memtrain.nn.teacher import Teacher
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.objective import draw_steps
+from memtrain.objectives.part import Part
 from memtrain.objectives.smt import SMT
 from memtrain.shapes import IGNORE_INDEX, Batch
 
@@ -431,3 +432,104 @@ def test_the_step_from_the_empty_memory_counts_by_its_weight():
     weighted = tiny_smt(timesteps=0, start_weight=4.0)(batch, seeded()).parts["dynamics"]
     start = 3 * mean - 2 * without
     assert_close(weighted, (4 * start + 2 * without) / 6)
+
+
+# ------------------------------------------------------------------- options past the paper
+
+
+class TestDynamicsOptions:
+    @BOTH
+    @pytest.mark.parametrize("steps", [2, 3])
+    def test_several_steps_equal_a_loop_over_them(self, encoder, steps):
+        objective = tiny_smt(
+            encoder, timesteps=0, decode_weight=0.0, uniformity_weight=0.0, dynamics_steps=steps
+        )
+        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(2, 6)
+        found = objective(batch, seeded())
+        losses = []
+        for row in range(2):
+            for first in range(0, 6 - steps + 1):
+                memory = naive_memory(teacher, batch, row, first - 1)[None]
+                for t in range(first, first + steps):
+                    memory = rnn.cell(memory, batch.inputs[row, t : t + 1])
+                    label = naive_memory(teacher, batch, row, t)
+                    losses.append((memory[0] - label).square().mean())
+        expected = 0.1 * torch.stack(losses).mean()
+        assert_same_loss_and_gradients(objective, found.total, expected)
+
+    def test_several_steps_do_not_cross_the_end_of_a_sequence(self):
+        """A run of timesteps on the ring of all states goes from the end to the start."""
+        objective = tiny_smt(timesteps=3, dynamics_steps=3, decode_weight=0.0)
+        batch = random_batch(64, 5)
+        steps, _ = objective._timesteps(batch, seeded())
+        memory = objective.teacher.encode(batch.inputs, steps)
+        crossing = (steps[:, 1:] != steps[:, :-1] + 1).cumsum(1) > 0
+        assert crossing.any() and not crossing.all()
+        loss = objective._dynamics(batch, memory, steps, seeded())
+        spoiled = memory.clone()
+        spoiled[:, 1:][crossing] += 100
+        assert_close(objective._dynamics(batch, spoiled, steps, seeded()), loss)
+
+    @pytest.mark.parametrize("steps", [1, 4])
+    def test_streams_have_room_for_the_steps(self, steps):
+        objective = tiny_smt(stream=True, dynamics_steps=steps, short_contexts=0.5)
+        batch = random_batch(8, objective.tokens_needed())
+        chosen, _ = objective._timesteps(batch, seeded())
+        assert chosen.shape == (8, steps + 1) and int(chosen.max()) < batch.inputs.shape[1]
+        assert objective(batch, seeded()).total.isfinite()
+
+    def test_normalized_dynamics_does_not_reward_smaller_memories(self):
+        options: dict[str, Any] = dict(timesteps=0, normalize_dynamics=True)
+        objective = tiny_smt(**options)
+        batch, states = random_batch(2, 6), torch.arange(-1, 6).expand(2, 7)
+        memory = torch.randn(2, 7, 2, 8, generator=seeded())
+        unmoved = torch.nn.Module()
+        unmoved.follow = lambda token, start: start  # type: ignore[assignment]
+        objective.rnn = unmoved  # type: ignore[assignment]
+        for scale in (1.0, 0.1):
+            loss = objective._dynamics(batch, scale * memory, states, seeded())
+            assert_close(loss, torch.tensor(1.0))  # a cell that stands still explains nothing
+
+    def test_normalized_dynamics_is_the_plain_loss_over_a_constant(self):
+        plain = tiny_smt(timesteps=0)
+        normal = tiny_smt(timesteps=0, normalize_dynamics=True)
+        normal.load_state_dict(plain.state_dict())
+        batch = random_batch(2, 6)
+        memory = plain.teacher.encode(batch.inputs)
+        distance = (memory[:, 1:] - memory[:, :-1]).square().mean()
+        steps = torch.arange(6).expand(2, 6)
+        expected = plain._dynamics(batch, memory, steps, seeded()) / distance.detach()
+        again = normal.teacher.encode(batch.inputs)
+        found = normal._dynamics(batch, again, steps, seeded())
+        assert_close(found, expected)
+        for one, other in zip(
+            gradients(found, list(normal.parameters())),
+            gradients(expected, list(plain.parameters())),
+            strict=True,
+        ):
+            assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+    def test_noise_is_on_what_the_cell_steps_from_and_on_nothing_else(self):
+        objective = tiny_smt(timesteps=0, memory_noise=0.5)
+        seen = []
+        objective.rnn.follow = lambda token, start: seen.append(start) or start  # type: ignore
+        batch, states = random_batch(512, 6), torch.arange(-1, 6).expand(512, 7)
+        memory = torch.zeros(512, 7, 2, 8)
+        before = memory.clone()
+        objective._dynamics(batch, memory, states, seeded())
+        deviation = seen[0].std(dim=(1, 2))
+        assert_close(memory, before)
+        assert_close(seen[0].mean(), torch.tensor(0.0), atol=0.01, rtol=0)
+        assert_close(deviation.mean(), torch.tensor(0.25), atol=0.01, rtol=0)  # uniform in 0..0.5
+        assert float(deviation.max()) < 1.0 and float(deviation.min()) < 0.02
+
+    def test_shards_of_a_batch_draw_the_same_noise(self):
+        whole = tiny_smt(timesteps=0, memory_noise=1.0)
+        memory = torch.zeros(4, 2, 8)
+        expected = whole._noisy(memory, seeded())
+        shards = []
+        for index in range(2):
+            whole.part = Part()
+            whole.part.index, whole.part.count = index, 2
+            shards.append(whole._noisy(memory[:2], seeded()))
+        assert_close(torch.cat(shards), expected)

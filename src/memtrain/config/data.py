@@ -18,12 +18,15 @@ class Retrieval:
     """Symbols, the marker 0 among them."""
     noise: float = 0.0
     """Probability that the label is replaced by a random symbol."""
+    needle_within: float = 1.0
+    """The marker stands in this first share of the sequence, anywhere in it (1: the whole
+    sequence; the paper's authors: 0.5)."""
 
     def __post_init__(self) -> None:
         within(self)
         at_least(self, 3, "sequence_length", hint="a marker, its token and the query")
         at_least(self, 3, "vocab_size", hint="the marker and two symbols to tell apart")
-        fraction(self, "noise")
+        fraction(self, "noise", "needle_within")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

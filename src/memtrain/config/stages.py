@@ -84,6 +84,15 @@ class SMTConfig(StageConfig):
     (the paper: 0; its encoder's tokens see the future)."""
     dynamics_weight: float = 0.1
     """Weight of the dynamics loss."""
+    dynamics_steps: int = 1
+    """Steps of the cell from each memory, each compared with the teacher's memory; gradients pass
+    through all of them (the paper: 1)."""
+    normalize_dynamics: bool = False
+    """Divide the dynamics loss by the mean squared distance between successive memories, so that
+    memories that stand still gain nothing (the paper: off)."""
+    memory_noise: float = 0.0
+    """Noise on the memories that the cell steps from, so that it learns to correct errors: normal,
+    with a standard deviation drawn per memory between 0 and this (the paper: 0)."""
     uniformity_weight: float = 0.001
     """Weight of the uniformity loss."""
     uniformity_samples: int = 512
@@ -101,6 +110,12 @@ class SMTConfig(StageConfig):
         at_least(self, 1, "future_length", hint="the paper uses 64")
         at_least(self, 0, "timesteps", "decode_timesteps", "decode_weight", "next_weight")
         at_least(self, 0, "token_weight", "dynamics_weight", "uniformity_weight")
+        at_least(self, 0, "memory_noise")
+        at_least(self, 1, "dynamics_steps")
+        if 0 < self.timesteps < self.dynamics_steps and self.timesteps != 1:
+            raise MemtrainError(
+                f"dynamics_steps={self.dynamics_steps}: must be at most timesteps={self.timesteps}"
+            )
         at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
         fraction(self, "short_contexts")
         at_least(self, 0, "start_weight")

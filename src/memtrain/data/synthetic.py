@@ -60,13 +60,15 @@ class RetrievalTask(SyntheticTask):
         self.vocab_size = config.vocab_size
         self.sequence_length = config.sequence_length
         self.noise = config.noise
+        # At most T-3, so that the token behind the marker is never the query.
+        within = round(config.needle_within * config.sequence_length)
+        self.needle_positions = max(1, min(within, config.sequence_length - 2))
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         length = self.sequence_length
         drawn = {"generator": generator, "device": generator.device}
         inputs = torch.randint(1, self.vocab_size, (count, length), **drawn)
-        # At most T-3, so that the token behind the marker is never the query.
-        marker = torch.randint(length - 2, (count, 1), **drawn)
+        marker = torch.randint(self.needle_positions, (count, 1), **drawn)
         inputs.scatter_(1, marker, 0)
         inputs[:, -1] = 0
         targets = retrieval_targets(inputs)

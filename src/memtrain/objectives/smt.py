@@ -35,7 +35,8 @@ class SMT(Objective):
         return {"teacher": self.teacher, "cell": self.rnn.cell}
 
     def tokens_needed(self) -> int:
-        return self.teacher.config.context_length + self.config.future_length
+        config = self.config
+        return self.teacher.config.context_length + config.future_length + config.dynamics_steps - 1
 
     def from_nothing(self, rows: int) -> int:
         return round(self.config.short_contexts * rows)
@@ -52,7 +53,8 @@ class SMT(Objective):
     def applies_once(self) -> bool:
         """A user's cell may do what it likes."""
         built_in = type(self.rnn.cell) in CELL_CLASSES.values()
-        return built_in and not self.config.token_weight  # of which the head is used twice
+        once = self.config.dynamics_steps == 1 and not self.config.token_weight  # two heads
+        return built_in and once
 
     def settle(self) -> None:
         """The readout is a copy of the decoder."""
@@ -66,7 +68,7 @@ class SMT(Objective):
         else:
             memory, told_by_tokens = self.teacher.encode(batch.inputs, steps), None
         with self.beside(urgent=True):
-            dynamics = self._dynamics(batch, memory, steps)
+            dynamics = self._dynamics(batch, memory, steps, generator)
         with self.beside():
             everyones = self.part.gather(memory)
             uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
@@ -113,7 +115,8 @@ class SMT(Objective):
         if 0 < self.config.timesteps < states - 1:
             # A run of steps on the ring of all states: so each state is as likely as any other.
             begin = draw_steps(rows, 1, states, generator, device)
-            run = torch.arange(self.config.timesteps + 1, device=device)
+            pairs = max(self.config.timesteps, self.config.dynamics_steps)
+            run = torch.arange(pairs + 1, device=device)
             steps = (begin + run) % states - before
             asked = run[:-1].expand(rows, -1)
         count = self.config.decode_timesteps
@@ -123,8 +126,9 @@ class SMT(Objective):
 
     def _stream_pair(
         self, rows: int, generator: torch.Generator, device: torch.device
-    ) -> tuple[Int[Tensor, "B 2"], Int[Tensor, "B 1"]]:
-        """One pair of each window of a stream: the first with a whole context, in most rows.
+    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B 1"]]:
+        """Two successive steps of each window of a stream (more with `dynamics_steps`): the first
+        with a whole context, in most rows.
 
         Some rows have a context of random length, and a few start from the empty memory.
         """
@@ -136,18 +140,52 @@ class SMT(Objective):
         if self.config.learn_start:
             some = max(1, rows // 32)
             first[:some], asked[:some] = -1, 1
-        return first + torch.arange(2, device=device), asked
+        return first + torch.arange(self.config.dynamics_steps + 1, device=device), asked
 
     def _dynamics(
-        self, batch: Batch, memory: Float[Tensor, "B S M D"], steps: Int[Tensor, "B S"]
+        self,
+        batch: Batch,
+        memory: Float[Tensor, "B S M D"],
+        steps: Int[Tensor, "B S"],
+        generator: torch.Generator,
     ) -> Float[Tensor, ""]:
-        """One step of the cell from every memory to the next, all at once."""
-        if not self.config.joint:
+        """Steps of the cell from every memory to the next ones, all at once."""
+        config = self.config
+        if not config.joint:
             memory = memory.detach()
         before, after = steps[:, :-1], steps[:, 1:]
-        token = batch.inputs.gather(1, after.clamp(min=0)).flatten()
-        predicted = self.rnn.follow(token[:, None], memory[:, :-1].flatten(0, 1))
-        # A run that goes from the end to the start is no step there.
-        weight = (after == before + 1).float()
-        weight = weight.where(before >= 0, weight * self.config.start_weight).flatten()
-        return dynamics_loss(predicted, memory[:, 1:].flatten(0, 1), weight, self.part)
+        token = batch.inputs.gather(1, after.clamp(min=0))
+        # Where the run of steps goes from the sequence's end to its start, there is no step.
+        real = (after == before + 1).float()
+        weight = real.where(before >= 0, real * config.start_weight)
+        length = config.dynamics_steps
+        if length == 1:
+            start = self._noisy(memory[:, :-1].flatten(0, 1), generator)
+            predicted = self.rnn.follow(token.flatten()[:, None], start)
+            following, weight = memory[:, 1:].flatten(0, 1), weight.flatten()
+        else:
+            start = self._noisy(memory[:, :-length].flatten(0, 1), generator)
+            tokens = token.unfold(1, length, 1).flatten(0, 1)  # (B·(S-K), K)
+            predicted = self.rnn.unroll(tokens, start)  # (B·(S-K), K, M, D)
+            following = memory[:, 1:].unfold(1, length, 1).movedim(-1, 2).flatten(0, 1)
+            reached = real.unfold(1, length, 1).cumprod(-1)
+            weight = (weight.unfold(1, length, 1) * reached).flatten(0, 1)
+        loss = dynamics_loss(predicted, following, weight, self.part)
+        if config.normalize_dynamics:
+            still = memory.detach()
+            distance = dynamics_loss(still[:, :-1], still[:, 1:], real, self.part)
+            loss = loss / distance.clamp(min=1e-6)
+        return loss
+
+    def _noisy(
+        self, memory: Float[Tensor, "N M D"], generator: torch.Generator
+    ) -> Float[Tensor, "N M D"]:
+        """The memories with normal noise, whose deviation is uniform in 0..`memory_noise`."""
+        largest = self.config.memory_noise
+        if not largest:
+            return memory
+        rows = self.part.whole(len(memory))  # every shard draws for all, and takes its rows
+        drawn = {"generator": generator, "device": generator.device}
+        deviation = largest * torch.rand(rows, 1, 1, **drawn)
+        noise = deviation * torch.randn(rows, *memory.shape[1:], **drawn)
+        return memory + self.part.rows(noise).to(memory)
