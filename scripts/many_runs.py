@@ -1,0 +1,127 @@
+"""Train many small runs at once on one machine, and print a table of their scores.
+
+    python scripts/many_runs.py scripts/plans/retrieval.py --folder runs/many --processes 12
+
+A plan is a Python file that defines `RUNS`, a dict from names to `RunConfig`s. Processes share an
+NVIDIA GPU through its Multi-Process Service where that can be started. A run that is there already
+is resumed, so the same command continues a plan; `--only` takes some runs of it. Results are
+appended to FOLDER/results.jsonl, a line per run: its evaluation at the end of each stage, and what
+each stage cost.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import runpy
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from memtrain.config import RunConfig
+from memtrain.errors import MemtrainError
+from memtrain.experiments.mps import shared_gpu
+from memtrain.processes import cores
+from memtrain.run import Run
+from memtrain.train.metrics import Reporter
+
+
+def train(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[str, Any]:
+    """Train one run to its end; what is known of it afterwards."""
+    import torch
+
+    torch.set_num_threads(1)
+    place = folder / name
+    there = (place / "config.json").exists()
+    run = Run.open(place) if there else Run.create(config, place)
+    scores = {}
+    for stage in run.stages[run.progress["stage"] :]:
+        run.train(Reporter(), until=stage)
+        found = asdict(run.evaluate(sequences))
+        scores[stage] = {
+            "teacher": _brief(found["teacher"]),
+            "rnn": _brief(found["rnn"]),
+            "unexplained": _unexplained(found["drift"]),
+        }
+    return {"name": name, "scores": scores, "stages": run.progress["stages"]}
+
+
+def _brief(score: dict[str, Any] | None) -> dict[str, float] | None:
+    return None if score is None else {key: score[key] for key in ("nats", "accuracy")}
+
+
+def _unexplained(drift: dict[str, Any] | None) -> dict[str, float] | None:
+    """1-R² of single steps from the teacher's memories, and of the second half of a rollout."""
+    if drift is None:
+        return None
+    late = drift["unexplained"][len(drift["unexplained"]) // 2 :]
+    return {"one_step": drift["one_step_unexplained"], "rollout": sum(late) / len(late)}
+
+
+def _attempt(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[str, Any]:
+    try:
+        return train(name, config, folder, sequences)
+    except MemtrainError as error:
+        return {"name": name, "failed": str(error)}
+    except Exception as error:  # one run that fails must not end the others
+        return {"name": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One row per run and stage; 1-R² is of single steps and of the rollout's second half."""
+    names = ("run", "stage", "teacher", "RNN", "accuracy", "1-R² step, rollout", "steps", "seconds")
+    rows = [f"| {' | '.join(names)} |", "| --- " * len(names) + "|"]
+    for result in sorted(results, key=lambda one: one["name"]):
+        if "failed" in result:
+            rows.append(f"| {result['name']} | failed: {result['failed'][:120]} |" + " |" * 6)
+            continue
+        for stage in result["stages"]:
+            score = result["scores"].get(stage["name"])
+            if score is None:
+                continue
+            teacher = f"{score['teacher']['nats']:.4f}" if score["teacher"] else ""
+            rnn, drift = score["rnn"], score["unexplained"]
+            apart = f"{drift['one_step']:.3f}, {drift['rollout']:.3f}" if drift else ""
+            rows.append(
+                f"| {result['name']} | {stage['name']} | {teacher} | {rnn['nats']:.4f} | "
+                f"{rnn['accuracy']:.4f} | {apart} | {stage['steps']:,} | {stage['seconds']:.0f} |"
+            )
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--folder", type=Path, default=Path("runs/many"))
+    parser.add_argument("--processes", type=int, default=cores())
+    parser.add_argument("--sequences", type=int, default=512, help="held-out sequences to score")
+    parser.add_argument("--only", nargs="*", help="runs of the plan to train")
+    options = parser.parse_args()
+    runs: dict[str, RunConfig] = runpy.run_path(str(options.plan))["RUNS"]
+    chosen = {name: runs[name] for name in options.only or runs}
+    options.folder.mkdir(parents=True, exist_ok=True)
+    results: list[dict[str, Any]] = []
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    began = time.monotonic()
+    with (
+        shared_gpu(),
+        ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool,
+    ):
+        jobs = [
+            pool.submit(_attempt, name, config, options.folder, options.sequences)
+            for name, config in chosen.items()
+        ]
+        for job in as_completed(jobs):
+            results.append(job.result())
+            with (options.folder / "results.jsonl").open("a") as file:
+                file.write(json.dumps(results[-1]) + "\n")
+            print(f"{time.monotonic() - began:.0f} s: {results[-1]['name']}", file=sys.stderr)
+    print(table(results))
+    return 1 if any("failed" in result for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
