@@ -20,7 +20,7 @@ from memtrain.config import (
 SMT_SECONDS, DMT_SECONDS = 250.0, 110.0
 
 
-def smt_dmt(length: int, seed: int) -> RunConfig:
+def smt_dmt(length: int, seed: int, **smt) -> RunConfig:
     """All timesteps encoded, 16 of them decoded; DMT through time with the teacher's decoder."""
     return RunConfig(
         name=f"retrieval-{length}",
@@ -45,6 +45,7 @@ def smt_dmt(length: int, seed: int) -> RunConfig:
             timesteps=0,
             decode_timesteps=16,
             future_length=length,
+            **smt,
         ),
         dmt=DMTConfig(
             steps=4_000,
@@ -87,4 +88,23 @@ RUNS |= {
     f"bptt-{cell}-T{T}-{rate:g}": bptt(T, 0, rate, cell)
     for T in (64, 128)
     for cell, rate in (("transformer", 3e-4), ("transformer", 1e-3), ("gru", 1e-3))
+}
+
+# Drift is what fails at T=128: what makes the cell correct its errors within SMT?
+RUNS |= {
+    f"smt-dmt-T{T}-{name}-seed{seed}": smt_dmt(T, seed, **changes)
+    for T, name, changes, seeds in (
+        (128, "noise-0.1", {"memory_noise": 0.1}, (0,)),
+        (128, "noise-0.3", {"memory_noise": 0.3}, (0, 1, 2)),
+        (128, "noise-1", {"memory_noise": 1.0}, (0,)),
+        (128, "steps-8", {"dynamics_steps": 8}, (0,)),
+        (128, "noise-0.3-steps-4", {"memory_noise": 0.3, "dynamics_steps": 4}, (0,)),
+        (256, "noise-0.3", {"memory_noise": 0.3}, (0, 1)),
+        (256, "noise-1", {"memory_noise": 1.0}, (0,)),
+    )
+    for seed in seeds
+}
+RUNS |= {
+    f"bptt-{cell}-T256-{rate:g}": bptt(256, 0, rate, cell)
+    for cell, rate in (("transformer", 3e-4), ("gru", 1e-3))
 }
