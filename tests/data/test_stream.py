@@ -1,5 +1,8 @@
 """Windows of prepared data."""
 
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +14,12 @@ from conftest import TINY, seeded
 from memtrain.config import Stream
 from memtrain.data.build import build_task
 from memtrain.data.sources import prepare_path, prepare_text, prepare_tokens
+from memtrain.data.store import Split, StoreMeta, open_store, opening, write_store
 from memtrain.data.stream import StreamTask
 from memtrain.data.task import check_task
 from memtrain.errors import MemtrainError
 from memtrain.run import Run
+from memtrain.train.trainer import Trainer
 
 STORY = "".join(f"the {n}th line says {n * n}\n" for n in range(400))
 
@@ -178,3 +183,232 @@ def test_a_stream_trains_through_every_stage(text: StreamTask, tmp_path: Path, e
     tokens = [stage["tokens"] for stage in run.progress["stages"]]
     assert tokens == [3 * 4 * 13, 2 * 4 * 15, 2 * 4 * 9]
     assert run.evaluate(4).drift is not None
+
+
+# ------------------------------------------------------------------------------ distinct windows
+
+
+def one_text(folder: Path) -> Path:
+    (folder / "one.txt").write_text(STORY)
+    return folder / "one.txt"
+
+
+def two_texts(folder: Path) -> Path:
+    """Of which one is held out, so that one document is left."""
+    (folder / "two").mkdir()
+    for name in ("a", "b"):
+        (folder / "two" / f"{name}.txt").write_text(STORY)
+    return folder / "two"
+
+
+def few_texts(folder: Path) -> Path:
+    (folder / "few").mkdir()
+    for number in range(5):
+        (folder / "few" / f"{number}.txt").write_text(STORY[number * 900 : (number + 1) * 900])
+    return folder / "few"
+
+
+def one_line(folder: Path) -> Path:
+    (folder / "line.txt").write_text(STORY.replace("\n", " "))
+    return folder / "line.txt"
+
+
+def tokens_in_a_row(folder: Path) -> Path:
+    np.save(folder / "row.npy", np.arange(3000) % 250)
+    return folder / "row.npy"
+
+
+def few_documents(folder: Path) -> Path:
+    np.save(folder / "documents.npy", np.arange(6 * 80).reshape(6, 80))
+    return folder / "documents.npy"
+
+
+SOURCES = [one_text, two_texts, few_texts, one_line, tokens_in_a_row, few_documents]
+
+
+def offsets_of_a_batch(run: Run, stage: str, monkeypatch) -> list[list[int]]:
+    """Where the windows of batches begin that a stage of a run trains on."""
+    seen: list[list[int]] = []
+    gather = StreamTask._gather
+
+    def noted(task: StreamTask, tokens: torch.Tensor, offsets: torch.Tensor):
+        seen.append(offsets.tolist())
+        return gather(task, tokens, offsets)
+
+    config = run.config.stages()[stage]
+    trainer = Trainer(run.objective(stage), config, run.task, run.engine, 0)
+    monkeypatch.setattr(StreamTask, "_gather", noted)
+    for _ in range(20):
+        trainer.task.sample(config.batch_size, trainer.generator)
+    monkeypatch.setattr(StreamTask, "_gather", gather)
+    return seen
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("cross", [True, False])
+def test_no_batch_of_any_stage_holds_a_window_twice(
+    tmp_path: Path, monkeypatch, source: Callable[[Path], Path], cross: bool
+):
+    prepare_path(source(tmp_path), tmp_path / "store")
+    config = replace(
+        TINY,
+        data=Stream(path=str(tmp_path / "store"), evaluate_length=24, cross_documents=cross),
+        teacher=replace(TINY.teacher, context_length=8),
+        smt=replace(TINY.smt, batch_size=32, timesteps=1, future_length=5, short_contexts=0.5),
+        dmt=replace(TINY.dmt, batch_size=32, rollout_length=7),
+        bptt=replace(TINY.bptt, batch_size=32, sequence_length=9),
+    )
+    run = Run(config, tmp_path / "run")
+    starts = set(open_store(tmp_path / "store").starts("train").tolist())
+    documents = len(starts) if source is few_documents else 0
+    for stage in ("smt", "dmt", "bptt"):
+        batches = offsets_of_a_batch(run, stage, monkeypatch)
+        assert all(len(set(batch)) == 32 for batch in batches)
+        # No window is in every batch but those that begin the documents of a few.
+        always = set.intersection(*map(set, batches))
+        assert always == (starts if documents else set())
+
+
+def test_of_one_text_windows_read_from_nothing_begin_with_the_end_of_a_line(text: StreamTask):
+    """As generation does."""
+    task = text.windows(9, from_nothing=16)
+    batch = task.sample(16, seeded())
+    assert task.spelling.start_token == ord("\n")
+    firsts = batch.inputs[:8]
+    assert (firsts[:, 0] == ord("\n")).sum() >= 7  # or the text's own beginning
+    assert len(firsts.unique(dim=0)) == 8
+    assert (batch.inputs[8:, 0] != ord("\n")).any()
+
+
+def test_a_model_of_a_few_long_texts_begins_with_the_end_of_a_line(tmp_path: Path):
+    (tmp_path / "books").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "books" / f"{name}.txt").write_text(STORY * 3)
+    prepare_text(tmp_path / "books", tmp_path / "store")
+    task = StreamTask.from_config(Stream(path=str(tmp_path / "store"), evaluate_length=8))
+    assert len(task.store.starts("train")) == 2
+    assert task.spelling.start_token == ord("\n")
+
+
+def test_stories_are_begun_as_before(tmp_path: Path):
+    """Many documents: half of the rows begin one of them, drawn uniformly."""
+    starts = np.arange(0, 6000, 30)
+    tokens = np.arange(6000) % 251
+    split = Split(tokens, starts)
+    write_store(
+        tmp_path / "stories",
+        StoreMeta(name="s", vocab_size=256, source="s", text=True),
+        {"train": split, "test": split},
+    )
+    task = StreamTask.from_config(Stream(path=str(tmp_path / "stories"), evaluate_length=8))
+    windows = task.windows(5, from_nothing=64)
+    chance, again = seeded(1), seeded(1)
+    same = 0
+    for _ in range(40):
+        places = torch.randint(6000 - 5, (128,), generator=chance)
+        places[:32] = torch.from_numpy(starts)[torch.randint(200, (32,), generator=chance)]
+        found = windows.sample(128, again).inputs[:, 0]
+        same += int((found == places % 251).sum())
+    assert same > 0.85 * 40 * 128  # all but what was drawn before, and what that pushes
+
+
+# ----------------------------------------------------------------------- the folder afterwards
+
+
+def numbers(task: StreamTask) -> list[torch.Tensor]:
+    """All that a training draws from its data."""
+    windows = task.windows(12, from_nothing=8)
+    corpus = task.corpus()
+    assert corpus is not None
+    return [
+        windows.sample(16, seeded()).inputs,
+        task.held_out(9, seeded()).inputs,
+        task.windows(40).held_out(9, seeded()).targets,
+        torch.tensor([task.held_out_sequences, task.windows(50).held_out_sequences]),
+        corpus.tokens,
+        *(task.tokens(split) for split in ("train", "test")),
+    ]
+
+
+def removed(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def truncated(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes()[:3])
+
+
+def swapped(folder: Path) -> None:
+    source = folder.with_name("other.txt")
+    source.write_text("something else\n<|endoftext|>\nand more of it\n" * 500)
+    prepare_text(source, folder, held_out=0.5, overwrite=True)
+
+
+@pytest.mark.parametrize("happens", [removed, truncated, swapped])
+def test_what_happens_to_the_folder_changes_nothing_for_a_task(tmp_path: Path, happens):
+    stories = "".join(f"story {n} {n * n}\n" * (3 + n % 5) + "<|endoftext|>\n" for n in range(90))
+    (tmp_path / "stories.txt").write_text(stories)
+    folder = prepare_text(tmp_path / "stories.txt", tmp_path / "stories").folder
+    task = StreamTask.from_config(Stream(path=str(folder), evaluate_length=32))
+    before = [number.clone() for number in numbers(task)]
+    happens(folder)
+    after = numbers(task)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_training_and_its_evaluations_do_not_see_another_store(text: StreamTask, tmp_path: Path):
+    config = replace(
+        TINY,
+        data=Stream(path=str(tmp_path / "book"), evaluate_length=24),
+        teacher=replace(TINY.teacher, context_length=8),
+        smt=replace(TINY.smt, timesteps=1, future_length=5, steps=6),
+        dmt=replace(TINY.dmt, steps=0),
+        bptt=replace(TINY.bptt, steps=6, sequence_length=9),
+    )
+    whole = Run.create(config, tmp_path / "whole").train()
+    run = Run.create(config, tmp_path / "run").train(until="smt")
+    swapped(tmp_path / "book")
+    run.train()
+    assert run.evaluate(8).rnn == whole.evaluate(8).rnn
+    losses, others = (
+        re.findall(
+            r'"(?:loss|\w*nats\w*)": [\d.e-]+', (tmp_path / name / "metrics.jsonl").read_text()
+        )
+        for name in ("whole", "run")
+    )
+    assert losses == others and len(losses) > 6
+
+
+def test_a_store_that_is_replaced_while_it_is_read_is_read_again(
+    text: StreamTask, tmp_path: Path, monkeypatch
+):
+    """Its tokens are never mixed with the starts of another."""
+    load = opening._load_starts
+    times = []
+
+    def late(store, name):
+        if len(times) < limit:
+            times.append(name)
+            swapped(store.folder) if len(times) % 2 else again(store.folder)
+        return load(store, name)
+
+    def again(folder: Path) -> None:
+        prepare_text(tmp_path / "book.txt", folder, overwrite=True)
+
+    monkeypatch.setattr(opening, "_load_starts", late)
+    limit = 1
+    config = Stream(path=str(tmp_path / "book"), evaluate_length=32)
+    task = StreamTask.from_config(config)
+    assert bytes(task.tokens("train").tolist()).startswith(b"something else\n")
+    assert task.identity == StreamTask.from_config(config).identity != text.identity
+    limit, times = 99, []
+    with pytest.raises(MemtrainError, match=r"was replaced while|not what was written|not hold"):
+        StreamTask.from_config(config)
+
+
+def test_a_store_with_changed_tokens_is_refused_before_training(text: StreamTask, tmp_path: Path):
+    path = tmp_path / "book/train.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(MemtrainError, match=r"train.bin is not what was written .*prepare it"):
+        StreamTask.from_config(text.config)

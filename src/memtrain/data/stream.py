@@ -1,29 +1,48 @@
 """A prepared data set as windows of one long sequence, gathered where the model is."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from memtrain.config import Stream
-from memtrain.data.offsets import Offsets
+from memtrain.data.offsets import NEWLINE, Offsets, beginnings, of_long_documents
 from memtrain.data.spelling import Spelling
-from memtrain.data.store import Store, identity_of, open_store, require_tokens
+from memtrain.data.store import (
+    LoadedSplit,
+    Store,
+    StoreMeta,
+    identity_of,
+    load_splits,
+    load_store,
+    require_tokens,
+)
 from memtrain.data.task import Corpus, Task
 from memtrain.data.text import decode_text
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
-
-NEWLINE = ord("\n")
 
 
 class StreamTask(Task):
     """Windows of a token stream; every token but the first is the target of the one before.
 
     Training windows start anywhere; some of those that are read from nothing start where a
-    document does. Held-out sequences always start there.
+    document does, and no two of a batch start at the same place while there are others. Held-out
+    sequences always start where a document does.
+
+    All that is ever needed of the store is read once: what happens to its folder afterwards
+    changes nothing.
+
+    Args:
+        store: the prepared data.
+        config: how it is used.
+        length: tokens in a sequence.
+        from_nothing: rows of a batch that are read from the empty memory.
+        splits: what the store holds, if that has been read already.
+        like: a task of the same data, whose tokens are shared.
     """
 
     stream = True
@@ -34,20 +53,25 @@ class StreamTask(Task):
         config: Stream,
         length: int,
         from_nothing: int = 0,
-        tokens: dict[str, Tensor] | None = None,
-        spelling: Spelling | None = None,
+        *,
+        splits: Mapping[str, LoadedSplit] | None = None,
+        like: "StreamTask | None" = None,
     ) -> None:
         self.store = store
         self.config = config
         self.vocab_size = store.meta.vocab_size
         self.sequence_length = length
         self.identity = identity_of(store.splits)
-        self.spelling = spelling or _spelling(store)
-        self.unit = _unit(self.spelling)
         require_tokens(store, "train", length + 1)
-        self._tokens = tokens or {
-            split: torch.from_numpy(np.array(store.tokens(split))) for split in ("train", "test")
-        }
+        if like is None:
+            splits = load_splits(store) if splits is None else splits
+            spelling = _spelling(store.meta, splits["train"])
+            self._tokens = {name: torch.from_numpy(one.tokens) for name, one in splits.items()}
+            self._starts = {name: one.starts for name, one in splits.items()}
+        else:
+            spelling, self._tokens, self._starts = like.spelling, like._tokens, like._starts
+        self.spelling: Spelling = spelling
+        self.unit = _unit(spelling)
         self._starting = round(config.document_starts * from_nothing)
         self._offsets: Offsets | None = None
 
@@ -55,14 +79,16 @@ class StreamTask(Task):
     def from_config(cls, config: Stream) -> "StreamTask":
         if not config.path:
             raise MemtrainError("data.path: name a folder that `memtrain data` prepared")
-        store = open_store(Path(config.path))
+        store, splits = load_store(Path(config.path))
         require_tokens(store, "test", config.evaluate_length + 1)
-        return cls(store, config, config.evaluate_length)
+        return cls(store, config, config.evaluate_length, splits=splits)
 
     def windows(self, length: int, from_nothing: int = 0) -> "StreamTask":
-        return StreamTask(
-            self.store, self.config, length, from_nothing, self._tokens, self.spelling
-        )
+        return StreamTask(self.store, self.config, length, from_nothing, like=self)
+
+    def tokens(self, split: str) -> Integer[Tensor, " N"]:
+        """All tokens of a split, where the task's data is."""
+        return self._tokens[split]
 
     @property
     def device(self) -> torch.device:
@@ -76,18 +102,18 @@ class StreamTask(Task):
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         if self._offsets is None:  # made for training only: evaluation may want longer windows
-            self._offsets = Offsets(
-                self.store.starts("train"),
-                len(self._tokens["train"]),
-                self.sequence_length + 1,
-                self.config.cross_documents,
-                self.device,
-            )
-        offsets = self._offsets.anywhere(count, generator)
+            self._offsets = self._make_offsets()
         starting = min(self._starting, count)
-        if starting:
-            offsets[:starting] = self._offsets.at_starts(starting, generator)
+        offsets = self._offsets.draw(count, generator, starting)
         return self._gather(self._tokens["train"], offsets)
+
+    def _make_offsets(self) -> Offsets:
+        tokens, starts, meta = self._tokens["train"], self._starts["train"], self.store.meta
+        begins = beginnings(
+            starts, tokens, self._starting, text=meta.text, pictures=meta.picture is not None
+        )
+        size, cross = self.sequence_length + 1, self.config.cross_documents
+        return Offsets(starts, len(tokens), size, cross, self.device, begins)
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Distinct documents from their starts; of one long document, pieces of it.
@@ -112,13 +138,12 @@ class StreamTask(Task):
         end = len(self._tokens["test"]) - self.sequence_length
         if self._one_text():
             return torch.arange(0, end, self.sequence_length + 1)
-        starts = torch.from_numpy(np.array(self.store.starts("test")))
-        return starts[starts < end]
+        starts = self._starts["test"]
+        return torch.from_numpy(starts[starts < end])
 
     def _one_text(self) -> bool:
         """Whether what is held out is one long document."""
-        starts = np.array(self.store.starts("test"))
-        whole = starts < len(self._tokens["test"]) - self.sequence_length
+        whole = self._starts["test"] < len(self._tokens["test"]) - self.sequence_length
         return int(whole.sum()) < 2 and self.store.meta.document_length is None
 
     def _gather(self, tokens: Tensor, offsets: Int[Tensor, " B"]) -> Batch:
@@ -159,16 +184,14 @@ def _unit(spelling: Spelling) -> str:
     return "token" if whole else "pixel"
 
 
-def _spelling(store: Store) -> Spelling:
-    meta = store.meta
-    tokens = store.tokens("train")
-    starts = np.array(store.starts("train")[:10_000])
-    start = int(np.bincount(tokens[starts]).argmax())  # how documents most often begin
+def _spelling(meta: StoreMeta, train: LoadedSplit) -> Spelling:
+    tokens, starts = train.tokens, train.starts
+    start = int(np.bincount(tokens[starts[:10_000]]).argmax())  # how documents most often begin
     alphabet: tuple[int, ...] = ()
     if meta.text:
         alphabet = tuple(np.flatnonzero(_counts(tokens, meta.vocab_size)).tolist())
-        if len(starts) == 1 and NEWLINE in alphabet:  # of one text, any line is a beginning
-            start = NEWLINE
+        if NEWLINE in alphabet and of_long_documents(starts, len(tokens)):
+            start = NEWLINE  # any line is a beginning
     return Spelling(
         vocab_size=meta.vocab_size,
         start_token=start,

@@ -26,7 +26,7 @@ def draw(run: Run, count: int, seed: int = 0) -> np.ndarray:
 def real(run: Run, split: str, count: int) -> np.ndarray:
     """Tokens (count, L) of pictures of the data, spread over the split."""
     task, picture = stream_of(run)
-    tokens = np.asarray(task.store.tokens(split))
+    tokens = task.tokens(split).cpu().numpy()
     whole = len(tokens) // picture.length
     images = tokens[: whole * picture.length].reshape(whole, picture.length)
     return images[np.linspace(0, whole - 1, min(count, whole)).astype(int)]

@@ -11,6 +11,7 @@ It is written beside its place, synced to disk and renamed, so a reader never me
 """
 
 from memtrain.data.store.format import (
+    LoadedSplit,
     Split,
     SplitInfo,
     Store,
@@ -19,16 +20,19 @@ from memtrain.data.store.format import (
     open_array,
     require_tokens,
 )
-from memtrain.data.store.opening import open_store
+from memtrain.data.store.opening import load_splits, load_store, open_store
 from memtrain.data.store.writing import check_place, write_store
 
 __all__ = [
+    "LoadedSplit",
     "Split",
     "SplitInfo",
     "Store",
     "StoreMeta",
     "check_place",
     "identity_of",
+    "load_splits",
+    "load_store",
     "open_array",
     "open_store",
     "require_tokens",

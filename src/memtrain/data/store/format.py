@@ -11,6 +11,7 @@ from numpy.lib.format import open_memmap
 
 from memtrain.data.pictures import Picture
 from memtrain.errors import MemtrainError, nearest
+from memtrain.files import open_regular
 
 STORE_VERSION = 1
 SPLITS = ("train", "test")
@@ -68,6 +69,14 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedSplit:
+    """The tokens of one split and where its documents start, both in memory."""
+
+    tokens: UInt8[np.ndarray, " N"] | UInt16[np.ndarray, " N"]
+    starts: Int64[np.ndarray, " K"]
+
+
+@dataclass(frozen=True, slots=True)
 class SplitInfo:
     """What is known of a split without reading it."""
 
@@ -87,7 +96,9 @@ class Store:
     def tokens(self, split: str) -> UInt8[np.ndarray, " N"] | UInt16[np.ndarray, " N"]:
         """All tokens of a split, a read-only map of the file."""
         self._check(split)
-        return np.memmap(self.folder / f"{split}.bin", self.meta.dtype, "r")
+        path = self.folder / f"{split}.bin"
+        open_regular(path).close()
+        return np.memmap(path, self.meta.dtype, "r")
 
     def starts(self, split: str) -> Int64[np.ndarray, " K"]:
         """Where each document starts."""
@@ -105,16 +116,17 @@ def open_array(path: Path) -> np.ndarray:
     """A .npy file, mapped: it need not fit in memory, and is never unpickled.
 
     Raises:
-        ValueError: it is none, or cut short.
+        ValueError: it is not one, cut short, or not a regular file.
         OSError: it cannot be read.
     """
+    open_regular(path).close()  # a named pipe would block
     try:
         return open_memmap(path, mode="r")
     except OSError:
         raise
     except Exception as error:  # numpy reads the header as Python source, which fails in many ways
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"no .npy file of numbers, or cut short ({reason})") from None
+        raise ValueError(f"not a .npy file of numbers, or cut short ({reason})") from None
 
 
 def identity_of(splits: Mapping[str, SplitInfo]) -> str:
@@ -125,7 +137,7 @@ def identity_of(splits: Mapping[str, SplitInfo]) -> str:
 
 def require_tokens(store: Store, split: str, needed: int) -> None:
     """Refuse a split that is too short, saying how many tokens are needed."""
-    found = len(store.tokens(split))
+    found = store.splits[split].tokens
     if found < needed:
         hold = "" if split == "train" else ", hold out more of it (--option held_out 0.2)"
         raise MemtrainError(
@@ -136,7 +148,7 @@ def require_tokens(store: Store, split: str, needed: int) -> None:
 
 
 def are_starts(starts: np.ndarray, tokens: int) -> bool:
-    """Whether documents of a split of so many tokens may start there."""
+    """Whether the documents of a split with this many tokens may start there."""
     shaped = starts.dtype == np.int64 and starts.ndim == 1 and len(starts) > 0
     return bool(
         shaped and starts[0] == 0 and starts[-1] < tokens and (starts[1:] > starts[:-1]).all()

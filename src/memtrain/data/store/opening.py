@@ -1,17 +1,21 @@
-"""Opens a store, if its meta and its files are as they were written."""
+"""Opens a store and reads it into memory, if its meta and its files are as they were written."""
 
 import hashlib
+import io
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_origin
 
 import numpy as np
+from jaxtyping import Int64
 
 from memtrain.data.pictures import Picture
 from memtrain.data.store.format import (
     MIN_TOKENS,
     SPLITS,
     STORE_VERSION,
+    LoadedSplit,
     SplitInfo,
     Store,
     StoreMeta,
@@ -21,9 +25,11 @@ from memtrain.data.store.format import (
     open_array,
 )
 from memtrain.errors import MemtrainError
-from memtrain.files import parse_json, read_text
+from memtrain.files import open_regular, parse_json, read_bytes, read_text
 
 MAX_META_BYTES = 2**20
+MAX_HEADER_BYTES = 2**12
+"""Of a .npy file."""
 
 
 def open_store(folder: Path, *, verify: bool = False) -> Store:
@@ -43,18 +49,79 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
             f"yours, memtrain data NAME --out {folder} prepares a data set"
         )
     try:
-        plain = parse_json(read_text(path, MAX_META_BYTES), "meta.json")
-        meta, splits = _read_meta(plain)
-        store = Store(folder, meta, splits)
+        store = Store(folder, *_meta_of(folder))
         for name in SPLITS:
             _check_files(store, name, verify)
-    except MemtrainError as error:
-        raise MemtrainError(f"{folder}: {error}; prepare it again") from None
-    except OSError as error:
-        raise MemtrainError(f"{folder}: {error.filename}: {error.strerror or error}") from None
-    except ValueError as error:  # JSON, UTF-8
-        raise MemtrainError(f"{path}: {error}; prepare it again") from None
+    except (MemtrainError, OSError) as error:
+        raise _named(folder, error) from None
     return store
+
+
+def load_store(folder: Path) -> tuple[Store, dict[str, LoadedSplit]]:
+    """Open a store and read all of it, once more if another process replaces it meanwhile.
+
+    Raises:
+        MemtrainError: as `open_store` and `load_splits`.
+    """
+    try:
+        store = open_store(folder)
+        return store, load_splits(store)
+    except MemtrainError:
+        time.sleep(0.05)  # a store that is replaced is away for a moment
+        store = open_store(folder)
+        return store, load_splits(store)
+
+
+def load_splits(store: Store) -> dict[str, LoadedSplit]:
+    """All tokens and starts of a store in memory.
+
+    Raises:
+        MemtrainError: the files are not those that were opened: damaged, or replaced meanwhile.
+    """
+    try:
+        splits = {name: _load_split(store, name) for name in SPLITS}
+        replaced = _meta_of(store.folder) != (store.meta, store.splits)
+    except (MemtrainError, OSError) as error:
+        raise _named(store.folder, error) from None
+    if replaced:  # the starts may be those of other tokens
+        raise MemtrainError(f"{store.folder}: was replaced while it was read; try again")
+    return splits
+
+
+def _load_split(store: Store, name: str) -> LoadedSplit:
+    info = store.splits[name]
+    with open_regular(store.folder / f"{name}.bin") as file:
+        tokens = np.fromfile(file, store.meta.dtype, info.tokens)
+        longer = bool(file.read(1))
+    if longer or hashlib.sha256(tokens.data).hexdigest() != info.sha256:
+        raise MemtrainError(f"{name}.bin is not what was written (checksum)")
+    return LoadedSplit(tokens, _load_starts(store, name))
+
+
+def _load_starts(store: Store, name: str) -> Int64[np.ndarray, " K"]:
+    info = store.splits[name]
+    if store.meta.document_length is not None:
+        return store.starts(name)
+    file = f"{name}.starts.npy"
+    try:  # not mapped: a file that is cut short while it is mapped ends the process
+        raw = read_bytes(store.folder / file, 8 * info.documents + MAX_HEADER_BYTES)
+        starts = np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, EOFError):
+        raise MemtrainError(f"{file} is not what was written") from None
+    if starts.shape != (info.documents,) or not are_starts(starts, info.tokens):
+        raise MemtrainError(f"{name} does not hold {info.documents:,} documents, as its meta says")
+    return starts
+
+
+def _meta_of(folder: Path) -> tuple[StoreMeta, dict[str, SplitInfo]]:
+    return _read_meta(parse_json(read_text(folder / "meta.json", MAX_META_BYTES), "meta.json"))
+
+
+def _named(folder: Path, error: MemtrainError | OSError) -> MemtrainError:
+    """An error that names the store and says what helps."""
+    if isinstance(error, OSError):
+        return MemtrainError(f"{folder}: {error.filename}: {error.strerror or error}")
+    return MemtrainError(f"{folder}: {error}; remove it and prepare it again")
 
 
 def _read_meta(plain: Any) -> tuple[StoreMeta, dict[str, SplitInfo]]:
@@ -106,11 +173,8 @@ def _check_files(store: Store, name: str, verify: bool) -> None:
     found, expected = path.stat().st_size, info.tokens * meta.dtype.itemsize
     if found != expected:
         raise MemtrainError(f"{name}.bin has {found:,} bytes, {expected:,} were written")
-    if verify:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != info.sha256:
-            raise MemtrainError(f"{name}.bin is not what was written (checksum)")
+    if verify and hashlib.sha256(store.tokens(name).data).hexdigest() != info.sha256:
+        raise MemtrainError(f"{name}.bin is not what was written (checksum)")
     _check_documents(store, name)
     if meta.vocab_size <= np.iinfo(meta.dtype).max:  # else every number is a token
         for block in blocks(store.tokens(name)):
