@@ -355,8 +355,8 @@ def test_bad_texts_and_options_are_refused(tmp_path: Path):
     assert "test would hold 1 tokens, at least 2 are needed" in said(b"ten bytes.")
     assert "held_out=0" in said(b"enough", held_out=0.0)
     assert "a.txt: mode='latin'" in said(b"enough", mode="latin")
-    assert "a.txt: separator: the text holds byte 0" in said(b"\0 enough", separator=True)
-    assert "no such text" in refusal(tmp_path, lambda out: prepare_text(tmp_path / "b", out))
+    assert "a.txt: is neither text nor" in said(b"\0 enough", separator=True)
+    assert "no such file" in refusal(tmp_path, lambda out: prepare_text(tmp_path / "b", out))
 
 
 # ----------------------------------------------------------------------------------------- images
@@ -444,9 +444,14 @@ def test_what_is_no_npy_file_is_refused(tmp_path: Path):
     path = npy(tmp_path, np.arange(100))
     whole = path.read_bytes()
     np.savez(tmp_path / "a.npz", np.arange(100))
-    for content in (whole[:-8], whole[:9], b"", b"no array", (tmp_path / "a.npz").read_bytes()):
+    for content, words in (
+        (whole[:-8], "no .npy file of numbers, or cut short"),
+        (whole[:9], "no .npy file of numbers, or cut short"),
+        (b"", "is not a NumPy array, though its name ends in .npy"),
+        (b"no array", "is not a NumPy array, though its name ends in .npy"),
+        ((tmp_path / "a.npz").read_bytes(), "is a zip; memtrain train images --data"),
+    ):
         path.write_bytes(content)
-        said = refusal(tmp_path, lambda out: prepare_tokens(path, out))
-        assert "tokens.npy: no .npy file of numbers, or cut short" in said
+        assert f"tokens.npy: {words}" in refusal(tmp_path, lambda out: prepare_tokens(path, out))
     path.unlink()
     assert "no such file" in refusal(tmp_path, lambda out: prepare_tokens(path, out))

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from memtrain.data import download
+from memtrain.data.reading import read_texts
 from memtrain.data.sources.encoding import encode_named, non_ascii_note
 from memtrain.data.sources.finding import check_folder, first_there
 from memtrain.data.store import Split, Store, StoreMeta, check_place, write_store
-from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB, read_texts
+from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.errors import MemtrainError
 
 
