@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -389,6 +390,29 @@ def test_bad_images_and_options_are_refused(tmp_path: Path):
     assert "patch=3: must divide the picture" in said(size=4, levels=2, patch=3)
     assert "only for levels=2" in said(size=4, threshold=9)
     assert "held_out=2" in said(held_out=2.0)
+
+
+def test_names_of_files_are_shown_without_control_characters(tmp_path: Path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(png(NOISE.integers(0, 256, (4, 6), np.uint8)))
+    (folder / "bad\x1b]0;title\x07\n.png").write_bytes(b"no image")
+    (folder / "a.\x1b[2J").write_bytes(b"")
+    store = prepare_images(folder, tmp_path / "out")
+    assert store.meta.notes == (
+        "skipped 1 unreadable file: bad\\x1b]0;title\\x07\\n.png",
+        "passed over 1 .\\x1b[2j",
+    )
+
+
+def test_names_that_are_not_utf8_are_names_too(tmp_path: Path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        name = os.fsencode(folder) + b"/\xff%d.png" % number
+        Path(os.fsdecode(name)).write_bytes(png(NOISE.integers(0, 256, (4, 6), np.uint8)))
+    assert prepare_images(folder, tmp_path / "out").splits["test"].documents == 1
 
 
 # ----------------------------------------------------------------------------------------- tokens

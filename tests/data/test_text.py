@@ -12,7 +12,7 @@ from memtrain.errors import MemtrainError
 STORIES = b"One cat.\n<|endoftext|>\nTwo dogs.\n<|endoftext|>\nThree.\n"
 
 
-def documents(raw: bytes, **options) -> list[bytes]:
+def documents(raw: bytes | bytearray, **options) -> list[bytes]:
     encoded = encode_text(raw, **options)
     return [part.tobytes() for part in np.split(encoded.tokens, encoded.starts[1:])]
 

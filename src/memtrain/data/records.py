@@ -15,7 +15,7 @@ MAX_ROW = 2**24
 """Bytes of a row of JSONL or CSV. Parsed, they take up to thirty times as much memory."""
 MAX_JSON = 2**25
 """Bytes of a JSON file, which is parsed whole."""
-MAX_BATCH = 2**26
+MAX_BATCH = 2**24
 """Bytes to which a batch of parquet rows may unpack."""
 MAX_ROWS = 2**22
 """Rows that a parquet file of any size may have: a million equal ones take no space at all."""

@@ -2,10 +2,12 @@
 
 import io
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path, PureWindowsPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from memtrain.data.limits import show, unpacking
 from memtrain.errors import MemtrainError
@@ -18,8 +20,6 @@ MAX_DIRECTORY_BYTES = 64 * 2**20
 _LOCAL_HEADER = 30
 """Bytes before each file in a zip, at least; its name follows."""
 _BLOCK = 2**20
-_SMALL_BLOCK = 2**12
-"""Python unpacks all of a block of bzip2 or LZMA at once; a few kB may become 80 MB."""
 _UNPACK = "unpack it yourself and pass the folder"
 
 
@@ -49,12 +49,12 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BinaryIO | None:
     """A file of a zip in memory; None if it cannot be read."""
-    plain = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-    size = _BLOCK if plain else _SMALL_BLOCK
-    content = io.BytesIO()
     try:
+        if member.compress_type in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+            return io.BytesIO(_decompressed(archive, member))
+        content = io.BytesIO()
         with archive.open(member) as file:
-            while block := file.read(size):
+            while block := file.read(_BLOCK):
                 content.write(block)
     # Damage makes each decompressor raise errors of its own; a file may have a password, or a
     # compression that Python does not know.
@@ -62,6 +62,37 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BinaryIO |
         return None
     content.seek(0)
     return content
+
+
+def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """A file of bzip2 or LZMA, of which Python's own reader unpacks more than the file claims."""
+    stored: Any = copy(member)
+    stored.compress_type, stored.file_size, stored.CRC = 0, member.compress_size, None
+    with archive.open(stored) as file:
+        raw = file.read(MAX_FILE_BYTES)
+    if member.compress_type == zipfile.ZIP_BZIP2:
+        import bz2  # as lzma, not in every Python
+
+        content = bz2.BZ2Decompressor().decompress(raw, member.file_size)
+    else:
+        size = int.from_bytes(raw[2:4], "little")
+        content = _lzma(raw[4 : 4 + size]).decompress(raw[4 + size :], member.file_size)
+    if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+        raise zipfile.BadZipFile("not what was packed")
+    return content
+
+
+def _lzma(properties: bytes) -> Any:
+    """The decompressor that a file's properties describe; it takes its dictionary at once."""
+    import lzma
+
+    dictionary = int.from_bytes(properties[1:5], "little")
+    if dictionary > MAX_FILE_BYTES:
+        raise zipfile.BadZipFile("a dictionary larger than any file")
+    rest, lc = divmod(properties[0], 9)
+    pb, lp = divmod(rest, 5)
+    filters = {"id": lzma.FILTER_LZMA1, "dict_size": dictionary, "lc": lc, "lp": lp, "pb": pb}
+    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[filters])
 
 
 class _DirectoryLimit:
