@@ -68,7 +68,10 @@ def test_every_file_of_a_folder_is_a_document_in_sorted_order(tmp_path: Path):
     }
     texts = read_text(put(tmp_path, files))
     assert documents(texts) == [b"first\n", b"second\n", b"third\n", b"fourth\n", b"fifth"]
-    assert texts.notes == ("read 2 .txt, 1 .txt.gz, 1 .md, 1 .jsonl",)
+    assert texts.notes == (
+        "read 2 .txt, 1 .txt.gz, 1 .md, 1 .jsonl",
+        "each row is a document, its column text",
+    )
 
 
 def test_what_a_folder_holds_besides_is_counted(tmp_path: Path):

@@ -92,7 +92,9 @@ def read_texts(paths: Sequence[Path], column: str | None = None) -> Texts:
             raise MemtrainError(f"{path}: damaged or cut short ({error}); get it again") from None
         except OSError as error:
             raise MemtrainError(f"{path}: {error.strerror or error}") from None
-    return Texts(text.raw, _foreign_note(foreign), tuple(foreign))
+    rows = any(kind.format not in ("text", "gzip") for kind in kinds.values())
+    note = (f"each row is a document, its column {show(column or COLUMN)}",) if rows else ()
+    return Texts(text.raw, (*note, *_foreign_note(foreign)), tuple(foreign))
 
 
 def _check_column(kinds: Iterable[Kind], column: str | None) -> None:

@@ -131,6 +131,8 @@ def _check_members(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
                 f"{path}: refused, its file {name!r} unpacks to {member.file_size:,} bytes, "
                 f"more than {MAX_FILE_BYTES:,}"
             )
+        if member.header_offset < 0:
+            raise MemtrainError(f"{path}: not a zip, damaged or cut short (where is {name!r}?)")
         if member.header_offset < end:
             raise MemtrainError(
                 f"{path}: refused, its files {before!r} and {name!r} overlap, as no program writes "
