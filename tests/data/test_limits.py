@@ -86,6 +86,15 @@ def test_memory_that_is_available_is_some_of_the_machines():
     assert 0 < available_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def test_a_containers_limit_counts_without_what_it_caches(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(limits, "CGROUP", tmp_path)
+    for name, text in (("max", "9000"), ("current", "8000"), ("stat", "anon 1000\nfile 7000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert available_memory() == 8000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory() > 8000
+
+
 def test_files_are_listed_without_hidden_ones_and_what_is_not_a_file_is_counted(tmp_path: Path):
     (tmp_path / "deep" / ".git").mkdir(parents=True)
     for name in ("a.txt", "deep/b.txt", ".hidden", "deep/.git/c.txt"):

@@ -400,6 +400,16 @@ def test_a_zip_whose_files_overlap_is_refused(tmp_path: Path):
         read_folder(path)
 
 
+def test_a_file_that_claims_more_bytes_than_its_zip_is_refused(tmp_path: Path):
+    path = tmp_path / "files.zip"
+    raw = packed(path, zipfile.ZIP_STORED, {"a.png": png(FIRST)})
+    place = raw.index(b"PK\1\2") + 20
+    raw[place : place + 4] = struct.pack("<L", 2**31)
+    path.write_bytes(raw)
+    with pytest.raises(MemtrainError, match="claims 2,147,483,648 bytes, more than the zip has"):
+        read_folder(path)
+
+
 def test_a_zip_is_bounded_as_a_whole(tmp_path: Path, monkeypatch):
     path = tmp_path / "files.zip"
     packed(path, zipfile.ZIP_DEFLATED, {f"{n}.png": bytes(2**20) for n in range(9)})

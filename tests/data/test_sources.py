@@ -140,6 +140,12 @@ def test_tinystories_are_joined_ascii(tmp_path: Path, tinystories: Path):
     assert store.meta.notes == ("train: dropped 1 non-ASCII characters (2 bytes)",)
 
 
+def test_tinystories_are_taken_with_bytes_that_are_not_text(tmp_path: Path, tinystories: Path):
+    (tinystories / "valid.txt").write_bytes(b"x" * 70_000 + b"\0 \xff and more")
+    store = prepare("tinystories", data_dir=tinystories, out=tmp_path / "out")
+    assert store.meta.notes[1] == "test: dropped 1 non-ASCII characters (1 bytes)"
+
+
 def test_tinystories_may_keep_a_separator(tmp_path: Path, tinystories: Path):
     store = prepare("tinystories", data_dir=tinystories, out=tmp_path / "out", separator=True)
     assert text(store, "train") == "One caf.\n\0Two.\n\0Three."

@@ -17,6 +17,9 @@ FREE = 2**26
 MAX_FILES = 2**22
 """Files of a folder, whose names are all held in memory."""
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may use."""
+
 
 class Budget:
     """What files may unpack to, all of them together."""
@@ -56,10 +59,12 @@ def available_memory() -> int:
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:"))
-    with suppress(OSError, ValueError):  # of a container; "max" where there is no limit
-        group = Path("/sys/fs/cgroup")
-        used = int((group / "memory.current").read_text())
-        free = min(free, max(0, int((group / "memory.max").read_text()) - used))
+    with suppress(OSError, ValueError, KeyError):  # of a container; "max" where it has no limit
+        limit = int((CGROUP / "memory.max").read_text())
+        lines = (CGROUP / "memory.stat").read_text().splitlines()
+        cached = int(dict(line.split() for line in lines)["file"])  # given back when it is needed
+        used = int((CGROUP / "memory.current").read_text()) - cached
+        free = min(free, max(0, limit - used))
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError, IndexError):

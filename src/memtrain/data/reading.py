@@ -70,8 +70,16 @@ def read_text(path: Path, column: str | None = None) -> Texts:
     return Texts(texts.raw, notes, texts.not_utf8)
 
 
-def read_texts(paths: Sequence[Path], column: str | None = None) -> Texts:
-    """Read files as one text; see `read_text`."""
+def read_texts(
+    paths: Sequence[Path], column: str | None = None, *, any_bytes: bool = False
+) -> Texts:
+    """Read files as one text; see `read_text`.
+
+    Args:
+        paths: the files, in this order.
+        column: of the rows that are read; `text` unless given.
+        any_bytes: take byte 0 too, for a data set that is known to be text.
+    """
     kinds = {path: require_kind(path, "text") for path in paths}
     _check_column(kinds.values(), column)
     sizes = {path: path.stat().st_size for path in paths}
@@ -81,7 +89,7 @@ def read_texts(paths: Sequence[Path], column: str | None = None) -> Texts:
     require_memory(MEMORY * plain, where, _SPLIT)
     unpack = "if it is yours, unpack it yourself and pass the text"
     budget = unpacking(where, sum(sizes[path] for path in packed), unpack)
-    text = _Joined(where)
+    text = _Joined(where, any_bytes)
     foreign: list[str] = []
     for path, kind in kinds.items():
         try:
@@ -144,7 +152,7 @@ def _add_plain(text: "_Joined", file: BinaryIO, where: str) -> bool:
     done = 0
     text.begin()
     while block := file.read(BLOCK):
-        if 0 in block:
+        if 0 in block and not text.any_bytes:
             raise MemtrainError(
                 f"{where}: holds byte 0 at {done + block.index(0):,}, which no text does; if it is "
                 "text, take it out: tr -d '\\000' < FILE > NEW"
@@ -182,8 +190,9 @@ class _Metered(gzip.GzipFile):
 class _Joined:
     """One text of several documents. All but the last are made to end their last line."""
 
-    def __init__(self, where: str = "text") -> None:
+    def __init__(self, where: str = "text", any_bytes: bool = False) -> None:
         self.raw = bytearray()
+        self.any_bytes = any_bytes
         self.where, self.limit = where, available_memory() // MEMORY
         self.fresh = False
 

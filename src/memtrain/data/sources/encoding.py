@@ -19,11 +19,6 @@ _BLOCK = 2**24
 
 def encode_named(texts: Texts, mode: str, separator: bool, where: str) -> EncodedText:
     """The tokens of a text; an error says where the text is."""
-    if mode == "ascii" and texts.not_utf8:
-        raise MemtrainError(
-            f"mode=ascii: {show(texts.not_utf8[0])} is not UTF-8, so its characters are not known; "
-            "convert it: iconv -f LATIN1 -t UTF-8 FILE > NEW"
-        )
     try:
         return encode_text(texts.raw, mode, separator=separator)
     except MemtrainError as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from memtrain.data import download
-from memtrain.data.limits import passed_over_note, require_memory
+from memtrain.data.limits import passed_over_note, require_memory, show
 from memtrain.data.pictures import Copies, read_folder
 from memtrain.data.reading import read_text
 from memtrain.data.recognise import mixed_note, require_kind
@@ -53,6 +53,11 @@ def prepare_text(
     check_share(held_out)
     kind = require_kind(path, "text")
     texts = read_text(path, column)
+    if mode == "ascii" and texts.not_utf8:
+        raise MemtrainError(
+            f"mode=ascii: {show(texts.not_utf8[0])} is not UTF-8, so its characters are not known; "
+            "convert it: iconv -f LATIN1 -t UTF-8 FILE > NEW"
+        )
     encoded = encode_named(texts, mode, separator, str(path))
     meta = StoreMeta(
         name=path.resolve().stem,

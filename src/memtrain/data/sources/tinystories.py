@@ -25,7 +25,8 @@ def prepare_tinystories(
     check_place(out, overwrite)
     splits, notes = {}, []
     for split, paths in zip(("train", "test"), _tinystories_files(data_dir), strict=True):
-        encoded = encode_named(read_texts(paths), "ascii", separator, ", ".join(map(str, paths)))
+        texts = read_texts(paths, any_bytes=True)
+        encoded = encode_named(texts, "ascii", separator, ", ".join(map(str, paths)))
         splits[split] = Split(encoded.tokens, encoded.starts)
         notes += non_ascii_note(encoded, f"{split}: ")
     meta = StoreMeta(
