@@ -2,8 +2,10 @@
 
 import gzip
 import io
+import os
 import struct
 import sys
+import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,11 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
+import memtrain.data.pictures.files as image_files
+from memtrain.data import limits
 from memtrain.data.pictures import (
     Picture,
+    archives,
     decode_pictures,
     encode_pictures,
-    files,
     read_folder,
     read_idx,
 )
@@ -168,6 +172,16 @@ def test_what_is_no_idx_file_is_refused(tmp_path: Path, content: bytes, message:
             read_idx(tmp_path / path)
 
 
+def test_an_idx_file_that_unpacks_to_too_much_is_refused(tmp_path: Path):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(struct.pack(">4I", 0x803, 2**10, 2**10, 2**10) + bytes(2**20)))
+    with pytest.raises(MemtrainError, match="its header claims .* 1,073,741,824 bytes"):
+        read_idx(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MemtrainError, match="not a regular file"):
+        read_idx(tmp_path / "pipe")
+
+
 def test_a_gzipped_idx_file_cut_short_is_refused(tmp_path: Path):
     noise = np.random.default_rng(0).integers(0, 256, (9, 28, 28), np.uint8)
     path = tmp_path / "cut.gz"
@@ -297,8 +311,8 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: P
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(2**20))
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 2**20 - 1)
-    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(archives, "MAX_FILE_BYTES", 2**20 - 1)
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("it was read"))
     with pytest.raises(MemtrainError, match="'a.png' unpacks to 1,048,576 bytes"):
         read_folder(path)
 
@@ -314,9 +328,13 @@ def test_an_image_bomb_is_refused_from_its_header(tmp_path: Path, place: str, si
 def test_a_zip_cut_short_or_none_is_refused(tmp_path: Path):
     path = put(tmp_path / "files.zip", {"a.png": png(FIRST)})
     whole = path.read_bytes()
-    for content in (whole[:-10], whole[:30], b"", b"no zip"):
+    for content in (whole[:-10], whole[:30]):
         path.write_bytes(content)
-        with pytest.raises(MemtrainError, match="files.zip: no zip, damaged or cut short"):
+        with pytest.raises(MemtrainError, match="files.zip: not a zip, damaged or cut short"):
+            read_folder(path)
+    for content in (b"", b"no zip"):
+        path.write_bytes(content)
+        with pytest.raises(MemtrainError, match="is not a zip, though its name ends in .zip; it"):
             read_folder(path)
 
 
@@ -329,15 +347,158 @@ def test_a_damaged_file_of_a_zip_is_skipped(tmp_path: Path):
     assert found.names == ("b.png",) and found.skipped == ("a.png",)
 
 
+PACKINGS = pytest.mark.parametrize(
+    "packing",
+    [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA],
+    ids=["stored", "deflate", "bzip2", "lzma"],
+)
+
+
+def packed(path: Path, packing: int, content: dict[str, bytes]) -> bytearray:
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    return bytearray(path.read_bytes())
+
+
+@PACKINGS
+def test_zips_of_every_packing_are_read_and_their_damage_is_skipped(tmp_path: Path, packing: int):
+    noise = np.random.default_rng(0).integers(0, 256, (9, 9), np.uint8)
+    path = tmp_path / "files.zip"
+    whole = packed(path, packing, {"a.png": png(noise), "b.png": png(noise + 1)})
+    assert np.array_equal(read_folder(path).gray, [noise, noise + 1])
+    place = 30 + len("a.png")
+    for bad in (range(place, place + 12), range(place + 40, place + 60)):
+        damaged = bytearray(whole)
+        for byte in bad:
+            damaged[byte] ^= 255
+        path.write_bytes(damaged)
+        found = read_folder(path)
+        assert found.names == ("b.png",) and found.skipped == ("a.png",)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"])
+def test_a_packed_file_never_unpacks_to_more_than_it_claims(tmp_path: Path, packing: int):
+    path = tmp_path / "files.zip"
+    raw = packed(path, packing, {"a.png": bytes(2**25), "b.png": png(FIRST)})
+    claimed = struct.pack("<L", 2**25)
+    path.write_bytes(raw.replace(claimed, struct.pack("<L", 1000)))
+    tracemalloc.start()
+    found = read_folder(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.skipped == ("a.png",) and peak < 2**24
+
+
+def test_a_zip_whose_files_overlap_is_refused(tmp_path: Path):
+    path = tmp_path / "files.zip"
+    raw = packed(path, zipfile.ZIP_DEFLATED, {"a.png": png(FIRST)})
+    entry, end = raw[raw.index(b"PK\1\2") : raw.index(b"PK\5\6")], raw.index(b"PK\1\2")
+    ending = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 300, 300, len(entry) * 300, end, 0)
+    path.write_bytes(raw[:end] + entry * 300 + ending)
+    with pytest.raises(MemtrainError, match="'a.png' and 'a.png' overlap"):
+        read_folder(path)
+
+
+def test_a_file_that_claims_more_bytes_than_its_zip_is_refused(tmp_path: Path):
+    path = tmp_path / "files.zip"
+    raw = packed(path, zipfile.ZIP_STORED, {"a.png": png(FIRST)})
+    place = raw.index(b"PK\1\2") + 20
+    raw[place : place + 4] = struct.pack("<L", 2**31)
+    path.write_bytes(raw)
+    with pytest.raises(MemtrainError, match="claims 2,147,483,648 bytes, more than the zip has"):
+        read_folder(path)
+
+
+def test_a_zip_is_bounded_as_a_whole(tmp_path: Path, monkeypatch):
+    path = tmp_path / "files.zip"
+    packed(path, zipfile.ZIP_DEFLATED, {f"{n}.png": bytes(2**20) for n in range(9)})
+    monkeypatch.setattr(limits, "FREE", 2**22)
+    with pytest.raises(MemtrainError, match="refused, unpacks to more than 4,194,304 bytes"):
+        read_folder(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(archives, "MAX_DIRECTORY_BYTES", 400)
+    with pytest.raises(MemtrainError, match="its directory claims .* more than 400; unpack it"):
+        read_folder(path)
+
+
+@PLACES
+def test_pixels_of_all_images_are_bounded(tmp_path: Path, monkeypatch, place: str):
+    flat = png(np.zeros((512, 512), np.uint8))
+    path = put(tmp_path / place, {f"{n}.png": flat for n in range(4)})
+    monkeypatch.setattr(image_files, "FREE_PIXELS", 3 * 2**18)
+    monkeypatch.setattr(image_files, "PIXELS_PER_BYTE", 10)
+    with pytest.raises(MemtrainError, match="refused, claims more than 786,432 pixels in .* bytes"):
+        read_folder(path, (8, 8))
+    monkeypatch.setattr(image_files, "PIXELS_PER_BYTE", 10_000)
+    assert read_folder(path, (8, 8)).gray.shape == (4, 8, 8)
+
+
+def test_only_resized_images_are_kept_in_memory(tmp_path: Path):
+    path = put(
+        tmp_path / "folder", {f"{n}.png": png(np.zeros((2000, 2000), np.uint8)) for n in "ab"}
+    )
+    tracemalloc.start()
+    read_folder(path, (8, 8))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**21
+
+
+@PLACES
+def test_more_pictures_than_memory_are_refused_before_it_is_taken(
+    tmp_path: Path, monkeypatch, place: str
+):
+    path = put(tmp_path / place, {f"{n}.png": png(FIRST) for n in range(4)})
+    monkeypatch.setattr(image_files, "MAX_BYTES", 20)
+    with pytest.raises(MemtrainError, match="4 images of 2x3 pixels take 24 bytes, more than 20"):
+        read_folder(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(limits, "available_memory", lambda: 50)
+    with pytest.raises(MemtrainError, match="GiB of memory or more.*resize them"):
+        read_folder(path)
+    with pytest.raises(MemtrainError, match="GiB of memory or more"):
+        read_folder(path, (9, 9))
+
+
+@pytest.mark.parametrize("side", [2**31, 100_000, 4097, 0, -1])
+def test_a_size_beyond_any_use_is_refused(tmp_path: Path, side: int):
+    path = put(tmp_path / "folder", {"a.png": png(FIRST)})
+    with pytest.raises(MemtrainError, match=rf"size=4x{side}: must be 1\.\.4,096 pixels each"):
+        read_folder(path, (4, side))
+
+
+def test_links_to_nothing_and_cycles_are_passed_over(tmp_path: Path):
+    path = put(tmp_path / "folder", {"a.png": png(FIRST), "notes.txt": b"", ".hidden/b.png": b""})
+    (path / ".#a.png").symlink_to("user@host.1234")
+    (path / "b.png").symlink_to(path / "nothing")
+    (path / "c").symlink_to(path)
+    os.mkfifo(path / "d.png")
+    found = read_folder(path)
+    assert found.names == ("a.png",) and found.skipped == ()
+    assert found.passed_over == {
+        ".txt": 1,
+        "broken links": 1,
+        "linked folders": 1,
+        "special files": 1,
+    }
+
+
+def test_a_folder_of_too_many_files_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_FILES", 2)
+    with pytest.raises(MemtrainError, match="holds more than 2 files"):
+        read_folder(put(tmp_path / "folder", {f"{n}.png": b"" for n in range(3)}))
+
+
 def test_no_image_at_all_is_refused(tmp_path: Path):
-    with pytest.raises(MemtrainError, match="no such folder or zip"):
+    with pytest.raises(MemtrainError, match="none: no such file or folder"):
         read_folder(tmp_path / "none")
     with pytest.raises(MemtrainError, match="holds no image"):
         read_folder(tmp_path)
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(MemtrainError, match="none of its 1 images can be read"):
         read_folder(tmp_path)
-    with pytest.raises(MemtrainError, match="size=0x4: must be at least 1x1"):
+    with pytest.raises(MemtrainError, match=r"size=0x4: must be 1\.\.4,096 pixels each"):
         read_folder(tmp_path, (0, 4))
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -137,6 +138,12 @@ def test_tinystories_are_joined_ascii(tmp_path: Path, tinystories: Path):
     assert text(store, "test") == "All.\n\nIn one.\n" and store.splits["test"].documents == 1
     assert (store.meta.vocab_size, store.meta.text, store.meta.separator) == (256, True, None)
     assert store.meta.notes == ("train: dropped 1 non-ASCII characters (2 bytes)",)
+
+
+def test_tinystories_are_taken_with_bytes_that_are_not_text(tmp_path: Path, tinystories: Path):
+    (tinystories / "valid.txt").write_bytes(b"x" * 70_000 + b"\0 \xff and more")
+    store = prepare("tinystories", data_dir=tinystories, out=tmp_path / "out")
+    assert store.meta.notes[1] == "test: dropped 1 non-ASCII characters (1 bytes)"
 
 
 def test_tinystories_may_keep_a_separator(tmp_path: Path, tinystories: Path):
@@ -355,8 +362,8 @@ def test_bad_texts_and_options_are_refused(tmp_path: Path):
     assert "test would hold 1 tokens, at least 2 are needed" in said(b"ten bytes.")
     assert "held_out=0" in said(b"enough", held_out=0.0)
     assert "a.txt: mode='latin'" in said(b"enough", mode="latin")
-    assert "a.txt: separator: the text holds byte 0" in said(b"\0 enough", separator=True)
-    assert "no such text" in refusal(tmp_path, lambda out: prepare_text(tmp_path / "b", out))
+    assert "a.txt: is neither text nor" in said(b"\0 enough", separator=True)
+    assert "no such file" in refusal(tmp_path, lambda out: prepare_text(tmp_path / "b", out))
 
 
 # ----------------------------------------------------------------------------------------- images
@@ -389,6 +396,29 @@ def test_bad_images_and_options_are_refused(tmp_path: Path):
     assert "patch=3: must divide the picture" in said(size=4, levels=2, patch=3)
     assert "only for levels=2" in said(size=4, threshold=9)
     assert "held_out=2" in said(held_out=2.0)
+
+
+def test_names_of_files_are_shown_without_control_characters(tmp_path: Path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(png(NOISE.integers(0, 256, (4, 6), np.uint8)))
+    (folder / "bad\x1b]0;title\x07\n.png").write_bytes(b"no image")
+    (folder / "a.\x1b[2J").write_bytes(b"")
+    store = prepare_images(folder, tmp_path / "out")
+    assert store.meta.notes == (
+        "skipped 1 unreadable file: bad\\x1b]0;title\\x07\\n.png",
+        "passed over 1 .\\x1b[2j",
+    )
+
+
+def test_names_that_are_not_utf8_are_names_too(tmp_path: Path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        name = os.fsencode(folder) + b"/\xff%d.png" % number
+        Path(os.fsdecode(name)).write_bytes(png(NOISE.integers(0, 256, (4, 6), np.uint8)))
+    assert prepare_images(folder, tmp_path / "out").splits["test"].documents == 1
 
 
 # ----------------------------------------------------------------------------------------- tokens
@@ -444,9 +474,14 @@ def test_what_is_no_npy_file_is_refused(tmp_path: Path):
     path = npy(tmp_path, np.arange(100))
     whole = path.read_bytes()
     np.savez(tmp_path / "a.npz", np.arange(100))
-    for content in (whole[:-8], whole[:9], b"", b"no array", (tmp_path / "a.npz").read_bytes()):
+    for content, words in (
+        (whole[:-8], "no .npy file of numbers, or cut short"),
+        (whole[:9], "no .npy file of numbers, or cut short"),
+        (b"", "is not a NumPy array, though its name ends in .npy"),
+        (b"no array", "is not a NumPy array, though its name ends in .npy"),
+        ((tmp_path / "a.npz").read_bytes(), "is a zip; memtrain train images --data"),
+    ):
         path.write_bytes(content)
-        said = refusal(tmp_path, lambda out: prepare_tokens(path, out))
-        assert "tokens.npy: no .npy file of numbers, or cut short" in said
+        assert f"tokens.npy: {words}" in refusal(tmp_path, lambda out: prepare_tokens(path, out))
     path.unlink()
     assert "no such file" in refusal(tmp_path, lambda out: prepare_tokens(path, out))

@@ -1,5 +1,6 @@
 """Prompts and images to tokens and back."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,9 @@ def test_images_that_are_none_are_refused(tmp_path: Path):
         PICTURE.encode_image(tmp_path / "bad.png")
     with pytest.raises(MemtrainError, match="gone.png: no such image"):
         PICTURE.encode_image(tmp_path / "gone.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(MemtrainError, match="pipe.png: is not a regular file"):
+        PICTURE.encode_image(tmp_path / "pipe.png")
     with pytest.raises(MemtrainError, match="writes text; begin one with --prompt"):
         TEXT.encode_image(tmp_path / "bad.png")
     with pytest.raises(MemtrainError, match="no pictures"):

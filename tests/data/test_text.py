@@ -1,21 +1,18 @@
 """Text becomes bytes, bytes become tokens, and back."""
 
-import gzip
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtrain.data.text import decode_text, encode_text, join_documents, read_text
+from memtrain.data.reading import join_documents
+from memtrain.data.text import decode_text, encode_text
 from memtrain.errors import MemtrainError
 
 STORIES = b"One cat.\n<|endoftext|>\nTwo dogs.\n<|endoftext|>\nThree.\n"
 
 
-def documents(raw: bytes, **options) -> list[bytes]:
+def documents(raw: bytes | bytearray, **options) -> list[bytes]:
     encoded = encode_text(raw, **options)
     return [part.tobytes() for part in np.split(encoded.tokens, encoded.starts[1:])]
 
@@ -112,66 +109,3 @@ def test_what_is_no_utf8_is_replaced():
 def test_what_is_no_byte_is_refused(token: int):
     with pytest.raises(MemtrainError, match="are no text"):
         decode_text(np.array([65, token]))
-
-
-# --------------------------------------------------------------------------------------- reading
-
-
-def test_files_may_be_plain_gzipped_or_of_any_name(tmp_path: Path):
-    (tmp_path / "a.txt").write_bytes(b"plain")
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"zipped"))
-    (tmp_path / "README").write_bytes(b"read me")
-    assert read_text(tmp_path / "a.txt") == b"plain"
-    assert read_text(tmp_path / "a.txt.gz") == b"zipped"
-    assert read_text(tmp_path / "README") == b"read me"
-
-
-def test_every_file_of_a_folder_is_a_document_in_sorted_order(tmp_path: Path):
-    (tmp_path / "b.txt").write_bytes(b"second\n")
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"first"))
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "c.TXT").write_bytes(b"third")
-    (tmp_path / "picture.png").write_bytes(b"no text")
-    assert documents(read_text(tmp_path)) == [b"first\n", b"second\n", b"third"]
-
-
-@pytest.mark.parametrize("cut", [5, 20, -4])
-def test_a_gzip_cut_short_is_one_line(tmp_path: Path, cut: int):
-    path = tmp_path / "cut.txt.gz"
-    path.write_bytes(gzip.compress(b"many words, " * 50)[:cut])
-    with pytest.raises(MemtrainError, match="cut.txt.gz: damaged or cut short"):
-        read_text(path)
-
-
-def test_a_gzip_that_is_none_is_one_line(tmp_path: Path):
-    (tmp_path / "fake.gz").write_bytes(b"just text")
-    with pytest.raises(MemtrainError, match="damaged or cut short"):
-        read_text(tmp_path / "fake.gz")
-
-
-def test_missing_texts_are_named(tmp_path: Path):
-    with pytest.raises(MemtrainError, match="nothing.txt: no such text file"):
-        read_text(tmp_path / "nothing.txt")
-    with pytest.raises(MemtrainError, match=r"no \.txt, \.txt\.gz, \.parquet file"):
-        read_text(tmp_path)
-
-
-def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(MemtrainError, match=r"pip install memtrain\[data\]"):
-        read_text(tmp_path / "a.parquet")
-
-
-def test_every_row_of_a_parquet_file_is_a_document(tmp_path: Path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"n": [1, 2, 3], "text": ["é one", None, "two"]}), path)
-    assert documents(read_text(path)) == ["é one\n".encode(), b"two"]
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(MemtrainError, match="no parquet file, or damaged"):
-        read_text(path)
-    parquet.write_table(pyarrow.table({"story": ["a"], "text": [1]}), path)
-    with pytest.raises(MemtrainError, match="needs a column text of strings, has story, text"):
-        read_text(path)

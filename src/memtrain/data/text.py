@@ -4,12 +4,9 @@ A text may hold several documents. They are split at lines that hold nothing but
 `<|endoftext|>`, as in TinyStories; such a line is never part of a document.
 """
 
-import gzip
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, Integer, UInt8
@@ -20,93 +17,10 @@ TEXT_VOCAB = 256
 SEPARATOR_TOKEN = 0
 TEXT_MODES = ("bytes", "ascii")
 
-_SEPARATOR_LINE = b"<|endoftext|>\n"
 _SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*(?:\r?\n|\r?\Z)", re.MULTILINE)
-_SUFFIXES = (".txt", ".txt.gz", ".parquet")
 _NON_ASCII = bytes(range(128, 256))
-_NO_LEAD_BYTE = bytes(range(192))  # in UTF-8 a character beyond ASCII has one byte from 192 on
-
-# -------------------------------------------------------------------------------------- reading
-
-
-def read_text(path: Path) -> bytes:
-    """Read a text: a file, gzipped or not, a parquet file, or a folder of such files.
-
-    Every row of a parquet file's `text` column and every file of a folder (.txt, .txt.gz and
-    .parquet, subfolders too, sorted) is a document of its own.
-    """
-    if not path.is_dir():
-        return read_texts([path])
-    files = sorted(file for file in path.rglob("*") if file.name.lower().endswith(_SUFFIXES))
-    if not files:
-        raise MemtrainError(f"{path}: no {', '.join(_SUFFIXES)} file in this folder")
-    return read_texts(files)
-
-
-def read_texts(paths: Sequence[Path]) -> bytes:
-    """Read files as one text, each a document of its own or several."""
-    return join_documents(text for path in paths for text in _texts(path))
-
-
-def join_documents(documents: Iterable[bytes]) -> bytes:
-    """One text of several documents. All but the last are made to end their last line."""
-    parts: list[bytes] = []
-    for document in documents:
-        if parts:
-            parts.append(_SEPARATOR_LINE if parts[-1].endswith(b"\n") else b"\n" + _SEPARATOR_LINE)
-        parts.append(document)
-    return b"".join(parts)
-
-
-def _texts(path: Path) -> Iterator[bytes]:
-    if not path.is_file():
-        raise MemtrainError(f"{path}: no such text file or folder")
-    try:
-        if path.suffix == ".parquet":
-            yield from _parquet_rows(path)
-        elif path.suffix == ".gz":
-            yield _unzipped(path)
-        else:
-            yield path.read_bytes()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise MemtrainError(f"{path}: damaged or cut short ({error}); get it again") from None
-    except OSError as error:
-        raise MemtrainError(f"{path}: {error.strerror or error}") from None
-
-
-def _unzipped(path: Path) -> bytes:
-    """A gzipped text. What grows a hundredfold is no text, and is given up before it is large."""
-    limit = max(2**26, 100 * path.stat().st_size)
-    with gzip.open(path) as file:
-        text = file.read(limit + 1)
-    if len(text) > limit:
-        raise MemtrainError(f"{path}: refused, unpacks to more than {limit:,} bytes")
-    return text
-
-
-def _parquet_rows(path: Path) -> Iterator[bytes]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MemtrainError(f"{path}: parquet needs pyarrow: pip install memtrain[data]") from None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            kinds = {field.name: field.type for field in file.schema_arrow}
-            if kinds.get("text") not in (pyarrow.string(), pyarrow.large_string()):
-                raise MemtrainError(
-                    f"{path}: needs a column text of strings, has {', '.join(kinds) or 'none'}"
-                )
-            for batch in file.iter_batches(columns=["text"]):
-                for row in batch.column(0):
-                    if row.is_valid:
-                        yield row.as_py().encode()
-    except pyarrow.ArrowException as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise MemtrainError(f"{path}: no parquet file, or damaged ({reason})") from None
-
-
-# ------------------------------------------------------------------------------------- encoding
+_LEAD_BYTE = 192  # in UTF-8 a character beyond ASCII has one byte from here on
+_BLOCK = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +36,10 @@ class EncodedText:
     """Beyond ASCII, in mode "bytes"."""
 
 
-def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> EncodedText:
-    """Turn a text into tokens.
+def encode_text(
+    raw: bytes | bytearray, mode: str = "bytes", *, separator: bool = False
+) -> EncodedText:
+    """Turn a text into tokens. It takes little more memory than the text and the tokens.
 
     Args:
         raw: UTF-8, or anything else in mode "bytes".
@@ -134,26 +50,41 @@ def encode_text(raw: bytes, mode: str = "bytes", *, separator: bool = False) -> 
     """
     if mode not in TEXT_MODES:
         raise MemtrainError(f"mode={mode!r}: {nearest(mode, TEXT_MODES)}")
-    ascii_only = raw.translate(None, _NON_ASCII)
-    text = ascii_only if mode == "ascii" else raw
-    dropped_bytes, kept_bytes = len(raw) - len(text), len(text) - len(ascii_only)
-    dropped_characters = len(raw.translate(None, _NO_LEAD_BYTE)) if dropped_bytes else 0
+    beyond, characters = _count_from(raw, 128), _count_from(raw, _LEAD_BYTE)
+    dropped = mode == "ascii" and beyond > 0
+    text = raw.translate(None, _NON_ASCII) if dropped else raw
     if separator and SEPARATOR_TOKEN in text:
         raise MemtrainError("separator: the text holds byte 0 itself; leave the separator off")
 
-    ends, begins = [], [0]
+    begins, ends = array("q", [0]), array("q")
     for line in _SEPARATOR.finditer(text):
         ends.append(line.start())
         begins.append(line.end())
     ends.append(len(text))
-    spans = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
-
-    view = memoryview(text)  # slices of a view are not copied
-    glue = bytes([SEPARATOR_TOKEN]) if separator else b""
-    tokens = np.frombuffer(glue.join(view[begin:end] for begin, end in spans), np.uint8)
-    lengths = np.array([end - begin + len(glue) for begin, end in spans], np.int64)
+    first, last = np.array(begins), np.array(ends)
+    first, last = first[first < last], last[first < last]  # empty documents vanish
+    lengths = last - first + separator
     starts = np.cumsum(lengths) - lengths
-    return EncodedText(tokens, starts, dropped_characters, dropped_bytes, kept_bytes)
+    tokens = np.frombuffer(text, np.uint8)
+    if len(starts) != 1 or lengths[0] != len(text):
+        joined = np.full(int(lengths.sum()), SEPARATOR_TOKEN, np.uint8)
+        for begin, end, place in zip(first.tolist(), last.tolist(), starts.tolist(), strict=True):
+            joined[place : place + end - begin] = tokens[begin:end]
+        tokens = joined[: len(joined) - (separator and len(joined) > 0)]
+    return EncodedText(
+        tokens,
+        starts,
+        dropped_characters=characters if dropped else 0,
+        dropped_bytes=beyond if dropped else 0,
+        kept_bytes=0 if mode == "ascii" else beyond,
+    )
+
+
+def _count_from(raw: bytes | bytearray, code: int) -> int:
+    """How many bytes are at least so high."""
+    whole = np.frombuffer(raw, np.uint8)
+    parts = (whole[start : start + _BLOCK] for start in range(0, len(whole), _BLOCK))
+    return sum(int((part >= code).sum()) for part in parts)
 
 
 def decode_text(tokens: Integer[np.ndarray, " N"]) -> str:

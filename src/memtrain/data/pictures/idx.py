@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from memtrain.data.limits import FREE, GROWTH
 from memtrain.errors import MemtrainError
+from memtrain.files import open_regular
 
 MAX_IDX_BYTES = 4 * 2**30
 """An IDX file that claims to hold more than this is refused before it is read."""
@@ -21,9 +23,11 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]
     Raises:
         MemtrainError: it is no such file, cut short, or longer than its header says.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as file:
+        with (
+            open_regular(path) as stored,
+            gzip.open(stored) if path.suffix == ".gz" else stored as file,
+        ):
             magic = file.read(4)
             if magic not in (b"\0\0\x08\x03", b"\0\0\x08\x01"):
                 raise MemtrainError(
@@ -35,7 +39,8 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]
                 raise MemtrainError(f"{path}: cut short in its header; get it again")
             shape = struct.unpack(f">{magic[3]}I", header)
             size = math.prod(shape)
-            if not 0 < size <= MAX_IDX_BYTES:
+            limit = min(MAX_IDX_BYTES, max(FREE, GROWTH * path.stat().st_size))
+            if not 0 < size <= limit:
                 raise MemtrainError(f"{path}: its header claims {shape}: {size:,} bytes")
             data = file.read(size + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memtrain.data.pictures.files import SUFFIXES
+from memtrain.data.recognise import require_kind
 from memtrain.data.sources.mnist import prepare_mnist
 from memtrain.data.sources.options import checked_options
 from memtrain.data.sources.own import prepare_images, prepare_text, prepare_tokens
@@ -56,15 +56,10 @@ def prepare(
 
 
 def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: Any) -> Store:
-    """Prepare files of the user's by what they are: text, images or a .npy of tokens."""
-    if path.suffix == ".npy":
-        function = prepare_tokens
-    elif path.suffix == ".zip" or (path.is_dir() and _holds_images(path)):
-        function = prepare_images
-    else:
-        function = prepare_text
+    """Prepare files of the user's by what they are: text, images or a .npy of tokens.
+
+    A folder that holds both text and images is read as what it holds more of; a note says so.
+    """
+    own = {"text": prepare_text, "images": prepare_images, "tokens": prepare_tokens}
+    function = own[require_kind(path, "").recipes[0]]
     return function(path, out, overwrite=overwrite, **checked_options(function, options))
-
-
-def _holds_images(folder: Path) -> bool:
-    return any(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))

@@ -1,20 +1,26 @@
 """Text and pictures as tokens, and the notes on what was left out on the way."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Integer, UInt8
 
+from memtrain.data.limits import require_memory, show
 from memtrain.data.pictures import Copies, Picture, Pictures, encode_pictures
+from memtrain.data.reading import Texts
 from memtrain.data.store import Split
 from memtrain.data.text import EncodedText, encode_text
 from memtrain.errors import MemtrainError
 
+_BLOCK = 2**24
+"""Pixels that are turned into tokens at once."""
 
-def encode_named(raw: bytes, mode: str, separator: bool, where: str) -> EncodedText:
+
+def encode_named(texts: Texts, mode: str, separator: bool, where: str) -> EncodedText:
     """The tokens of a text; an error says where the text is."""
     try:
-        return encode_text(raw, mode, separator=separator)
+        return encode_text(texts.raw, mode, separator=separator)
     except MemtrainError as error:
         raise MemtrainError(f"{where}: {error}") from None
 
@@ -49,17 +55,25 @@ def spell_pictures(
         threshold: darker is ink.
         copies: what else is learned of the others.
     """
-    _, height, width = pictures.gray.shape
+    count, height, width = pictures.gray.shape
     picture = Picture(height=height, width=width, levels=levels, patch=patch)
-
-    def tokens(gray: UInt8[np.ndarray, "N H W"]) -> Integer[np.ndarray, " T"]:
-        spelled = encode_pictures(gray, levels=levels, patch=patch, threshold=threshold)
-        return spelled.reshape(-1)
-
     test = np.array(held)
-    train = [tokens(gray) for gray in copies.of(pictures.gray[~test])]
-    splits = {"train": Split(np.concatenate(train)), "test": Split(tokens(pictures.gray[test]))}
-    return picture, splits
+    dtype = np.dtype(np.uint8 if picture.vocab_size <= 256 else np.uint16)
+    shape = (copies.count, count - int(test.sum()), picture.length)
+    remedy = "make them smaller (--option size 28), or take fewer copies"
+    require_memory(2 * math.prod(shape) * dtype.itemsize, "images", remedy)
+
+    def tokens(gray: UInt8[np.ndarray, "N H W"]) -> Integer[np.ndarray, "N L"]:
+        return encode_pictures(gray, levels=levels, patch=patch, threshold=threshold)
+
+    train, step = np.empty(shape, dtype), max(1, _BLOCK // (height * width))
+    chosen = np.flatnonzero(~test)
+    for first in range(0, len(chosen), step):  # copies of all pictures at once take much memory
+        part = slice(first, first + step)
+        for number, gray in enumerate(copies.of(pictures.gray[chosen[part]])):
+            train[number, part] = tokens(gray)
+    splits = {"train": train.reshape(-1), "test": tokens(pictures.gray[test]).reshape(-1)}
+    return picture, {name: Split(spelled) for name, spelled in splits.items()}
 
 
 def copies_note(copies: Copies) -> tuple[str, ...]:
@@ -74,6 +88,8 @@ def skipped_note(pictures: Pictures) -> tuple[str, ...]:
     """A note on the files that were skipped, if any were."""
     if not pictures.skipped:
         return ()
-    named = ", ".join(pictures.skipped[:5]) + (", ..." if len(pictures.skipped) > 5 else "")
+    named = ", ".join(map(show, pictures.skipped[:5])) + (
+        ", ..." if len(pictures.skipped) > 5 else ""
+    )
     files = "file" if len(pictures.skipped) == 1 else "files"
     return (f"skipped {len(pictures.skipped):,} unreadable {files}: {named}",)

@@ -44,7 +44,7 @@ def held_out_names(names: Iterable[str], share: float) -> set[str]:
 
     Where that would leave a side empty, the name nearest to it changes sides.
     """
-    rank = {n: int.from_bytes(hashlib.sha256(n.encode()).digest()[:8]) / 2**64 for n in names}
+    rank = {name: _rank(name) for name in names}
     held_out_count(len(rank), share, "different images")
     held = {name for name, place in rank.items() if place < share}
     if not held:
@@ -52,3 +52,9 @@ def held_out_names(names: Iterable[str], share: float) -> set[str]:
     if len(held) == len(rank):
         held.remove(max(rank, key=rank.__getitem__))
     return held
+
+
+def _rank(name: str) -> float:
+    """A number of 0..1 that follows from a name; names of files need not be UTF-8."""
+    raw = name.encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.sha256(raw).digest()[:8]) / 2**64

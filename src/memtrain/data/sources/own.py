@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from memtrain.data import download
+from memtrain.data.limits import passed_over_note, require_memory, show
 from memtrain.data.pictures import Copies, read_folder
+from memtrain.data.reading import read_text
+from memtrain.data.recognise import mixed_note, require_kind
 from memtrain.data.sources.encoding import (
     copies_note,
     encode_named,
@@ -21,7 +24,7 @@ from memtrain.data.sources.held_out import (
 )
 from memtrain.data.store import Split, Store, StoreMeta, check_place, open_array, write_store
 from memtrain.data.store.format import MAX_VOCAB
-from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB, read_text
+from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.errors import MemtrainError
 
 
@@ -31,23 +34,38 @@ def prepare_text(
     *,
     mode: str = "bytes",
     separator: bool = False,
+    column: str | None = None,
     held_out: float = 0.1,
     overwrite: bool = False,
 ) -> Store:
     """Any text file or folder of them; see `read_text` and `encode_text`.
 
-    The last share of the documents is held out; of a single document, its last bytes.
+    Args:
+        path: the file or folder.
+        out: the store's folder.
+        mode: "bytes" keeps all bytes, "ascii" drops characters beyond ASCII.
+        separator: put token 0 between documents.
+        column: of JSONL, CSV and parquet, the column to read; `text` unless given.
+        held_out: share of the documents in test, the last ones; of a single document, its end.
+        overwrite: replace a store that is there.
     """
     check_place(out, overwrite)
     check_share(held_out)
-    encoded = encode_named(read_text(path), mode, separator, str(path))
+    kind = require_kind(path, "text")
+    texts = read_text(path, column)
+    if mode == "ascii" and texts.not_utf8:
+        raise MemtrainError(
+            f"mode=ascii: {show(texts.not_utf8[0])} is not UTF-8, so its characters are not known; "
+            "convert it: iconv -f LATIN1 -t UTF-8 FILE > NEW"
+        )
+    encoded = encode_named(texts, mode, separator, str(path))
     meta = StoreMeta(
         name=path.resolve().stem,
         vocab_size=TEXT_VOCAB,
         source=str(path),
         text=True,
         separator=SEPARATOR_TOKEN if separator else None,
-        notes=non_ascii_note(encoded, ""),
+        notes=(*mixed_note(path, kind, "text"), *texts.notes, *non_ascii_note(encoded, "")),
     )
     splits = split_stream(encoded.tokens, encoded.starts, held_out)
     return write_store(out, meta, splits, overwrite=overwrite)
@@ -83,6 +101,7 @@ def prepare_images(
     check_place(out, overwrite)
     check_share(held_out)
     copies = Copies(mirror=mirror, shift=shift)
+    kind = require_kind(path, "images")
     pictures = read_folder(path, (size, size) if isinstance(size, int) else size)
     held = held_out_names(pictures.names, held_out)
     picture, splits = spell_pictures(
@@ -99,7 +118,12 @@ def prepare_images(
         source=str(path),
         document_length=picture.length,
         picture=picture,
-        notes=(*skipped_note(pictures), *copies_note(copies)),
+        notes=(
+            *mixed_note(path, kind, "images"),
+            *skipped_note(pictures),
+            *passed_over_note(pictures.passed_over),
+            *copies_note(copies),
+        ),
     )
     return write_store(out, meta, splits, overwrite=overwrite)
 
@@ -118,17 +142,18 @@ def prepare_tokens(
     """
     check_place(out, overwrite)
     check_share(held_out)
+    require_kind(path, "tokens")
     try:
         array = open_array(path)
-    except FileNotFoundError:
-        raise MemtrainError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise MemtrainError(f"{path}: {download.first_line(error)}") from None
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise MemtrainError(
             f"{path}: {array.dtype} of shape {array.shape}: must be whole numbers, "
-            "1-D (a stream) or 2-D (documents x length)"
+            f"1-D (a stream) or 2-D (documents x length); {_array_remedy(array)}"
         )
+    if not array.flags.c_contiguous:  # is turned around in memory
+        require_memory(array.nbytes, str(path), "save it in C order: np.ascontiguousarray(array)")
     if not array.size:
         raise MemtrainError(f"{path}: holds no tokens, at least 4 are needed, 2 a split")
     low, high = int(array.min()), int(array.max())
@@ -153,3 +178,9 @@ def prepare_tokens(
         rows = {"train": array[:-count], "test": array[-count:]}
         splits = {name: Split(part.reshape(-1)) for name, part in rows.items()}
     return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def _array_remedy(array: np.ndarray) -> str:
+    if array.ndim > 2:
+        return "images are read as PNG files: memtrain train images --data FOLDER"
+    return "turn values into tokens first: np.save('tokens.npy', array.astype(np.uint16))"

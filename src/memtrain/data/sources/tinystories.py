@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from memtrain.data import download
+from memtrain.data.reading import read_texts
 from memtrain.data.sources.encoding import encode_named, non_ascii_note
 from memtrain.data.sources.finding import check_folder, first_there
 from memtrain.data.store import Split, Store, StoreMeta, check_place, write_store
-from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB, read_texts
+from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.errors import MemtrainError
 
 
@@ -24,7 +25,8 @@ def prepare_tinystories(
     check_place(out, overwrite)
     splits, notes = {}, []
     for split, paths in zip(("train", "test"), _tinystories_files(data_dir), strict=True):
-        encoded = encode_named(read_texts(paths), "ascii", separator, ", ".join(map(str, paths)))
+        texts = read_texts(paths, any_bytes=True)
+        encoded = encode_named(texts, "ascii", separator, ", ".join(map(str, paths)))
         splits[split] = Split(encoded.tokens, encoded.starts)
         notes += non_ascii_note(encoded, f"{split}: ")
     meta = StoreMeta(
