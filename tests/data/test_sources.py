@@ -352,7 +352,7 @@ def test_bad_texts_and_options_are_refused(tmp_path: Path):
         return refusal(tmp_path, lambda out: prepare_text(path, out, **options))
 
     assert "train would hold 0 tokens, at least 2 are needed" in said(b"")
-    assert "test would hold 1 tokens, at least 2 are needed" in said(b"ten bytes.")
+    assert "test would hold 1 token, at least 2 are needed" in said(b"ten bytes.")
     assert "held_out=0" in said(b"enough", held_out=0.0)
     assert "a.txt: mode='latin'" in said(b"enough", mode="latin")
     assert "a.txt: separator: the text holds byte 0" in said(b"\0 enough", separator=True)
@@ -422,7 +422,7 @@ def test_rows_of_tokens_are_documents(tmp_path: Path, order):
         (np.zeros(9, bool), {}, "must be whole numbers"),
         (np.zeros((2, 2, 2), int), {}, "1-D (a stream) or 2-D"),
         (np.zeros((), int), {}, "1-D (a stream) or 2-D"),
-        (np.array([1, None]), {}, "no .npy file of numbers"),
+        (np.array([1, None]), {}, "not a .npy file of numbers"),
         (np.zeros(0, int), {}, "at least 4 are needed"),
         (np.zeros((3, 0), int), {}, "at least 4 are needed"),
         (np.array([1, 0, 1]), {}, "test would hold 0 tokens, at least 2 are needed"),
@@ -447,6 +447,6 @@ def test_what_is_no_npy_file_is_refused(tmp_path: Path):
     for content in (whole[:-8], whole[:9], b"", b"no array", (tmp_path / "a.npz").read_bytes()):
         path.write_bytes(content)
         said = refusal(tmp_path, lambda out: prepare_tokens(path, out))
-        assert "tokens.npy: no .npy file of numbers, or cut short" in said
+        assert "tokens.npy: not a .npy file of numbers, or cut short" in said
     path.unlink()
     assert "no such file" in refusal(tmp_path, lambda out: prepare_tokens(path, out))
