@@ -399,7 +399,20 @@ def test_data_prepares_a_text_and_says_how_to_go_on(here: Path, capsys):
     Path("book.txt").write_text("a line of a book\n" * 99)
     assert main(["data", "book.txt"]) == 0
     out = capsys.readouterr().out
-    assert "tokens" in out and "memtrain train text --data data/book" in out
+    assert "tokens" in out and "memtrain train text --data data/book-" in out
+    folder = out.split()[-1]
+    assert main(["data", "book.txt"]) == 0  # the same again
+    assert capsys.readouterr().out == out
+    assert main(["data", "book.txt", "--option", "held_out", "0.5"]) == 0
+    assert folder not in capsys.readouterr().out
+    assert main(["data", "book.txt", "--out", "here"]) == 0
+    assert (
+        "prepared here; learn it with: memtrain train text --data here" in capsys.readouterr().out
+    )
+    assert "here: is prepared already" in refused(capsys, "data", "book.txt", "--out", "here")
+    assert main(["data", "book.txt", "--out", "here", "--overwrite"]) == 0
+    line = refused(capsys, "data", "https://example.org/a.txt")
+    assert "data=https://example.org/a.txt: URLs are not read" in line
 
 
 def readme_commands(recipe: str) -> list[list[str]]:
@@ -419,7 +432,8 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
     told = capsys.readouterr()
     assert "prepared data/book" in told.err and "memtrain generate runs/text" in told.out
     config = json.loads(Path("runs/text/config.json").read_text())
-    assert config["data"]["path"] == "data/book" and config["data"]["evaluate_length"] == 24
+    assert re.fullmatch(r"data/book-[0-9a-f]{8}", config["data"]["path"])
+    assert config["data"]["evaluate_length"] == 24
     assert config["cell"]["width"] == 32
 
     assert main([*look, "--sequences", "2"]) == 0
@@ -476,7 +490,8 @@ def test_a_run_finds_its_own_data_and_no_other(here: Path, capsys):
     assert main(again) == 0
     assert json.loads(capsys.readouterr().out)["rnn"] == scores
     shutil.copytree("../data", "data")
-    assert main(["data", "../book.txt", "--out", "data/book", "--overwrite", *SPLIT]) == 0
+    path = json.loads(Path("../runs/text/config.json").read_text())["data"]["path"]
+    assert main(["data", "../book.txt", "--out", path, "--overwrite", *SPLIT]) == 0
     capsys.readouterr()
     assert main(again) == 0  # other data of that name is here
     assert json.loads(capsys.readouterr().out)["rnn"] == scores
@@ -484,10 +499,39 @@ def test_a_run_finds_its_own_data_and_no_other(here: Path, capsys):
     for command in ("eval", "resume"):
         assert main([command, "../runs/text"]) == 2
         said = capsys.readouterr().err
-        assert "data/book: is not the data that ../runs/text learned from; prepare that" in said
+        assert f"{path}: is not the data that ../runs/text learned from; prepare that" in said
     shutil.rmtree("data")
     assert main(again) == 2
-    assert "is not here and not beside the run; go to the folder" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is not here and not beside the run; go to the folder" in said
+    assert f"prepare it again: memtrain data SOURCE --out {path}" in said
+    assert main(["data", "../book.txt", "--out", path]) == 0  # as it says
+    capsys.readouterr()
+    assert main(again) == 0
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+
+
+def test_a_run_keeps_its_data_when_others_prepare_the_source_with_other_options(here: Path, capsys):
+    Path("book.txt").write_text("".join(f"It was line {n} of a long book\n" for n in range(300)))
+    train = ["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]
+    assert main([*train, "--folder", "first"]) == 0
+    look = ["eval", "first", "--sequences", "2", "--json"]
+    capsys.readouterr()
+    assert main(look) == 0
+    scores = json.loads(capsys.readouterr().out)["rnn"]
+    assert main([*train, *SPLIT, "--folder", "second"]) == 0
+    with Path("book.txt").open("a") as file:
+        file.write("one more line\n")
+    assert main([*train, "--folder", "third"]) == 0
+    paths = {
+        json.loads(Path(name, "config.json").read_text())["data"]["path"]
+        for name in ("first", "second", "third")
+    }
+    assert len(paths) == 3
+    capsys.readouterr()
+    assert main(look) == 0
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+    assert main(["resume", "second"]) == 0
 
 
 def test_a_run_writes_without_its_data(here: Path, capsys):
@@ -556,8 +600,9 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
     assert main([*train, *FEW]) == 0
     capsys.readouterr()
     config = json.loads(Path("runs/images/config.json").read_text())
-    expected = {"kind": "stream", "path": "data/photos", "evaluate_length": 25}
-    assert config["data"].items() >= expected.items()
+    data = config["data"]["path"]
+    expected = {"kind": "stream", "evaluate_length": 25}
+    assert config["data"].items() >= expected.items() and data.startswith("data/photos-")
     assert main(look) == 0
     assert "counts, left and three above" in capsys.readouterr().out
     assert main(["generate", "runs/images", "--count", "3"]) == 0
@@ -575,13 +620,13 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
         ("--out", "digits"): "out=digits: pictures are written as a PNG",
     }.items():
         assert message in refused(capsys, "generate", "runs/images", *options), options
-    line = refused(capsys, "train", "text", "--data", "data/photos", "--folder", "other")
-    assert "holds images; memtrain train images --data data/photos" in line
+    line = refused(capsys, "train", "text", "--data", data, "--folder", "other")
+    assert f"holds images; memtrain train images --data {data}" in line
     Path("data").rename("away")  # a file to complete is enough
     assert main(["generate", "runs/images", "--image", "photos/7.png", "--seed", "1"]) == 0
     assert imread(capsys.readouterr().out.strip()).ndim == 3
     line = refused(capsys, "generate", "runs/images", "--given", "0.5")
-    assert "its data, data/photos, is not here and not beside the run" in line
+    assert f"its data, {data}, is not here and not beside the run" in line
 
 
 def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):
@@ -595,6 +640,12 @@ def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):
     assert "small-one" in refused(capsys, "generate", "smal-one")
     line = refused(capsys, "generate", "small-one", "--given", "0.5")
     assert "a pretrained model holds no images" in line
+
+
+def test_a_recipe_without_its_data_names_the_command_that_prepares_it(here: Path, capsys):
+    line = refused(capsys, "train", "mnist")
+    assert "memtrain data mnist --out data/mnist prepares it" in line
+    assert "memtrain train text --data PATH" in refused(capsys, "train", "text")
 
 
 def test_data_that_is_not_there_or_not_downloadable_is_one_line(here: Path, capsys):

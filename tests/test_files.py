@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,26 @@ def test_lock_names_its_holder_and_ends_with_it(tmp_path):
         other.send_signal(signal.SIGKILL)
     with locked(path, "busy"):
         assert str(os.getpid()) in path.read_text()
+
+
+def test_a_lock_that_is_not_kept_excludes_all_who_wait_for_it(tmp_path):
+    """Also those who wait for a file that its holder removes."""
+    path, inside, most = tmp_path / "lock", [], []
+
+    def work() -> None:
+        for _ in range(20):
+            with locked(path, "busy", wait=True, keep=False):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.0005)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1 and len(most) == 80 and not path.exists()
 
 
 def test_control_characters_are_written_out():

@@ -160,33 +160,51 @@ class Locked(MemtrainError):
 
 
 @contextmanager
-def locked(path: Path, busy: str, *, wait: bool = False) -> Iterator[None]:
+def locked(path: Path, busy: str, *, wait: bool = False, keep: bool = True) -> Iterator[None]:
     """Hold an exclusive lock, which the kernel releases when the process dies.
 
-    The file stays, with the holder's machine and process in it. On a network file system the lock
-    holds between machines as far as the file system supports `flock`.
+    The lock's file holds the holder's machine and process. On a network file system the lock holds
+    between machines as far as the file system supports `flock`.
 
     Args:
         path: the lock's file; its folder must exist.
         busy: begins the error if another process holds it.
         wait: wait for the other process instead.
+        keep: leave the file there afterwards; all who use a lock must agree on this.
 
     Raises:
         Locked: another process holds it.
     """
-    with open_append(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise Locked(f"{busy}{_holder(path)}") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise  # else the file system has no locks: go on without
-        with suppress(OSError):
-            os.ftruncate(file.fileno(), 0)
-            file.write(f"{socket.gethostname()} {os.getpid()}\n".encode())
-            file.flush()
-        yield
+    while True:
+        with open_append(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise Locked(f"{busy}{_holder(path)}") from None
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise  # else the file system has no locks: go on without
+            if not keep and not _is_at(file, path):
+                continue  # the holder before removed it: others lock another file
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), 0)
+                file.write(f"{socket.gethostname()} {os.getpid()}\n".encode())
+                file.flush()
+            try:
+                yield
+            finally:
+                if not keep:
+                    with suppress(OSError):
+                        path.unlink()  # before it is released: who waits for it looks again
+            return
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _holder(path: Path) -> str:

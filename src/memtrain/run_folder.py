@@ -75,7 +75,8 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
     if not there:
         raise MemtrainError(
             f"{folder}: its data, {data.path}, is not here and not beside the run; go to the "
-            f"folder that holds it, or prepare it there again (memtrain data)"
+            f"folder that holds it, or prepare it again: memtrain data SOURCE --out {data.path}, "
+            "with the --option of before"
         )
     if len(there) > 1 and learned:
         there.sort(key=lambda place: identity_of(open_store(place).splits) != learned)

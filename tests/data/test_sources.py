@@ -359,7 +359,7 @@ def test_bad_texts_and_options_are_refused(tmp_path: Path):
         return refusal(tmp_path, lambda out: prepare_text(path, out, **options))
 
     assert "train would hold 0 tokens, at least 2 are needed" in said(b"")
-    assert "test would hold 1 tokens, at least 2 are needed" in said(b"ten bytes.")
+    assert "test would hold 1 token, at least 2 are needed" in said(b"ten bytes.")
     assert "held_out=0" in said(b"enough", held_out=0.0)
     assert "a.txt: mode='latin'" in said(b"enough", mode="latin")
     assert "a.txt: is neither text nor" in said(b"\0 enough", separator=True)
@@ -452,7 +452,7 @@ def test_rows_of_tokens_are_documents(tmp_path: Path, order):
         (np.zeros(9, bool), {}, "must be whole numbers"),
         (np.zeros((2, 2, 2), int), {}, "1-D (a stream) or 2-D"),
         (np.zeros((), int), {}, "1-D (a stream) or 2-D"),
-        (np.array([1, None]), {}, "no .npy file of numbers"),
+        (np.array([1, None]), {}, "not a .npy file of numbers"),
         (np.zeros(0, int), {}, "at least 4 are needed"),
         (np.zeros((3, 0), int), {}, "at least 4 are needed"),
         (np.array([1, 0, 1]), {}, "test would hold 0 tokens, at least 2 are needed"),
@@ -475,8 +475,8 @@ def test_what_is_no_npy_file_is_refused(tmp_path: Path):
     whole = path.read_bytes()
     np.savez(tmp_path / "a.npz", np.arange(100))
     for content, words in (
-        (whole[:-8], "no .npy file of numbers, or cut short"),
-        (whole[:9], "no .npy file of numbers, or cut short"),
+        (whole[:-8], "not a .npy file of numbers, or cut short"),
+        (whole[:9], "not a .npy file of numbers, or cut short"),
         (b"", "is not a NumPy array, though its name ends in .npy"),
         (b"no array", "is not a NumPy array, though its name ends in .npy"),
         ((tmp_path / "a.npz").read_bytes(), "is a zip; memtrain train images --data"),

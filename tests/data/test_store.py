@@ -1,10 +1,14 @@
 """Stores: what is written is read back, and what is not whole is refused."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memtrain import files
 from memtrain.data.pictures import Picture
-from memtrain.data.store import Split, StoreMeta, open_store, require_tokens, write_store, writing
+from memtrain.data.store import (
+    Split,
+    StoreMeta,
+    load_splits,
+    open_array,
+    open_store,
+    require_tokens,
+    write_store,
+    writing,
+)
 from memtrain.data.store import format as store_format
 from memtrain.errors import MemtrainError
 
@@ -149,13 +163,13 @@ def test_these_modules_do_not_import_torch():
     [
         ({}, stream(1, 10), "holds the token 10, outside the vocabulary 0..9"),
         ({}, stream(1, -1), "holds the token -1"),
-        ({}, stream(1), "train would hold 1 tokens, at least 2 are needed"),
+        ({}, stream(1), "train would hold 1 token, at least 2 are needed"),
         ({}, stream(1, 2, starts=(0, 2)), "needs the starts"),
         ({}, stream(1, 2, starts=(1,)), "needs the starts"),
         ({}, stream(1, 2, starts=(0, 1, 1)), "needs the starts"),
         ({}, Split(np.array([1, 2])), "needs the starts"),
-        ({"document_length": 3}, Split(np.array([1, 2])), "no documents of 3"),
-        ({"document_length": 2}, stream(1, 2), "no documents of 2"),
+        ({"document_length": 3}, Split(np.array([1, 2])), "not documents of 3"),
+        ({"document_length": 2}, stream(1, 2), "not documents of 2"),
     ],
 )
 def test_bad_tokens_are_refused_and_leave_nothing(
@@ -204,7 +218,7 @@ def test_an_empty_folder_is_a_good_place(tmp_path: Path):
     assert write_store(tmp_path / "empty", meta(), SPLITS).splits["test"].tokens == 2
 
 
-@pytest.mark.parametrize("failing", ["_sync", "_publish"])
+@pytest.mark.parametrize("failing", ["sync", "publish"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_what_there_was(
     folder: Path, monkeypatch, failing: str, error: BaseException
@@ -234,17 +248,100 @@ def test_the_old_store_comes_back_if_the_new_one_cannot_be_placed(folder: Path, 
     assert open_store(folder, verify=True).tokens("test").tolist() == [4, 5]
 
 
-def test_drafts_of_dead_processes_are_cleared_and_others_kept(tmp_path: Path):
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    mine, living = os.getpid(), os.getppid()
-    names = [f".draft-toy-{child.pid}", f".draft-toy-{mine}", f".draft-toy-{child.pid}-old"]
-    kept = [f".draft-toy-{living}", f".draft-other-{child.pid}", ".draft-toy-notes"]
-    for name in names + kept:
+def test_drafts_that_nobody_has_written_to_for_long_are_cleared(tmp_path: Path, monkeypatch):
+    left = [".draft-toy-0123456789ab", ".draft-other-0123456789ab-old", ".draft-toy-4711"]
+    kept = [".draft-toy-notes", ".draft-toy-ba9876543210"]  # named otherwise; holds something else
+    for name in left + kept:
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.bin").write_bytes(b"half")
+    (tmp_path / kept[1] / "thesis.txt").write_text("ten years")
+    (tmp_path / ".draft-link-0123456789ab").symlink_to(tmp_path / kept[0])
+    before = sorted(p.name for p in tmp_path.iterdir())
     write_store(tmp_path / "toy", meta(), SPLITS)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "toy"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*before, "toy"])  # too young
+    monkeypatch.setattr(writing, "STALE_SECONDS", -60)
+    write_store(tmp_path / "toy", meta(), SPLITS, overwrite=True)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == sorted([*kept, ".draft-link-0123456789ab", "toy"])
+
+
+def test_a_draft_has_a_name_that_no_other_machine_gives(tmp_path: Path, monkeypatch):
+    """Two containers have the same process numbers."""
+    drafts = []
+    publish = writing.publish
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(writing, "publish", lambda *a: (drafts.append(a[0].name), publish(*a)))
+    for _ in range(2):
+        write_store(tmp_path / "toy", meta(), SPLITS, overwrite=True)
+    assert len(set(drafts)) == 2 and [p.name for p in tmp_path.iterdir()] == ["toy"]
+
+
+def test_where_locks_do_not_work_two_writers_still_leave_one_whole_store(
+    tmp_path: Path, monkeypatch
+):
+    """Each writes all of its own between any two steps of the other."""
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+    for overwrite in (False, True):
+        for step in ("check_place", "sync"):
+            folder = tmp_path / f"{step}-{overwrite}" / "toy"
+            if overwrite:
+                write_store(folder, meta(name="old"), SPLITS)
+            original, meddled = getattr(writing, step), []
+
+            def meddle(*args, original=original, meddled=meddled, folder=folder):
+                if not meddled and any(folder.parent.glob(".draft-toy-*")):
+                    meddled.append(True)
+                    other = {**SPLITS, "test": stream(7, 7)}
+                    write_store(folder, meta(name="other"), other, overwrite=True)
+                return original(*args)
+
+            monkeypatch.setattr(writing, step, meddle)
+            try:
+                write_store(folder, meta(name="mine"), SPLITS, overwrite=overwrite)
+                expected = "mine"
+            except MemtrainError as error:
+                assert "is prepared already" in str(error) and not overwrite
+                expected = "other"
+            monkeypatch.setattr(writing, step, original)
+            assert meddled and open_store(folder, verify=True).meta.name == expected
+            assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+
+
+def test_a_store_put_there_in_the_last_moment_is_not_mixed_with_ours(folder: Path, monkeypatch):
+    rename = Path.rename
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+
+    def quicker(path: Path, target: Path) -> Path:
+        if path == folder:  # moved away; at once another one stands there
+            rename(path, target)
+            monkeypatch.setattr(Path, "rename", rename)
+            write_store(folder, meta(name="quicker"), SPLITS)
+            return target
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", quicker)
+    refusal(lambda: write_store(folder, meta(name="slower"), SPLITS, overwrite=True))
+    assert open_store(folder, verify=True).meta.name == "quicker"
+    assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+
+
+def unsupported(*_: Any) -> None:
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, folder: Path):
+    (tmp_path / "link").symlink_to(folder)
+    assert open_store(tmp_path / "link").tokens("test").tolist() == [4, 5]  # to read is fine
+    for overwrite in (False, True):
+        said = refusal(
+            lambda o=overwrite: write_store(tmp_path / "link", meta(), SPLITS, overwrite=o)
+        )
+        assert "link: is a symbolic link" in said and str(folder) in said
+    assert open_store(folder).tokens("test").tolist() == [4, 5]
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")  # a folder on the way is the user's own
+    write_store(tmp_path / "data" / "toy", meta(), SPLITS)
+    assert open_store(tmp_path / "disk" / "toy").splits["test"].tokens == 2
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
@@ -255,18 +352,29 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
     assert "File name too long" in said
 
 
-def test_of_two_processes_that_write_one_store_the_quicker_wins(tmp_path: Path, monkeypatch):
-    sync = writing._sync
+def test_of_two_processes_that_write_one_store_the_second_waits_and_is_told(tmp_path: Path, capfd):
+    said = []
 
-    def overtaken(path: Path) -> None:
-        monkeypatch.setattr(writing, "_sync", sync)
-        monkeypatch.setattr(os, "getpid", lambda: os.getppid())
-        write_store(tmp_path / "toy", meta(name="quicker"), SPLITS)
+    def second() -> None:
+        try:
+            write_store(tmp_path / "toy", meta(name="second"), SPLITS)
+        except MemtrainError as error:
+            said.append(str(error))
 
-    monkeypatch.setattr(writing, "_sync", overtaken)
-    said = refusal(lambda: write_store(tmp_path / "toy", meta(name="slower"), SPLITS))
-    assert "is prepared already" in said
-    assert open_store(tmp_path / "toy", verify=True).meta.name == "quicker"
+    thread = threading.Thread(target=second)
+    with writing.alone(tmp_path / "toy"):
+        thread.start()
+        while not (told := capfd.readouterr().err):
+            time.sleep(0.01)
+        assert not (tmp_path / "toy").exists()
+        (tmp_path / "toy").mkdir()
+        write_store(tmp_path / "made", meta(name="first"), SPLITS)
+        (tmp_path / "made").rename(tmp_path / "toy")
+    thread.join(timeout=60)
+    line = rf"waiting for another process that prepares \S+toy \(process {os.getpid()} on \S+\)\n"
+    assert re.fullmatch(line, told)
+    assert said and "is prepared already" in said[0]
+    assert open_store(tmp_path / "toy", verify=True).meta.name == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
 
 
@@ -353,3 +461,29 @@ def test_a_split_that_is_too_short_says_what_is_needed(folder: Path):
 
 def test_an_unknown_split_is_named(folder: Path):
     assert "did you mean train?" in refusal(lambda: open_store(folder).tokens("trian"))
+
+
+@pytest.mark.parametrize("name", ["train.starts.npy", "train.bin", "meta.json"])
+def test_a_named_pipe_in_place_of_a_file_is_refused(folder: Path, name: str):
+    """Reading it would never end."""
+    store = open_store(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refusal(lambda: open_store(folder))
+    refusal(lambda: load_splits(store))
+    with pytest.raises(ValueError, match="regular file"):
+        open_array(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("mnist", "memtrain data mnist --out {} prepares it"),
+        ("sketchy", "memtrain data sketchy --data-dir FOLDER --out {} prepares it"),
+        ("text", "memtrain train text --data PATH"),
+        ("book-1a2b3c4d", "memtrain data SOURCE --out {} prepares it, with the --option of before"),
+    ],
+)
+def test_a_missing_store_says_how_to_prepare_it(tmp_path: Path, name: str, command: str):
+    said = refusal(lambda: open_store(tmp_path / name))
+    assert said.endswith("; " + command.format(tmp_path / name)) or command in said

@@ -1,11 +1,12 @@
 """memtrain data."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from memtrain.cli.parse import parse
-from memtrain.errors import MemtrainError, nearest
+from memtrain.errors import MemtrainError, nearest, printable
 
 
 def data(arguments: list[str]) -> int:
@@ -26,9 +27,10 @@ def data(arguments: list[str]) -> int:
         data_dir: Path | None = None
         """Where the files of a data set are, if they are not to be downloaded."""
         out: Path | None = None
-        """Where the prepared data goes; data/NAME unless given."""
+        """Where the prepared data goes. Unless given, data/NAME for a data set, and for files of
+        yours data/NAME-KEY: other content or other options have another key."""
         overwrite: bool = False
-        """Replace data prepared before."""
+        """Replace data that was prepared there before."""
         option: dict[str, int | float | bool | str] = field(default_factory=dict)
         """Options of the preparation, for example: --option threshold 128 held_out 0.05."""
 
@@ -71,30 +73,48 @@ def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
 
 
 def _prepare(options: Any, tasks: dict[str, Any]) -> int:
+    from memtrain.data.ready import prepare_source, source_path
     from memtrain.data.sources import DATA_SETS, prepare, prepare_path
 
-    name, path = options.name, Path(options.name)
+    name, out = options.name, options.out and _expanded(options.out)
     if name in DATA_SETS:
-        out = options.out or Path("data") / name
+        out = out or Path("data") / name
         store = prepare(
             name,
-            data_dir=options.data_dir,
+            data_dir=options.data_dir and _expanded(options.data_dir),
             out=out,
             overwrite=options.overwrite,
             **options.option,
         )
-    elif (path / "meta.json").is_file():
-        raise MemtrainError(f"{path}: is prepared already; memtrain train learns it: --data {path}")
-    elif path.exists():
-        out = options.out or Path("data") / path.name.split(".")[0]
-        store = prepare_path(path, out, overwrite=options.overwrite, **options.option)
-        name = "text" if store.meta.text else "images" if store.meta.picture else "tokens"
     else:
-        raise MemtrainError(f"data {name!r}: no such file; {nearest(name, [*tasks, *DATA_SETS])}")
+        try:
+            path = source_path(Path(name))
+        except MemtrainError:
+            if "/" in name or "." in name:  # not a name that was misspelled
+                raise
+            known = [*tasks, *DATA_SETS]
+            raise MemtrainError(f"data {name!r}: no such file; {nearest(name, known)}") from None
+        if (path / "meta.json").is_file():
+            raise MemtrainError(
+                f"{path}: is prepared already; memtrain train learns it: --data {path}"
+            )
+        if out is not None:
+            store = prepare_path(path, out, overwrite=options.overwrite, **options.option)
+        else:
+            store, _ = prepare_source(path, options.option, Path("data"))
+            out = store.folder
+        name = "text" if store.meta.text else "images" if store.meta.picture else "tokens"
     for split, info in store.splits.items():
         documents = "1 document" if info.documents == 1 else f"{info.documents:,} documents"
         print(f"{split:<6}{info.tokens:>14,} tokens in {documents}")
     for note in store.meta.notes:
-        print(f"note  {note}")
+        print(printable(f"note  {note}"))
     print(f"prepared {out}; learn it with: memtrain train {name} --data {out}")
     return 0
+
+
+def _expanded(path: Path) -> Path:
+    """A path in which ~ may stand for a user's folder."""
+    with suppress(RuntimeError):  # no such user
+        return path.expanduser()
+    return path

@@ -31,9 +31,11 @@ class _StreamOptions(_TrainOptions):
     runs/NAME-bptt. --bptt.seconds gives it as long as the other took."""
     data: Path | None = None
     """What to learn: a file or folder of yours, the folder of a data set's files, or data that
-    was prepared. It is prepared once, into data/NAME."""
+    was prepared. It is prepared once, into data/NAME-KEY: the key is another one when the content
+    or the options are, so earlier runs keep their data."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)
-    """Options of the preparation, for example of images: --option size 28 levels 16."""
+    """Options of the preparation, for example of images: --option size 28 levels 16. Those that
+    are not given have their defaults."""
 
 
 def train(arguments: list[str]) -> int:

@@ -1,26 +1,46 @@
-"""`--data PATH` of the recipes: prepared once, then found again."""
+"""`--data PATH` of the recipes: prepared once, then found again.
 
-import json
+What is prepared goes into data/NAME-KEY. The key follows from the tokens and from the options, so
+another source or other options make another store, and no store is ever replaced by other data:
+runs that learned from it keep it.
+"""
+
+import inspect
+import re
+import shutil
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memtrain.config import Stream
+from memtrain.data.provenance import (
+    digest,
+    find_prepared,
+    how_made,
+    key_of,
+    note_made,
+    note_sources,
+    opened,
+    signature,
+)
 from memtrain.data.sources import (
     DATA_SETS,
     checked_options,
     prepare_images,
+    prepare_path,
     prepare_text,
     prepare_tokens,
 )
-from memtrain.data.store import Store, open_store
-from memtrain.errors import MemtrainError
-from memtrain.files import parse_json, read_text
+from memtrain.data.sources.options import NOT_OPTIONS
+from memtrain.data.store import Store, alone, open_store, publish
+from memtrain.errors import MemtrainError, printable
+from memtrain.files import unique_name
 
-OPTIONS = "options.json"
-"""Beside a store's own files: how it was prepared. A store is whole without it."""
 OWN = {"text": prepare_text, "images": prepare_images, "tokens": prepare_tokens}
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(?=\S)")
 
 
 def ready_stream(
@@ -41,69 +61,125 @@ def ready_store(recipe: str, path: Path, options: dict[str, Any], root: Path) ->
 
     Args:
         recipe: mnist, tinystories, sketchy, text, images or tokens: how a path is read.
-        path: a store; or a file or folder to prepare, into `root`/NAME.
-        options: of the preparation; with others than last time it is prepared anew, without any
-            it is taken as it is.
+        path: a store; or a file or folder to prepare, into `root`/NAME-KEY.
+        options: of the preparation; those that are not given have their defaults.
         root: where prepared data goes.
     """
+    path = source_path(path)
     if (path / "meta.json").is_file():
         if options:
             raise MemtrainError(f"{path}: is prepared already; --option is for what is not")
         return _of_kind(recipe, open_store(path))
+    store, new = prepare_source(path, options, root, recipe)
+    if new:
+        counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
+        for line in (f"prepared {store.folder}: {counts} tokens", *store.meta.notes):
+            print(printable(line), file=sys.stderr)
+    return store
+
+
+def source_path(path: Path) -> Path:
+    """The path of data that the user named; ~ is the user's folder.
+
+    Raises:
+        MemtrainError: nothing is there, or it is a URL.
+    """
+    if (address := _URL.match(str(path))) and not path.exists():
+        url = f"{address[1]}://{str(path)[address.end() :]}"  # a Path has lost a slash
+        raise MemtrainError(f"data={url}: URLs are not read; download it and name the file")
+    with suppress(RuntimeError):  # no such user
+        path = path.expanduser()
     if not path.exists():
         raise MemtrainError(f"data={path}: no such file or folder")
-    out = root / (recipe if recipe in DATA_SETS else path.resolve().name.split(".")[0] or recipe)
-    if out.exists() and not (out / "meta.json").is_file():
-        out = out.with_name(f"{out.name}-prepared")  # the user's own folder may be under data/
-    prepared = (out / "meta.json").is_file()
-    if prepared:
-        store = open_store(out)
-        if not _made_from(path, recipe, store.meta.source):
-            raise MemtrainError(
-                f"{out}: was prepared from {store.meta.source}; take it away, or prepare {path} "
-                f"elsewhere: memtrain data {path} --out FOLDER, then --data FOLDER"
-            )
-        as_asked = not options or options == _options_of(out)
-        if as_asked and _changed(path) <= (out / "meta.json").stat().st_mtime:
-            return _of_kind(recipe, store)
-        options = options or _options_of(out)  # the source has changed, not the wish
-    function = DATA_SETS.get(recipe) or OWN[recipe]
-    store = function(path, out, overwrite=prepared, **checked_options(function, options))
-    (out / OPTIONS).write_text(json.dumps(options) + "\n")
-    counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
-    for line in (f"prepared {out}: {counts} tokens", *store.meta.notes):
-        print(line, file=sys.stderr)
-    return replace(store, folder=out)  # as the user named it, not as an absolute path
+    return path
 
 
-def _options_of(folder: Path) -> dict[str, Any]:
-    """The options that `ready_store` prepared a store with; none if that is not known."""
+def prepare_source(
+    path: Path, options: dict[str, Any], root: Path, recipe: str = ""
+) -> tuple[Store, bool]:
+    """Prepare a file or folder, into a folder of `root` that its content and the options name.
+
+    Args:
+        path: the file or folder.
+        options: of the preparation.
+        root: where prepared data goes.
+        recipe: how it is read; by what it is, if not given. Then it is always read, else only if
+            no store was prepared from it as it is now.
+
+    Returns:
+        the store, and whether it is new.
+    """
+    function = DATA_SETS.get(recipe) or OWN.get(recipe) or prepare_path
+    chosen = _all_options(function, options) if recipe else options
+    name = recipe if recipe in DATA_SETS else path.resolve().name.split(".")[0]
+    name = name[:64] or recipe or "data"
+    if recipe and (store := find_prepared(root, name, recipe, chosen, path)):
+        return store, False
     try:
-        plain = parse_json(read_text(folder / OPTIONS, 2**16), OPTIONS)
-    except (OSError, MemtrainError):
-        return {}
-    return plain if isinstance(plain, dict) else {}
+        root.mkdir(parents=True, exist_ok=True)
+        wish = root / f"{name}-{digest([recipe, chosen, str(path.resolve())])[:8]}-source"
+        with alone(wish, str(path)):
+            # Another process may have prepared it meanwhile.
+            if recipe and (store := find_prepared(root, name, recipe, chosen, path)):
+                return store, False
+            return _prepare(path, options, root, name, recipe)
+    except OSError as error:
+        raise MemtrainError(f"{root}: {error.strerror or error}") from None
 
 
-def _made_from(path: Path, recipe: str, source: str) -> bool:
-    """Whether a store's source is this file or folder; of a data set, or something in it."""
-    if recipe in DATA_SETS:
-        made = Path(source.rpartition(", from ")[2]).resolve()
-        return path.resolve() in (made, *made.parents)
-    return path.resolve() == Path(source).resolve()
+def _prepare(
+    path: Path, options: dict[str, Any], root: Path, name: str, recipe: str
+) -> tuple[Store, bool]:
+    """Prepare beside the place, which the content names, and move it there."""
+    draft = root / unique_name(f".draft-{name}-")
+    seen = signature(path)  # before it is read: what changes later shows
+    sources = {str(path.resolve()): seen} if seen else {}
+    try:
+        if function := DATA_SETS.get(recipe) or OWN.get(recipe):
+            store = function(path, draft, **checked_options(function, options))
+        else:
+            store = prepare_path(path, draft, **options)
+        kind = recipe or _kind(store)
+        chosen = _all_options(function or OWN[kind], options)
+        key = key_of(store, kind, chosen)
+        folder = root / f"{name}-{key[:8]}"
+        made = {"key": key, "kind": kind, "options": chosen, "sources": sources}
+        note_made(draft, made)
+        with alone(folder):
+            same = how_made(folder).get("key") == key
+            if same and opened(folder, verify=True):
+                note_sources(folder, sources)
+                return open_store(folder), False
+            if folder.exists() and not same:
+                raise MemtrainError(f"{folder}: holds other data; rename it, or remove it")
+            publish(draft, folder, overwrite=same)  # what is damaged
+        return open_store(folder), True
+    except MemtrainError as error:
+        said = str(error)
+        for place in (draft.resolve(), draft):  # which the user has not named
+            said = said.replace(str(place), str(root / name))
+        raise MemtrainError(said) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _all_options(function: Callable[..., Store], options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a preparation: those given, and the defaults of the others."""
+    parameters = inspect.signature(function).parameters.items()
+    defaults = {name: one.default for name, one in parameters if name not in NOT_OPTIONS}
+    return defaults | checked_options(function, options)
+
+
+def _kind(store: Store) -> str:
+    """Which recipe learns a store."""
+    return "text" if store.meta.text else "images" if store.meta.picture else "tokens"
 
 
 def _of_kind(recipe: str, store: Store) -> Store:
     """Refuse pictures for text and the like."""
-    held = "text" if store.meta.text else "images" if store.meta.picture else "tokens"
+    held = _kind(store)
     if held != {"mnist": "images", "sketchy": "images", "tinystories": "text"}.get(recipe, recipe):
         raise MemtrainError(
             f"{store.folder}: holds {held}; memtrain train {held} --data {store.folder}"
         )
     return store
-
-
-def _changed(path: Path) -> float:
-    """When a file, or anything in a folder, was last written."""
-    inside = path.rglob("*") if path.is_dir() else ()
-    return max(file.stat().st_mtime for file in (path, *inside))

@@ -21,7 +21,7 @@ from memtrain.data.store.format import (
     require_tokens,
 )
 from memtrain.data.store.opening import load_splits, load_store, open_store
-from memtrain.data.store.writing import check_place, write_store
+from memtrain.data.store.writing import alone, check_place, publish, write_store
 
 __all__ = [
     "LoadedSplit",
@@ -29,12 +29,14 @@ __all__ = [
     "SplitInfo",
     "Store",
     "StoreMeta",
+    "alone",
     "check_place",
     "identity_of",
     "load_splits",
     "load_store",
     "open_array",
     "open_store",
+    "publish",
     "require_tokens",
     "write_store",
 ]

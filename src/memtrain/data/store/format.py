@@ -119,7 +119,10 @@ def open_array(path: Path) -> np.ndarray:
         ValueError: it is not one, cut short, or not a regular file.
         OSError: it cannot be read.
     """
-    open_regular(path).close()  # a named pipe would block
+    try:
+        open_regular(path).close()  # a named pipe would block
+    except MemtrainError:
+        raise ValueError("is not a regular file") from None
     try:
         return open_memmap(path, mode="r")
     except OSError:

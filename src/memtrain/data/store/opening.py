@@ -9,6 +9,7 @@ from typing import Any, get_origin
 
 import numpy as np
 from jaxtyping import Int64
+from numpy.lib.format import read_array
 
 from memtrain.data.pictures import Picture
 from memtrain.data.store.format import (
@@ -45,8 +46,7 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
     path = folder / "meta.json"
     if not path.is_file():
         raise MemtrainError(
-            f"{folder}: no prepared data here (meta.json is missing); --data PATH names data of "
-            f"yours, memtrain data NAME --out {folder} prepares a data set"
+            f"{folder}: no prepared data here (meta.json is missing); {_remedy(folder)}"
         )
     try:
         store = Store(folder, *_meta_of(folder))
@@ -55,6 +55,17 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
     except (MemtrainError, OSError) as error:
         raise _named(folder, error) from None
     return store
+
+
+def _remedy(folder: Path) -> str:
+    """How to prepare what a recipe or a run looks for in a folder."""
+    name = folder.name
+    if name in ("text", "images", "tokens"):  # where recipes look that have no data of their own
+        return f"name yours: memtrain train {name} --data PATH"
+    files = " --data-dir FOLDER" if name == "sketchy" else ""
+    if name in ("mnist", "tinystories", "sketchy"):
+        return f"memtrain data {name}{files} --out {folder} prepares it"
+    return f"memtrain data SOURCE --out {folder} prepares it, with the --option of before"
 
 
 def load_store(folder: Path) -> tuple[Store, dict[str, LoadedSplit]]:
@@ -105,8 +116,10 @@ def _load_starts(store: Store, name: str) -> Int64[np.ndarray, " K"]:
     file = f"{name}.starts.npy"
     try:  # not mapped: a file that is cut short while it is mapped ends the process
         raw = read_bytes(store.folder / file, 8 * info.documents + MAX_HEADER_BYTES)
-        starts = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, EOFError):
+        starts = read_array(io.BytesIO(raw), allow_pickle=False)
+    except OSError:
+        raise
+    except Exception:  # numpy reads the header as Python source, which fails in many ways
         raise MemtrainError(f"{file} is not what was written") from None
     if starts.shape != (info.documents,) or not are_starts(starts, info.tokens):
         raise MemtrainError(f"{name} does not hold {info.documents:,} documents, as its meta says")

@@ -5,8 +5,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,14 +26,24 @@ from memtrain.data.store.format import (
     check_tokens,
 )
 from memtrain.data.store.opening import open_store
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, printable
+from memtrain.files import Locked, locked, open_new, sync, unique_name
 
 _FILES = {"meta.json", *(f"{s}.{end}" for s in SPLITS for end in ("bin", "starts.npy"))}
 _FILES |= {"options.json"}  # of whoever had it prepared (data/ready.py)
+_DRAFT = re.compile(r"\.draft-.+-([0-9a-f]{12}|\d+)(-old)?")  # digits: of earlier versions
+STALE_SECONDS = 3600
+"""A draft that nobody has written to for so long is left from a process that was killed. Where
+locks do not reach the other machine, nothing else says so."""
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
     """Refuse a place where a store must not be written: nothing but a store is ever replaced."""
+    if os.path.islink(folder):
+        raise MemtrainError(
+            f"{folder}: is a symbolic link; memtrain writes no data through a link: name the "
+            f"folder itself, {os.readlink(folder)}, or remove the link"
+        )
     try:
         inside = {path.name for path in folder.iterdir()}
     except FileNotFoundError:
@@ -57,44 +68,95 @@ def write_store(
     Raises:
         MemtrainError: tokens outside the vocabulary, a split too short, a place that is taken.
     """
-    folder = folder.resolve()
     check_place(folder, overwrite)
     for name in SPLITS:
         _check_split(meta, name, splits[name])
-    draft = folder.with_name(f".draft-{folder.name}-{os.getpid()}")
+    # What is above may be a link of the user's, what is written may not.
+    folder = folder.parent.resolve() / folder.name if folder.name else folder.resolve()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _clear_drafts(folder)
-        draft.mkdir()
-        infos = {name: _write_split(draft, meta, name, splits[name]) for name in SPLITS}
-        plain = {
-            "version": STORE_VERSION,
-            **asdict(meta),
-            "dtype": meta.dtype.name,
-            "splits": {name: asdict(info) for name, info in infos.items()},
-        }
-        (draft / "meta.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
-        for path in (*draft.iterdir(), draft):
-            _sync(path)
-        check_place(folder, overwrite)  # again: another process may have been quicker
-        _publish(draft, folder)
+        with alone(folder), drafted(folder) as draft:
+            infos = {name: _write_split(draft, meta, name, splits[name]) for name in SPLITS}
+            plain = {
+                "version": STORE_VERSION,
+                **asdict(meta),
+                "dtype": meta.dtype.name,
+                "splits": {name: asdict(info) for name, info in infos.items()},
+            }
+            with open_new(draft / "meta.json") as file:
+                file.write(f"{json.dumps(plain, indent=2)}\n".encode())
+            publish(draft, folder, overwrite)
     except OSError as error:
         raise MemtrainError(f"{folder}: {error.strerror or error}") from None
+    return open_store(folder)
+
+
+@contextmanager
+def alone(folder: Path, name: str = "") -> Iterator[None]:
+    """Hold the lock of a store that is being prepared; one line on stderr says whom it waits for.
+
+    Args:
+        folder: the store; its lock is beside it, and goes when it is released.
+        name: of the store in that line.
+    """
+    lock = folder.with_name(f".lock-{folder.name}")
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, "", keep=False))
+        except Locked as holder:
+            line = f"waiting for another process that prepares {name or folder}{holder}"
+            print(printable(line), file=sys.stderr, flush=True)
+            held.enter_context(locked(lock, "", wait=True, keep=False))
+        yield
+
+
+@contextmanager
+def drafted(folder: Path) -> Iterator[Path]:
+    """A new folder beside the store, which is gone afterwards unless it was published."""
+    draft = folder.with_name(unique_name(f".draft-{folder.name}-"))
+    draft.mkdir()
+    try:
+        _clear_drafts(draft)
+        yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return open_store(folder)
+
+
+def publish(draft: Path, folder: Path, overwrite: bool) -> None:
+    """Sync a draft to disk and rename it into place.
+
+    What was there goes only when the new store stands. The old one is away for a moment; a store
+    that is there is always whole.
+    """
+    for path in (*draft.iterdir(), draft):
+        sync(path)
+    check_place(folder, overwrite)  # again: another process may have been quicker
+    old = draft.with_name(f"{draft.name}-old")
+    if folder.exists():
+        folder.rename(old)
+    try:
+        draft.rename(folder)  # fails if another process put a store there, where locks do not work
+    except BaseException:
+        with suppress(OSError):
+            old.rename(folder)
+        raise
+    finally:
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+    sync(folder.parent)
 
 
 def _check_split(meta: StoreMeta, name: str, split: Split) -> None:
     length = len(split.tokens)
     if length < MIN_TOKENS:
         raise MemtrainError(
-            f"{meta.name}: {name} would hold {length} tokens, at least {MIN_TOKENS} are needed"
+            f"{meta.name}: {name} would hold {length} {'token' if length == 1 else 'tokens'}, "
+            f"at least {MIN_TOKENS} are needed"
         )
     if meta.document_length is not None:
         if split.starts is not None or length % meta.document_length:
             raise MemtrainError(
-                f"{meta.name}: {name} has {length:,} tokens, which are no documents of "
+                f"{meta.name}: {name} has {length:,} tokens, which are not documents of "
                 f"{meta.document_length:,}"
             )
     elif split.starts is None or not are_starts(split.starts, length):
@@ -103,7 +165,7 @@ def _check_split(meta: StoreMeta, name: str, split: Split) -> None:
 
 def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> SplitInfo:
     digest = hashlib.sha256()
-    with (draft / f"{name}.bin").open("wb") as file:
+    with open_new(draft / f"{name}.bin") as file:
         for block in blocks(split.tokens):
             check_tokens(block, meta, name)
             raw = np.ascontiguousarray(block, meta.dtype).data
@@ -113,50 +175,22 @@ def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> Split
         documents = len(split.tokens) // (meta.document_length or 1)
     else:
         documents = len(split.starts)
-        np.save(draft / f"{name}.starts.npy", split.starts)
+        with open_new(draft / f"{name}.starts.npy") as file:
+            np.save(file, split.starts)
     return SplitInfo(len(split.tokens), documents, digest.hexdigest())
 
 
-def _clear_drafts(folder: Path) -> None:
-    """Remove what a process that no longer runs left beside the folder."""
-    name = re.compile(rf"\.draft-{re.escape(folder.name)}-(\d+)(-old)?")
-    for path in folder.parent.iterdir():
-        match = name.fullmatch(path.name)
-        if match and not _runs(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _runs(process: int) -> bool:
-    """Whether another process of this number runs; this one has no draft when it asks."""
-    if process == os.getpid():
-        return False
-    try:
-        os.kill(process, 0)  # signal 0 asks and does nothing
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _publish(draft: Path, folder: Path) -> None:
-    """Rename the draft into place; what was there goes only when the new store stands."""
-    old = draft.with_name(f"{draft.name}-old")
-    if folder.exists():
-        folder.rename(old)
-    try:
-        draft.rename(folder)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            old.rename(folder)
-        raise
-    _sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _clear_drafts(draft: Path) -> None:
+    """Remove what killed processes left beside a new draft, which says what time it is there."""
+    now = draft.stat().st_ctime
+    for path in draft.parent.iterdir():
+        if path == draft or not _DRAFT.fullmatch(path.name):
+            continue
+        if path.is_symlink() or not path.is_dir():
+            continue
+        with suppress(OSError):  # its process removes it itself
+            inside = list(path.iterdir())
+            changed = [max(p.lstat().st_mtime, p.lstat().st_ctime) for p in (path, *inside)]
+            ours = {p.name for p in inside} <= _FILES
+            if ours and max(changed) < now - STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
