@@ -117,3 +117,19 @@ def test_tokens_and_steps_are_counted():
         pulled.train_step()
     assert (pulled.step, pulled.tokens) == (3, 15)
     assert pulled.clock.seconds > 0
+
+
+def test_restored_moments_lie_in_memory_as_their_parameters_do():
+    objective = Pull()
+    objective.left.weight = nn.Parameter(torch.randn(3, 4).T)
+    objective.left.bias = nn.Parameter(torch.zeros(4))
+    saved = trainer(objective, StageConfig(steps=3))
+    saved.train_step()
+    contiguous = {name: value.contiguous() for name, value in saved.tensors().items()}
+    restored = trainer(objective, StageConfig(steps=3))
+    restored.load_tensors(contiguous)
+    for parameter in restored.ordered:
+        state, expected = restored.optimizer.state[parameter], saved.optimizer.state[parameter]
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert state[key].stride() == parameter.stride() == expected[key].stride()
+            assert torch.equal(state[key], expected[key])
