@@ -302,6 +302,11 @@ class TupleInTraining(Sound):
         return (out, 0.0) if self.training else out
 
 
+class RaisesInTrain(Sound):
+    def train(self, mode: bool = True):
+        raise LookupError("no such mode")
+
+
 class KeepsAGraph(Sound):
     kept: Tensor | None = None
 
@@ -318,6 +323,7 @@ class KeepsAGraph(Sound):
             Unloadable,
             "its own state_dict() cannot be loaded again; load_state_dict raised KeyError",
         ),
+        (RaisesInTrain, "RaisesInTrain: to check it raised LookupError: no such mode"),
         (TupleInTraining, "forward must return one floating-point tensor, not tuple"),
         (KeepsAGraph, "the backward pass of a step raised RuntimeError: Trying to backward"),
     ],

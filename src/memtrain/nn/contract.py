@@ -33,17 +33,24 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
     Raises:
         CellContractError: says in words which rule is broken, and what was seen.
     """
-    checked = _check_kind(cell)
-    check_tensors(checked)
-    with unchanged(checked):
-        checked.eval()
-        probe = _Probe(checked, vocab_size)
-        with torch.no_grad():
-            probe.check_values()
-            probe.check_rows()
-        probe.check_gradients()
-    with unchanged(checked):  # again as it was made: what a first call does counts, too
-        check_resume(checked, probe.step, probe.memory, probe.token)
+    try:
+        checked = _check_kind(cell)
+        check_tensors(checked)
+        with unchanged(checked):
+            checked.eval()
+            probe = _Probe(checked, vocab_size)
+            with torch.no_grad():
+                probe.check_values()
+                probe.check_rows()
+            probe.check_gradients()
+        with unchanged(checked):  # again as it was made: what a first call does counts, too
+            check_resume(checked, probe.step, probe.memory, probe.token)
+    except CellContractError:
+        raise
+    except Exception as error:  # the user's code, in a property or a method of Module's
+        raise CellContractError(
+            f"{type(cell).__name__}: to check it raised {said_by(error)}"
+        ) from error
     return checked
 
 
@@ -145,7 +152,8 @@ class _Probe:
         self.require(bool(out.isfinite().all()), "forward must return finite numbers")
         self.require(
             torch.equal(self.step(self.memory, self.token), out),
-            "forward must give the same result twice: keep no state between calls",
+            "forward must give the same result twice in eval mode: keep no state between calls, "
+            "and draw no random numbers",
         )
         start = self.step(torch.zeros_like(self.memory), self.token)
         self.require(
