@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtrain.config import (
+    CELLS,
     Arithmetic,
     BPTTConfig,
     CellConfig,
@@ -23,6 +24,7 @@ from memtrain.config import (
     SMTConfig,
     Stack,
     TeacherConfig,
+    check_used,
 )
 from memtrain.config_json import CONFIG_VERSION, from_json, read_config, to_json
 from memtrain.errors import MemtrainError
@@ -402,6 +404,97 @@ class TestRunConfig:
     def test_bptt_alone_has_no_teacher(self):
         assert not RunConfig(bptt=BPTTConfig(steps=1)).has_teacher
         assert RunConfig(smt=SMTConfig(steps=1)).has_teacher
+
+
+WRONG_TYPES: list[tuple[type, dict[str, Any], str]] = [
+    (SMTConfig, dict(steps="100"), "steps='100': must be a whole number"),
+    (SMTConfig, dict(steps=10.0), "steps=10.0: must be a whole number"),
+    (SMTConfig, dict(steps=True), "steps=True: must be a whole number"),
+    (SMTConfig, dict(steps=None), "steps=None: must be a whole number"),
+    (SMTConfig, dict(learning_rate="1e-3"), "learning_rate='1e-3': must be a number"),
+    (SMTConfig, dict(joint=1), "joint=1: must be True or False"),
+    (SMTConfig, dict(schedule="sine"), "schedule='sine': must be one of 'constant', 'cosine'"),
+    (SMTConfig, dict(betas=0.9), "betas=0.9: must be 2 numbers"),
+    (SMTConfig, dict(betas=(0.9, "x")), "betas=(0.9, 'x'): must be 2 numbers"),
+    (CellConfig, dict(kind=3), "kind=3: must be a text"),
+    (CellConfig, dict(options={"a": [1]}), "options={'a': [1]}: must be a dict from names to"),
+    (Custom, dict(options=[1]), "options=[1]: must be a dict from names to"),
+    (Digits, dict(held_out="0.5"), "held_out='0.5': must be a number"),
+    (RunConfig, dict(smt={"steps": 3}), "smt={'steps': 3}: must be a SMTConfig"),
+    (RunConfig, dict(data="copy"), "data='copy': must be a Retrieval or Copy or"),
+    (RunConfig, dict(name=3), "name=3: must be a text"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "said"), WRONG_TYPES, ids=lambda v: str(v)[:40])
+def test_a_field_of_a_wrong_type_is_refused_in_python_too(kind, options, said):
+    with pytest.raises(MemtrainError) as caught:
+        made(kind, **options)
+    assert str(caught.value).startswith(said)
+
+
+def made(kind: type, /, **options: Any) -> Any:
+    """kind(**options) as a user makes it; the constructor under pytest checks types itself."""
+    config = recipe("retrieval") if kind is RunConfig else kind()
+    for name, value in options.items():
+        object.__setattr__(config, name, value)
+    config.__post_init__()
+    return config
+
+
+def test_a_whole_number_may_stand_for_another_and_a_list_for_a_pair():
+    made(SMTConfig, steps=1, learning_rate=1, seconds=3, betas=[0.9, 0.95])
+
+
+@pytest.mark.parametrize("config", [{"a": 1}, "retrieval", SMTConfig(steps=1)], ids=str)
+def test_only_a_whole_config_is_written(config):
+    write = getattr(to_json, "__wrapped__", to_json)  # without the tests' own check of types
+    with pytest.raises(MemtrainError, match="must be a RunConfig"):
+        write(config)
+
+
+def test_a_path_in_place_of_json_is_said_to_be_one():
+    with pytest.raises(MemtrainError, match=r"^runs/c/config.json: is a path; .*Run.open"):
+        from_json("runs/c/config.json")
+
+
+class TestUnusedFields:
+    """Fields that a kind of cell does not have."""
+
+    RECIPE = CellConfig(layers=1, width=64, heads=4, head_dim=16)
+
+    @pytest.mark.parametrize(
+        ("kind", "field", "users"),
+        [
+            ("gru", "layers", "transformer, mlp"),
+            ("gru", "width", "transformer, mlp"),
+            ("gru", "heads", "transformer"),
+            ("mlp", "heads", "transformer"),
+            ("mlp", "head_dim", "transformer"),
+            ("my_file:Cell", "memory_dim", "transformer, mlp, gru"),
+        ],
+    )
+    def test_are_refused_with_the_kinds_that_have_them(self, kind, field, users):
+        with pytest.raises(MemtrainError) as caught:
+            check_used(replace(self.RECIPE, kind=kind, **{field: 6}), self.RECIPE)
+        assert str(caught.value) == (
+            f"cell.{field}=6: must be left out with cell.kind={kind}, which does not use it; "
+            f"it is for {users}"
+        )
+
+    @pytest.mark.parametrize("kind", CELLS)
+    def test_options_are_for_classes_of_the_users(self, kind):
+        with pytest.raises(MemtrainError, match="it is for package.module:Class"):
+            check_used(replace(self.RECIPE, kind=kind, options={"a": 1}), self.RECIPE)
+        check_used(replace(self.RECIPE, kind="my_file:Cell", options={"a": 1}), self.RECIPE)
+
+    @pytest.mark.parametrize("kind", (*CELLS, "my_file:Cell"))
+    def test_that_a_recipe_filled_in_may_stay(self, kind):
+        check_used(replace(self.RECIPE, kind=kind), self.RECIPE)
+
+    @pytest.mark.parametrize(("kind", "field"), [("mlp", "layers"), ("gru", "memory_dim")])
+    def test_fields_that_the_kind_has_may_change(self, kind, field):
+        check_used(replace(self.RECIPE, kind=kind, **{field: 6}), self.RECIPE)
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_name():

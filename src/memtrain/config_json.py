@@ -20,6 +20,8 @@ MAX_CONFIG_BYTES = 2**20
 
 def to_json(config: RunConfig) -> str:
     """The config as indented JSON, every field written out."""
+    if not isinstance(config, RunConfig):
+        raise MemtrainError(f"config={config!r}: must be a RunConfig, such as memtrain.recipe(...)")
     plain = cattrs.Converter().unstructure(config)
     return json.dumps({"version": CONFIG_VERSION, **plain}, indent=2) + "\n"
 
@@ -35,6 +37,11 @@ def read_config(path: Path) -> RunConfig:
 
 def from_json(text: str) -> RunConfig:
     """Read what `to_json` wrote. Unknown fields, wrong types and bad values are refused."""
+    if "{" not in str(text) and str(text).strip().endswith(".json"):
+        raise MemtrainError(
+            f"{text}: is a path; from_json(Path(path).read_text()) reads a file, "
+            "memtrain.Run.open(folder) a run"
+        )
     plain = parse_json(text, "not a config")
     if not isinstance(plain, dict):
         raise MemtrainError("not a config: a JSON object is needed")
@@ -86,10 +93,13 @@ def _reasons(error: Exception) -> list[str]:
     return cattrs.transform_error(error, format_exception=lambda cause, _: str(cause))
 
 
+KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
 def _strict(kind: type, accepted: Any):
     def structure(value: Any, _: type) -> Any:
         if isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted):
-            raise TypeError(f"{value!r} is no {kind.__name__}")
+            raise TypeError(f"{value!r}: must be {KINDS[kind]}")
         return kind(value)
 
     return structure
@@ -97,7 +107,7 @@ def _strict(kind: type, accepted: Any):
 
 def _scalar(value: Any, _: Any) -> Any:
     if not isinstance(value, (str, int, float, bool)):
-        raise TypeError(f"{value!r} is no text, number or truth value")
+        raise TypeError(f"{value!r}: must be a text, a number or a truth value")
     return value
 
 

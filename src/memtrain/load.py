@@ -1,8 +1,11 @@
-"""Classes of the user's, by name."""
+"""Classes of the user's: found by name, and tried without a trace in the RNG states."""
 
 import importlib
 import inspect
+import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from memtrain.errors import MemtrainError
@@ -28,3 +31,25 @@ def load_class(path: str, field: str) -> type:
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         raise MemtrainError(f"{field}={path}: no class {class_name} there, but {classes}")
     return found
+
+
+@contextmanager
+def rng_kept() -> Iterator[None]:
+    """Give the global RNGs of Python, numpy and torch back in the state that they had."""
+    import numpy as np
+    import torch
+
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def said_by(error: Exception) -> str:
+    """What the user's code raised, in one line."""
+    first = str(error).strip().partition("\n")[0]
+    return type(error).__name__ + (f": {first}" if first else "")

@@ -1,5 +1,7 @@
+import random
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,7 +78,9 @@ def test_a_sample_that_is_no_batch_is_refused():
         def sample(self, count, generator):
             return zeros(count, 5), zeros(count, 5)  # pyright: ignore
 
-    assert refusal(Pair()) == "Pair.sample: must return a memtrain.Batch, not <class 'tuple'>"
+    assert refusal(Pair()) == (
+        "Pair.sample: must return memtrain.Batch(inputs, targets), not tuple"
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (3, 4)])
@@ -173,3 +177,69 @@ def test_a_task_that_asks_nothing_is_refused():
 def test_a_task_that_asks_rarely_is_not():
     task = Rare(every=100)
     assert check_task(task) is task
+
+
+def tokens_from(generator=None):
+    return torch.randint(4, (3, 5), generator=generator)
+
+
+class Drawing(Task):
+    """Draws training sequences by `draw` and held-out ones by `draw_held_out`."""
+
+    vocab_size, sequence_length = 4, 5
+
+    def __init__(self, draw, draw_held_out=tokens_from):
+        self.draw, self.draw_held_out = draw, draw_held_out
+
+    def sample(self, count, generator):
+        tokens = self.draw(generator)
+        return Batch(tokens, tokens)
+
+    def held_out(self, count, generator):
+        tokens = self.draw_held_out(generator)
+        return Batch(tokens, tokens)
+
+
+SHUFFLED = torch.randint(4, (1000, 5), generator=torch.Generator().manual_seed(1))
+CURSOR: list[int] = []
+
+
+def next_rows(generator):
+    """The rows after those of the last call, as a loader goes through its data."""
+    CURSOR.append(3)
+    return SHUFFLED[sum(CURSOR) : sum(CURSOR) + 3]
+
+
+WITHOUT_THE_GENERATOR = {
+    "torch": lambda generator: tokens_from(),
+    "numpy": lambda generator: torch.from_numpy(np.random.randint(0, 4, (3, 5))),
+    "python": lambda generator: torch.tensor([random.choices(range(4), k=5) for _ in range(3)]),
+    "cursor": next_rows,
+}
+
+
+@pytest.mark.parametrize("draw", WITHOUT_THE_GENERATOR.values(), ids=list(WITHOUT_THE_GENERATOR))
+def test_chance_and_state_beside_the_generator_are_refused(draw):
+    said = "two calls with equally seeded generators differ, so a resumed run would differ"
+    assert refusal(Drawing(draw)).startswith(f"Drawing.sample: {said}")
+    assert refusal(Drawing(tokens_from, draw)).startswith(f"Drawing.held_out: {said}")
+
+
+def test_held_out_sequences_keep_the_contract_too():
+    assert refusal(Drawing(tokens_from, lambda _: zeros(3, 5) + 9)) == (
+        "Drawing.held_out: inputs contain 9, outside 0..3"
+    )
+    task = Drawing(tokens_from)
+    assert check_task(task) is task
+
+
+def test_the_check_leaves_every_rng_as_it_was():
+    states = random.getstate(), repr(np.random.get_state()), torch.get_rng_state()
+    for draw in WITHOUT_THE_GENERATOR.values():
+        refusal(Drawing(draw))
+    assert random.getstate() == states[0] and repr(np.random.get_state()) == states[1]
+    assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_a_class_in_place_of_a_task_is_refused():
+    assert refusal(Rare) == "Rare: is a class; pass an instance, Rare(...)"

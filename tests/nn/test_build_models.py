@@ -56,3 +56,9 @@ def test_building_leaves_torchs_chance_alone():
     assert torch.equal(torch.rand(2), expected)
     weights = zip(one.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in weights)  # the config's seed decides
+
+
+def test_a_cell_that_comes_in_eval_mode_trains_in_training_mode():
+    """An evaluation would switch it to that, so a run and a resumed one would differ."""
+    cell = build_rnn(TINY, 4).cell.eval()
+    assert build_rnn(TINY, 4, cell).training and cell.training

@@ -270,7 +270,34 @@ class RaisesWithoutWords(Sound):
         raise AssertionError
 
 
+class ReturnsDouble(Sound):
+    def forward(self, memory, token):
+        return super().forward(memory, token).double()
+
+
+class DoubleParameters(Sound):
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+
+class Swapped(Sound):
+    def forward(self, token, memory):
+        return super().forward(memory, token)
+
+
+class FewRows(Sound):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB - 1, 4)
+
+
 BROKEN = {
+    ReturnsDouble: "must return torch.float32 for a memory of torch.float32, not torch.float64",
+    DoubleParameters: "must return torch.float32 for a memory of torch.float32, not torch.float64; "
+    "call cell.float()",
+    Swapped: "; are memory and token swapped? It is forward(memory, token)",
+    FewRows: "; embedding has 6 rows, the task's vocabulary 7 tokens",
     NoModule: "a cell must be a torch.nn.Module",
     NoMemoryDim: "memory_dim=None: the cell must state it",
     ZeroMemoryTokens: "memory_tokens=0: the cell must state it as a whole number above 0",
@@ -313,6 +340,29 @@ class TestCheckCell:
         assert message.startswith(f"{broken.__name__}: ")
         assert BROKEN[broken] in message
         assert "\n" not in message
+
+    @pytest.mark.parametrize(
+        ("cell", "said"),
+        [
+            (Sound, "Sound: is a class; pass an instance, cell=Sound(...)"),
+            ("gru", "config.cell.kind (--cell.kind)"),
+            (nn.GRUCell(8, 8), "GRUCell: memory_tokens and memory_dim missing; a cell states"),
+            (nn.GRUCell(8, 8), "forward(memory (B, M, D), token (B,)) -> memory (B, M, D)"),
+        ],
+        ids=["class", "text", "GRUCell", "forward"],
+    )
+    def test_what_is_not_a_cell_at_all_is_refused_with_what_to_pass(self, cell, said):
+        with pytest.raises(CellContractError) as caught:
+            check_cell(cell, VOCAB)
+        assert said in str(caught.value)
+
+    def test_parameters_in_double_are_named_where_the_step_fails(self):
+        cell = Sound()
+        cell.linear.double()
+        cell.embedding.double()
+        cell.forward = lambda memory, token: cell.linear(memory)  # type: ignore[method-assign]
+        with pytest.raises(CellContractError, match="parameters are torch.float64.*cell.float()"):
+            check_cell(cell, VOCAB)
 
     @pytest.mark.parametrize("cell_class", [Sound, MixesRows])
     @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -357,6 +407,11 @@ USER_CELL = """
 
         def forward(self, memory, token):
             return torch.tanh(self.mix(memory) + self.embedding(token)[:, None])
+
+
+    class Unmade(Leaky):
+        def __init__(self, vocab_size):
+            raise OSError("no weights file")
 
 
     class Broken(Leaky):
@@ -411,9 +466,10 @@ class TestBuildCell:
             ("my_lab.cells:leaky", {}, ["no class leaky there"]),
             ("my_lab.cells:Leaky", {"widht": 6}, ["widht", "Class(vocab_size=..., **options)"]),
             ("my_lab.cells:Leaky", {"vocab_size": 6}, ["vocab_size", "Class(vocab_size=..."]),
+            ("my_lab.cells:Unmade", {}, ["making it raised OSError: no weights file"]),
             ("my_lab.cells:Broken", {}, ["Broken: forward must return the shape it got"]),
         ],
-        ids=["module", "class", "function", "option", "vocab_size", "contract"],
+        ids=["module", "class", "function", "option", "vocab_size", "raises", "contract"],
     )
     def test_what_cannot_be_built_is_refused_in_one_line(self, kind, options, parts):
         with pytest.raises(MemtrainError) as caught:

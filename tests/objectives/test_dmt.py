@@ -313,6 +313,20 @@ class TestLabels:
             assert steps.tolist() == 2 * [expected]
         assert offsets == set(range(stride))
 
+    @THROUGH_TIME
+    def test_a_label_beyond_the_end_does_not_count(self, through_time):
+        """Of 5 steps with a label at every third, the second label may lie beyond the end."""
+        objective = tiny_dmt(label_stride=3, through_time=through_time)
+        batch, beyond = random_batch(2, 5), 0
+        for seed in range(8):
+            calls = record_teacher(objective)
+            losses = objective(batch, seeded(seed))
+            offset = int(calls[-1][1][0, 0])
+            naive = naive_dmt(objective, batch, [-1, -1], list(range(offset, 5, 3)), 5)
+            assert_same_loss_and_gradients(objective, losses, naive)
+            beyond += offset == 2
+        assert beyond
+
     def test_a_stride_beyond_the_rollout_labels_one_step_anywhere_in_it(self):
         objective = tiny_dmt(label_stride=50)
         calls, generator = record_teacher(objective), seeded()

@@ -100,6 +100,19 @@ class TestDynamicsLoss:
         assert_close(predicted.grad, 2 * (predicted - memory).detach() / predicted.numel())
         assert_close(memory.grad, -predicted.grad)
 
+    def test_rows_count_by_their_weight(self):
+        predicted, memory = normal(3, 2, 4), normal(3, 2, 4, seed=1)
+        squares = (predicted - memory).square().mean(dim=(1, 2))
+        weight = torch.tensor([2.0, 0.0, 1.0])
+        expected = (2 * squares[0] + squares[2]) / 3
+        assert_close(dynamics_loss(predicted, memory, weight), expected)
+
+    def test_rows_of_which_none_counts_give_no_loss_and_no_gradient(self):
+        predicted, memory = normal(3, 2, 4).requires_grad_(), normal(3, 2, 4, seed=1)
+        loss = dynamics_loss(predicted, memory, torch.zeros(3))
+        loss.backward()
+        assert float(loss.detach()) == 0 and predicted.grad is not None and not predicted.grad.any()
+
 
 def naive_uniformity(tokens: list[list[float]]) -> float:
     unit = [[x / math.hypot(*token) for x in token] for token in tokens]

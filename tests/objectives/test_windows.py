@@ -16,7 +16,7 @@ from memtrain.shapes import IGNORE_INDEX, Batch
     data=st.data(),
 )
 def test_futures_equal_a_loop_over_rows_steps_and_targets(rows, length, future_length, count, data):
-    step = st.integers(0, length - 1)
+    step = st.integers(-3, length + 2)  # a future may lie beyond either end, in part or whole
     steps = data.draw(
         st.lists(st.lists(step, min_size=count, max_size=count), min_size=rows, max_size=rows)
     )
@@ -31,12 +31,12 @@ def test_futures_equal_a_loop_over_rows_steps_and_targets(rows, length, future_l
     for row in range(rows):
         for column, t in enumerate(steps[row]):
             for k in range(due):
-                # y_t ... y_{t+F-1}, as long as the sequence goes on
-                expected = int(targets[row, t + k]) if t + k < length else IGNORE_INDEX
+                # y_t ... y_{t+F-1}, as far as they lie inside the sequence
+                expected = int(targets[row, t + k]) if 0 <= t + k < length else IGNORE_INDEX
                 assert window.future_targets[row, column, k] == expected
             for k in range(due - 1):
                 # x_{t+1} ...: the k-th is read before target k+1 is due
-                if t + 1 + k < length:
+                if 0 <= t + 1 + k < length:
                     assert window.future_inputs[row, column, k] == inputs[row, t + 1 + k]
 
 

@@ -44,6 +44,18 @@ def test_what_is_saved_is_what_was_there_when_saving_began(tmp_path: Path):
     assert torch.equal(loaded.weights["w"], torch.zeros(3)) and loaded.progress == {"step": 1}
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_a_tensor_that_is_the_only_one_of_its_kind_is_copied_too(tmp_path: Path, dtype):
+    files, weight = SlowFiles(), torch.zeros(3, dtype=dtype)
+    writer = CheckpointWriter(tmp_path, 2, files)
+    writer.save(1, make(weight))
+    weight += 1
+    files.go.set()
+    writer.wait()
+    loaded, _ = latest_checkpoint(tmp_path)
+    assert loaded is not None and not loaded.weights["w"].any()
+
+
 def test_the_next_save_waits_for_the_last(tmp_path: Path):
     files = SlowFiles()
     writer = CheckpointWriter(tmp_path, 2, files)
@@ -104,6 +116,13 @@ def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path: Path):
         "half": torch.randn(7).bfloat16(),
         "empty": torch.zeros(0, 3),
         "scalar": torch.tensor(2.5),
+        "expanded": torch.randn(3, 1).expand(3, 4),
+        "overlapping": torch.randn(6).as_strided((3, 3), (1, 1)),
+        "every other": torch.randn(4, 6)[:, ::2],
+        "channels last": torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last),
+        "negated": torch.randn(3, dtype=torch.complex64).conj().imag,
+        "alone of its kind": torch.randn(2, 3, dtype=torch.float64).T,
+        "truth": torch.tensor([True, False]),
     }
     optimizer = {"matrix": torch.arange(5), "random.torch": torch.get_rng_state()}
     writer = CheckpointWriter(tmp_path, 2)

@@ -8,6 +8,7 @@ from torch import nn
 
 from memtrain.config import BPTTConfig, EngineConfig, StageConfig
 from memtrain.data.task import Task
+from memtrain.errors import DivergedError
 from memtrain.objectives.objective import Objective
 from memtrain.shapes import Batch, Losses
 from memtrain.train.engine import Engine
@@ -117,3 +118,88 @@ def test_tokens_and_steps_are_counted():
         pulled.train_step()
     assert (pulled.step, pulled.tokens) == (3, 15)
     assert pulled.clock.seconds > 0
+
+
+def test_restored_moments_lie_in_memory_as_their_parameters_do():
+    objective = Pull()
+    objective.left.weight = nn.Parameter(torch.randn(3, 4).T)
+    objective.left.bias = nn.Parameter(torch.zeros(4))
+    saved = trainer(objective, StageConfig(steps=3))
+    saved.train_step()
+    contiguous = {name: value.contiguous() for name, value in saved.tensors().items()}
+    restored = trainer(objective, StageConfig(steps=3))
+    restored.load_tensors(contiguous)
+    for parameter in restored.ordered:
+        state, expected = restored.optimizer.state[parameter], saved.optimizer.state[parameter]
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert state[key].stride() == parameter.stride() == expected[key].stride()
+            assert torch.equal(state[key], expected[key])
+
+
+def test_the_optimizer_has_the_betas_of_the_stage():
+    groups = trainer(Pull(), StageConfig(steps=1, betas=(0.5, 0.6))).optimizer.param_groups
+    assert {tuple(group["betas"]) for group in groups} == {(0.5, 0.6)}
+
+
+class Infinite(Pull):
+    """One of its losses is not finite."""
+
+    bad = False
+
+    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+        losses = super().forward(batch, generator)
+        return Losses(losses.total * (float("inf") if self.bad else 1), losses.parts)
+
+
+SKIPPING = StageConfig(steps=9, on_nonfinite="skip", skip_limit=2)
+
+
+def test_a_bad_step_that_is_skipped_changes_neither_weights_nor_moments():
+    objective = Infinite()
+    skipping = trainer(objective, SKIPPING)
+    with skipping.frozen_rest():
+        skipping.train_step()
+        before = [p.clone() for p in skipping.ordered]
+        moments = {name: t.clone() for name, t in skipping.tensors().items() if "adam" in name}
+        objective.bad = True
+        skipping.train_step()
+        after = skipping.tensors()
+        assert skipping.check() == skipping.bad_in_a_row == 1
+        assert all(map(torch.equal, skipping.ordered, before))
+        assert moments and all(torch.equal(after[name], value) for name, value in moments.items())
+        objective.bad = False
+        skipping.train_step()
+    assert (skipping.check(), skipping.bad_in_a_row) == (1, 0)
+    assert not any(map(torch.equal, skipping.ordered[:2], before))
+
+
+def test_what_a_checkpoint_says_of_bad_steps_counts_at_once():
+    resumed = trainer(Pull(), SKIPPING)
+    resumed.go_on_after_bad(steps=5, in_a_row=2)
+    assert (resumed.check(), resumed.bad_in_a_row) == (5, 2)
+    resumed.go_on_after_bad(steps=5, in_a_row=3)  # more than the limit
+    with pytest.raises(DivergedError):
+        resumed.check()
+
+
+def test_the_limit_of_bad_steps_in_a_row_reaches_over_a_resume():
+    objective = Infinite()
+    objective.bad = True
+    resumed = trainer(objective, SKIPPING)
+    resumed.go_on_after_bad(steps=2, in_a_row=1)
+    with resumed.frozen_rest():
+        resumed.train_step()
+        with pytest.raises(DivergedError):
+            resumed.train_step()
+
+
+def test_the_state_of_torchs_own_rng_is_saved_and_restored():
+    first, second = (trainer(Pull(), StageConfig(steps=3)) for _ in range(2))
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    saved = first.tensors()
+    assert torch.equal(saved["random.torch"], state)
+    expected = torch.rand(4)
+    second.load_tensors(saved)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.rand(4), expected)

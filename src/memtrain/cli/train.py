@@ -108,7 +108,7 @@ def _recipe(name: str, arguments: list[str]) -> Any:
 def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainOptions, Any]:
     import tyro
 
-    from memtrain.config import RunConfig
+    from memtrain.config import RunConfig, check_used
     from memtrain.recipes import STREAMS
     from memtrain.recipes.sizes import describe_sizes
 
@@ -126,6 +126,7 @@ def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainO
     Train = TrainStream if name in STREAMS else TrainTask
     Train.__doc__ = f"Train {name}. Each option changes one field of the run's config."
     parsed = parse(Train, arguments, f"memtrain train {name}")
+    check_used(parsed.run.cell, default.cell)
     if isinstance(parsed, _StreamOptions) and parsed.method == "bptt":
         for stage in ("smt", "dmt"):
             if steps := getattr(parsed.run, stage).steps:

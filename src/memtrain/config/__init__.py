@@ -16,7 +16,7 @@ from memtrain.config.data import (
     Stack,
     Stream,
 )
-from memtrain.config.models import CELLS, CellConfig, TeacherConfig
+from memtrain.config.models import CELLS, CellConfig, TeacherConfig, check_used
 from memtrain.config.rules import CUSTOM_PATH, MOST
 from memtrain.config.run import EngineConfig, LogConfig, RunConfig
 from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
@@ -43,4 +43,5 @@ __all__ = [
     "StageConfig",
     "Stream",
     "TeacherConfig",
+    "check_used",
 ]

@@ -127,6 +127,7 @@ class Digits:
     """Share of the images kept for evaluation."""
 
     def __post_init__(self) -> None:
+        within(self)
         if not 0 < self.held_out < 1:
             raise MemtrainError(
                 f"held_out={self.held_out}: must lie between 0 and 1, both excluded"
@@ -144,6 +145,7 @@ class Custom:
     """Keyword arguments of the class."""
 
     def __post_init__(self) -> None:
+        within(self)
         if not CUSTOM_PATH.fullmatch(self.path):
             raise MemtrainError(f"path={self.path!r}: must look like package.module:Class")
 

@@ -1,6 +1,6 @@
 """What learns: the teacher and the recurrent cell."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from memtrain.config.rules import CUSTOM_PATH, at_least, within
@@ -41,6 +41,13 @@ class TeacherConfig:
 
 
 CELLS = ("transformer", "mlp", "gru")
+_MEMORY = frozenset({"kind", "memory_tokens", "memory_dim"})
+_USED = {
+    "transformer": _MEMORY | {"width", "layers", "heads", "head_dim"},
+    "mlp": _MEMORY | {"width", "layers"},
+    "gru": _MEMORY,
+}
+_USED_BY_OTHERS = frozenset({"kind", "options"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,3 +82,20 @@ class CellConfig:
             raise MemtrainError(
                 f"kind={self.kind!r}: {nearest(self.kind, CELLS)}, or package.module:Class"
             )
+
+
+def check_used(cell: CellConfig, default: CellConfig) -> None:
+    """Refuse fields that were changed from the default though a cell of this kind has none such.
+
+    Fields that a recipe filled in for another kind may stay.
+    """
+    used = _USED.get(cell.kind, _USED_BY_OTHERS)
+    for one in fields(cell):
+        value = getattr(cell, one.name)
+        if one.name in used or value == getattr(default, one.name):
+            continue
+        having = [kind for kind in CELLS if one.name in _USED[kind]] or ["package.module:Class"]
+        raise MemtrainError(
+            f"cell.{one.name}={value}: must be left out with cell.kind={cell.kind}, which does not "
+            f"use it; it is for {', '.join(having)}"
+        )

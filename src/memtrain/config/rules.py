@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin
 
 from memtrain.errors import MemtrainError
 
@@ -69,9 +70,39 @@ MOST = {
 
 
 def within(config: object) -> None:
-    """Every size of a config is below its limit."""
+    """Every field has its type, and every size is below its limit."""
     for one in fields(config):  # type: ignore[arg-type]
         value, limit = getattr(config, one.name), MOST.get(one.name)
+        if rule := _broken_rule(one.type, value):
+            raise MemtrainError(f"{one.name}={value!r}: must be {rule}")
         if limit is not None and value > limit:
             shown = value if value < 10**15 else "a number of that length"
             raise MemtrainError(f"{one.name}={shown}: must be at most {limit:,}")
+
+
+def _broken_rule(kind: Any, value: Any) -> str:
+    """What a value of this type must be, if it is not; Python itself does not look."""
+    if kind is int:
+        return "" if type(value) is int else "a whole number"
+    if kind is float:
+        return "" if _is_number(value) else "a number"
+    if kind is bool:
+        return "" if isinstance(value, bool) else "True or False"
+    if kind is str:
+        return "" if isinstance(value, str) else "a text"
+    if get_origin(kind) is Literal:
+        names = get_args(kind)
+        return "" if value in names else f"one of {', '.join(map(repr, names))}"
+    if get_origin(kind) is tuple:
+        right = isinstance(value, (tuple, list)) and len(value) == len(get_args(kind))
+        return "" if right and all(map(_is_number, value)) else f"{len(get_args(kind))} numbers"
+    if get_origin(kind) is dict:
+        right = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        right = right and all(isinstance(inner, (str, int, float)) for inner in value.values())
+        return "" if right else "a dict from names to numbers, texts or truth values"
+    kinds = get_args(kind) or (kind,)  # a config in a config, or one of several
+    return "" if isinstance(value, kinds) else f"a {' or '.join(k.__name__ for k in kinds)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

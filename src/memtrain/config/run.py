@@ -89,6 +89,7 @@ class RunConfig:
     """What is written, and when."""
 
     def __post_init__(self) -> None:
+        within(self)
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise MemtrainError(
                 f"name={self.name!r}: must begin with a letter or digit, then letters, digits, "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError
+from memtrain.load import rng_kept, said_by
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 MANY = 256
@@ -95,21 +96,31 @@ class Task(ABC):
 
 
 def check_task(task: object) -> Task:
-    """Return the task if it keeps the contract; say in words which rule it breaks if not."""
+    """Return the task if it keeps the contract.
+
+    Raises:
+        MemtrainError: says in words which rule is broken, and what was seen.
+    """
     name = type(task).__name__
+    if isinstance(task, type) and issubclass(task, Task):
+        raise MemtrainError(f"{task.__name__}: is a class; pass an instance, {task.__name__}(...)")
     if not isinstance(task, Task):
         raise MemtrainError(f"{name}: a task must be a subclass of memtrain.Task")
     for attribute in ("vocab_size", "sequence_length"):
         value = getattr(task, attribute, None)
         if not isinstance(value, int) or value < 1:
             raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
-    few = _checked_sample(task, 3)
-    # Where targets are rare, three sequences may have none.
-    if not _asks(few) and not _asks(_checked_sample(task, MANY)):
-        raise MemtrainError(
-            f"{name}.sample({MANY}): all targets are IGNORE_INDEX ({IGNORE_INDEX}), so nothing is "
-            f"asked; at least one must be in 0..{task.vocab_size - 1}"
-        )
+    with rng_kept():
+        few = _checked_batch(task, "sample", 3)
+        # Where targets are rare, three sequences may have none.
+        if not _asks(few) and not _asks(_checked_batch(task, "sample", MANY)):
+            raise MemtrainError(
+                f"{name}.sample({MANY}): all targets are IGNORE_INDEX ({IGNORE_INDEX}), so nothing "
+                f"is asked; at least one must be in 0..{task.vocab_size - 1}"
+            )
+        _check_chance(task, "sample", few)
+        if type(task).held_out is not Task.held_out:
+            _check_chance(task, "held_out", _checked_batch(task, "held_out", 3))
     return task
 
 
@@ -117,30 +128,43 @@ def _asks(batch: Batch) -> bool:
     return bool((batch.targets != IGNORE_INDEX).any())
 
 
-def _checked_sample(task: Task, count: int) -> Batch:
-    """So many sequences of the task's, if they keep the contract."""
-    name = type(task).__name__
+def _check_chance(task: Task, method: str, first: Batch) -> None:
+    """The generator decides what is drawn: a resumed run has to draw what the whole one did."""
+    second = _checked_batch(task, method, len(first.inputs))
+    if not (
+        torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
+    ):
+        raise MemtrainError(
+            f"{type(task).__name__}.{method}: two calls with equally seeded generators differ, so "
+            "a resumed run would differ; draw with generator=generator alone, and keep nothing "
+            "between calls"
+        )
+
+
+def _checked_batch(task: Task, method: str, count: int) -> Batch:
+    """Some sequences of the task's, by `sample` or `held_out`, if they keep the contract."""
+    name = f"{type(task).__name__}.{method}"
+    generator = torch.Generator(task.device).manual_seed(0)
     try:
-        batch = task.sample(count, torch.Generator(task.device).manual_seed(0))
+        batch = getattr(task, method)(count, generator)
     except MemtrainError:
         raise
     except Exception as error:  # the user's code: any error is a broken contract
-        said = str(error).strip().partition("\n")[0]
-        raise MemtrainError(
-            f"{name}.sample({count}, generator) raised {type(error).__name__}{said and ': ' + said}"
-        ) from error
+        raise MemtrainError(f"{name}({count}, generator) raised {said_by(error)}") from error
     if not isinstance(batch, Batch):
-        raise MemtrainError(f"{name}.sample: must return a memtrain.Batch, not {type(batch)}")
+        raise MemtrainError(
+            f"{name}: must return memtrain.Batch(inputs, targets), not {type(batch).__name__}"
+        )
     shape = (count, task.sequence_length)
     for role, tokens in (("inputs", batch.inputs), ("targets", batch.targets)):
         if not isinstance(tokens, Tensor):
             raise MemtrainError(
-                f"{name}.sample({count}): {role} must be a torch.Tensor, "
+                f"{name}({count}): {role} must be a torch.Tensor, "
                 f"not {type(tokens).__name__}; torch.tensor(...) makes one"
             )
         if tuple(tokens.shape) != shape or tokens.dtype != torch.long:
             raise MemtrainError(
-                f"{name}.sample({count}): {role} must be int64 of shape {shape}, "
+                f"{name}({count}): {role} must be int64 of shape {shape}, "
                 f"not {tokens.dtype} of shape {tuple(tokens.shape)}"
             )
         allowed = (tokens >= 0) & (tokens < task.vocab_size)
@@ -149,7 +173,7 @@ def _checked_sample(task: Task, count: int) -> Batch:
         if not bool(allowed.all()):
             bad = int(tokens[~allowed][0])
             raise MemtrainError(
-                f"{name}.sample: {role} contain {bad}, outside 0..{task.vocab_size - 1}"
+                f"{name}: {role} contain {bad}, outside 0..{task.vocab_size - 1}"
                 + (f" and not IGNORE_INDEX ({IGNORE_INDEX})" if role == "targets" else "")
             )
     return batch

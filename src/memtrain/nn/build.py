@@ -53,7 +53,9 @@ def _build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None) -> RN
         check_cell(cell, vocab_size)
     _, memory_dim = memory_shape(cell)
     causal = config.readout_attention == "causal"
-    return RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+    rnn = RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+    # A cell in eval mode would train in it up to the first evaluation, and again after a resume.
+    return rnn.train()
 
 
 def _with_care(

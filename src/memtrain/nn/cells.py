@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from memtrain.config import CellConfig
 from memtrain.errors import MemtrainError
-from memtrain.load import load_class
+from memtrain.load import load_class, said_by
 from memtrain.nn.blocks import Stack, normalize_memory, projection
 from memtrain.nn.contract import check_cell
 
@@ -124,4 +124,12 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
         raise MemtrainError(
             f"cell.kind={config.kind}: {error}; a cell is made as Class(vocab_size=..., **options)"
         ) from None
+    except MemtrainError:
+        raise
+    except Exception as error:  # the user's code
+        if "can't allocate memory" in str(error):
+            raise  # said by whoever builds the models
+        raise MemtrainError(
+            f"cell.kind={config.kind}: making it raised {said_by(error)}"
+        ) from error
     return check_cell(cell, vocab_size)

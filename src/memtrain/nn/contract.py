@@ -4,9 +4,11 @@
 - `forward(memory (B, M, D), token (B,)) -> memory (B, M, D)`, for any batch size;
 - rows do not mix, nothing is kept between calls, the memory that came in is not written to;
 - gradients reach every parameter and the memory that came in;
-- the zero memory is a valid start.
+- the zero memory is a valid start;
+- parameters and buffers are all its state, and a checkpoint can hold them (cell_state.py).
 """
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from memtrain.errors import CellContractError
+from memtrain.load import said_by
+from memtrain.nn.cell_state import check_resume, check_tensors, gradients_of, unchanged
 
 
 def memory_shape(cell: nn.Module) -> tuple[int, int]:
@@ -29,25 +33,54 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
     Raises:
         CellContractError: says in words which rule is broken, and what was seen.
     """
+    try:
+        checked = _check_kind(cell)
+        check_tensors(checked)
+        with unchanged(checked):
+            checked.eval()
+            probe = _Probe(checked, vocab_size)
+            with torch.no_grad():
+                probe.check_values()
+                probe.check_rows()
+            probe.check_gradients()
+        with unchanged(checked):  # again as it was made: what a first call does counts, too
+            check_resume(checked, probe.step, probe.memory, probe.token)
+    except CellContractError:
+        raise
+    except Exception as error:  # the user's code, in a property or a method of Module's
+        raise CellContractError(
+            f"{type(cell).__name__}: to check it raised {said_by(error)}"
+        ) from error
+    return checked
+
+
+def _check_kind(cell: object) -> nn.Module:
+    """The cell if it is a module that states the shape of its memory."""
     name = type(cell).__name__
+    if isinstance(cell, type):
+        raise CellContractError(
+            f"{cell.__name__}: is a class; pass an instance, cell={cell.__name__}(...)"
+        )
+    if isinstance(cell, str):
+        raise CellContractError(
+            f"cell={cell!r}: must be a torch.nn.Module; a built-in cell is named in the config, "
+            "config.cell.kind (--cell.kind)"
+        )
     if not isinstance(cell, nn.Module):
         raise CellContractError(f"{name}: a cell must be a torch.nn.Module")
-    for key in ("memory_tokens", "memory_dim"):
-        size = getattr(cell, key, None)
-        if not isinstance(size, int) or size < 1:
+    sizes = ("memory_tokens", "memory_dim")
+    if missing := [key for key in sizes if not hasattr(cell, key)]:
+        raise CellContractError(
+            f"{name}: {' and '.join(missing)} missing; a cell states the shape of its memory as "
+            "memory_tokens (M) and memory_dim (D), and takes a step by "
+            "forward(memory (B, M, D), token (B,)) -> memory (B, M, D)"
+        )
+    for key in sizes:
+        size = getattr(cell, key)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise CellContractError(
                 f"{name}: {key}={size!r}: the cell must state it as a whole number above 0"
             )
-    training = cell.training
-    cell.eval()
-    try:
-        probe = _Probe(cell, vocab_size)
-        with torch.no_grad():
-            probe.check_values()
-            probe.check_rows()
-        probe.check_gradients()
-    finally:
-        cell.train(training)
     return cell
 
 
@@ -61,42 +94,66 @@ class _Probe:
         device = next((p.device for p in cell.parameters()), torch.device("cpu"))
         self.memory = torch.randn(3, *self.shape, generator=generator).to(device)
         self.token = torch.randint(vocab_size, (3,), generator=generator).to(device)
+        self.token[0] = vocab_size - 1  # an embedding with too few rows fails here
+        self.vocab_size = vocab_size
         self.direction = torch.randn(3, *self.shape, generator=generator).to(device)
 
     def require(self, kept: bool, rule: str) -> None:
         if not kept:
             raise CellContractError(f"{type(self.cell).__name__}: {rule}")
 
-    def step(self, memory: Tensor, token: Tensor) -> Any:
+    def step(self, memory: Tensor, token: Tensor) -> Tensor:
+        """The new memory, if it has the form of one."""
         try:
-            return self.cell(memory, token)
+            out: Any = self.cell(memory, token)
         except Exception as error:  # the user's code: any error is a broken contract
-            said = str(error).strip().partition("\n")[0]
+            guess = self._guess(memory, token, error)
             raise CellContractError(
                 f"{type(self.cell).__name__}: forward(memory {tuple(memory.shape)}, "
-                f"token {tuple(token.shape)}) raised {type(error).__name__}{said and ': ' + said}"
+                f"token {tuple(token.shape)}) raised {said_by(error)}{guess and '; ' + guess}"
             ) from error
-
-    def check_values(self) -> None:
-        """Type, shape, finiteness, and that a step is a function and nothing more."""
-        before = self.memory.clone()
-        out = self.step(self.memory, self.token)
         self.require(
             isinstance(out, Tensor) and out.is_floating_point(),
             f"forward must return one floating-point tensor, not {type(out).__name__}",
         )
         self.require(
-            out.shape == self.memory.shape,
-            f"forward must return the shape it got, {tuple(self.memory.shape)}, "
-            f"not {tuple(out.shape)}",
+            out.shape == memory.shape,
+            f"forward must return the shape it got, {tuple(memory.shape)}, not {tuple(out.shape)}",
         )
+        self.require(
+            out.dtype == memory.dtype,
+            f"forward must return {memory.dtype} for a memory of {memory.dtype}, not "
+            f"{out.dtype}; call cell.float(), or return out.to(memory.dtype)",
+        )
+        return out
+
+    def _guess(self, memory: Tensor, token: Tensor, error: Exception) -> str:
+        """What the user may have meant, if that is easy to see."""
+        for name, module in self.cell.named_modules():
+            if isinstance(module, nn.Embedding) and isinstance(error, IndexError):
+                rows = module.num_embeddings
+                if rows < self.vocab_size:
+                    return f"{name} has {rows} rows, the task's vocabulary {self.vocab_size} tokens"
+        with torch.no_grad(), suppress(Exception):
+            if self.cell(token, memory).shape == memory.shape:
+                return "are memory and token swapped? It is forward(memory, token)"
+        other = [p.dtype for p in self.cell.parameters() if p.is_floating_point()]
+        if other and memory.dtype not in other:
+            return f"its parameters are {other[0]}, memories {memory.dtype}: call cell.float()"
+        return ""
+
+    def check_values(self) -> None:
+        """Finite, and a function of memory and token and nothing more."""
+        before = self.memory.clone()
+        out = self.step(self.memory, self.token)
         self.require(
             torch.equal(self.memory, before), "forward must not write to the memory it got"
         )
         self.require(bool(out.isfinite().all()), "forward must return finite numbers")
         self.require(
             torch.equal(self.step(self.memory, self.token), out),
-            "forward must give the same result twice: keep no state between calls",
+            "forward must give the same result twice in eval mode: keep no state between calls, "
+            "and draw no random numbers",
         )
         start = self.step(torch.zeros_like(self.memory), self.token)
         self.require(
@@ -111,7 +168,7 @@ class _Probe:
         out = self.step(self.memory, self.token)
         alone = self.step(self.memory[:1], self.token[:1])
         self.require(
-            alone.shape == out[:1].shape and torch.allclose(alone, out[:1], rtol=1e-3, atol=1e-4),
+            torch.allclose(alone, out[:1], rtol=1e-3, atol=1e-4),
             "rows must not mix: a row alone gives another result than in a batch",
         )
 
@@ -126,10 +183,18 @@ class _Probe:
         self.require(bool(named), "a cell must have parameters to train")
         # Along a random direction: the length of a normalised memory would have no gradient.
         through = (out * self.direction).sum()
-        gradients = torch.autograd.grad(through, [memory, *named.values()], allow_unused=True)
+        gradients = gradients_of(self.cell, through, [memory, *named.values()])
         self.require(
             gradients[0] is not None and bool(gradients[0].any()),
             "the new memory must depend on the old one, but no gradient reaches it",
         )
-        unused = [key for key, found in zip(named, gradients[1:], strict=True) if found is None]
+        found = dict(zip(named, gradients[1:], strict=True))
+        reached = {key: gradient for key, gradient in found.items() if gradient is not None}
+        unused = [key for key in named if key not in reached]
         self.require(not unused, f"every parameter must be used, but {unused[:1]} is not")
+        sparse = [key for key, gradient in reached.items() if gradient.layout is not torch.strided]
+        self.require(
+            not sparse,
+            f"the gradient of {sparse[:1]} is sparse, which AdamW cannot use; make the embedding "
+            "with sparse=False",
+        )

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from memtrain.errors import MemtrainError
 from memtrain.nn.contract import memory_shape
 from memtrain.nn.teacher import Decoder
 
@@ -32,6 +33,8 @@ class RNN(nn.Module):
         memory = rnn.empty_memory(batch_size=1)
         for token in tokens:
             logits, memory = rnn.step(memory, token)
+
+    or, whole sequences (B, T) at once, `logits = rnn(tokens)`.
     """
 
     def __init__(self, cell: nn.Module, readout: Decoder) -> None:
@@ -52,9 +55,67 @@ class RNN(nn.Module):
     def step(
         self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
     ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B M D"]]:
-        """Read one token: the logits of its target, and the new memory."""
-        memory = self.cell(memory, token)
+        """Read one token per row: the logits of its target, and the new memory.
+
+        Raises:
+            MemtrainError: the memory or the tokens are not what the model takes.
+        """
+        try:
+            memory = self.cell(memory, token)
+        except Exception:
+            # Looked at only now: on a GPU, to read the tokens would stall every step.
+            self._check_memory(memory)
+            self._check_tokens("token", token, len(memory))
+            raise
         return self.predict(memory), memory
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """Read sequences from the empty memory: the logits of the target of each token.
+
+        Gradients pass through all steps; `torch.no_grad()` reads without them, and faster.
+
+        Raises:
+            MemtrainError: the tokens are not what the model takes.
+        """
+        self._check_tokens("tokens", tokens)
+        return self.predict(self.unroll(tokens))
+
+    def _check_memory(self, memory: object) -> None:
+        shape = ", ".join(map(str, memory_shape(self.cell)))
+        found = tuple(memory.shape) if isinstance(memory, Tensor) else type(memory).__name__
+        if not isinstance(found, tuple) or found[1:] != memory_shape(self.cell):
+            raise MemtrainError(
+                f"memory: must be a tensor of shape (B, {shape}), not {found}; "
+                "rnn.empty_memory(batch_size) makes one"
+            ) from None
+
+    def _check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
+        """Refuse what is not a tensor of tokens, (rows,) or, without `rows`, (B, T)."""
+        example = "torch.tensor([[3, 0, 5]])" if rows is None else "torch.tensor([3])"
+        if not isinstance(tokens, Tensor):
+            raise MemtrainError(
+                f"{name}={tokens!r}: must be a tensor of whole numbers, such as {example}"
+            ) from None
+        shape = "(B, T)" if rows is None else f"({rows},), as many as memory has rows"
+        right = tokens.dim() == 2 if rows is None else tokens.shape == (rows,)
+        if not right or not tokens.numel():
+            raise MemtrainError(
+                f"{name}: must have shape {shape}, not {tuple(tokens.shape)}; such as {example}"
+            ) from None
+        if tokens.dtype not in (torch.long, torch.int32):
+            raise MemtrainError(
+                f"{name}: must be int64, not {tokens.dtype}; {name}.long()"
+            ) from None
+        device, last = self.readout.head.weight.device, self.readout.head.out_features - 1
+        if tokens.device != device:
+            raise MemtrainError(
+                f"{name}: must be on {device}, where the model is, not on {tokens.device}; "
+                f"{name}.to({str(device)!r})"
+            ) from None
+        if device.type == "cpu" and bool((outside := (tokens < 0) | (tokens > last)).any()):
+            raise MemtrainError(
+                f"{name}: contains {int(tokens[outside][0])}, outside the vocabulary 0..{last}"
+            ) from None
 
     def predict(self, memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows V"]:
         """Logits of the target that is due when this memory was just made."""

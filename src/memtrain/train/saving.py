@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 from memtrain.errors import CheckpointError
 from memtrain.train.checkpoint import Checkpoint, numbered, save_checkpoint
@@ -132,9 +131,7 @@ class _Pack:
 
     def __init__(self, tensors: Mapping[tuple[str, str], Tensor]) -> None:
         self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        self.row = _flatten_dense_tensors(list(tensors.values()))
-        if any(self.row.data_ptr() == tensor.data_ptr() for tensor in tensors.values()):
-            self.row = self.row.clone()  # of one tensor alone it made no copy
+        self.row = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
         self.copied = torch.cuda.Event() if self.row.device.type == "cuda" else None
         if self.copied is not None:
             self.copied.record(torch.cuda.current_stream(self.row.device))

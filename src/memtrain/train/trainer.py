@@ -21,6 +21,17 @@ ADAM = {"step", "exp_avg", "exp_avg_sq"}
 """What AdamW keeps of a parameter."""
 
 
+def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """A whole tensor in the parameter's own memory layout, or spread as the parameter is.
+
+    The fused kernel walks a parameter and its moments in the order of memory, so a moment that is
+    contiguous beside a parameter that is not would be applied to other weights.
+    """
+    if spread(parameter):
+        return like(value, parameter)
+    return torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(value)
+
+
 class Trainer:
     """One stage of a run: an objective, its optimizer and schedule, its sequences."""
 
@@ -300,7 +311,7 @@ class Trainer:
                     if key != "step" and value.shape != parameter.shape:
                         raise ValueError(f"{name} has shape {tuple(value.shape)}")
                     slot = state.setdefault(place[id(parameter)], {})
-                    slot[key] = value if key == "step" else like(value, parameter)
+                    slot[key] = value if key == "step" else _laid_out_as(parameter, value)
             for slot in state.values():
                 if slot.keys() != ADAM or slot["step"].numel() != 1:
                     raise ValueError(f"a parameter has the state {sorted(slot)}")
