@@ -16,6 +16,10 @@ def main() -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
 
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        # torch prints a stack of C++ when the others, or their launcher, are gone; we say it.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
     from memtrain.cli import main as run
 
     return run()

@@ -13,6 +13,9 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import NoReturn
 
+PARENT = os.getppid()
+"""The process that started this one, which is not its parent any more once it has died."""
+
 
 def cores() -> int:
     """How many this process may use."""
@@ -66,10 +69,9 @@ def die_with_parent(grace: float = 0.0) -> None:
 
 def stop_with_parent() -> None:
     """Stop this process as SIGTERM does when the launcher that started it is gone."""
-    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == PARENT:
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 

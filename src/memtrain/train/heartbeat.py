@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from torch.distributed import Store
 
+from memtrain.processes import PARENT
+
 TICK = 1.0
 """Seconds between two beats."""
 FROZEN = 45.0
@@ -102,7 +104,7 @@ class Watch:
 
     def _frozen(self, rank: int, beat: Beat) -> bool:
         limit = {OUTSIDE: LOST, TRAINING: FROZEN}.get(beat.phase, float("inf"))
-        # Frozen for longer than a third of it without an exchange of ours: we do wait for it.
+        # As long as exchanges succeed nobody is frozen, whatever became of the beats.
         return self.silent[rank] >= limit and self.idle >= limit / 3
 
     def slow(self) -> str:
@@ -178,7 +180,7 @@ class Heartbeat:
         self._soon.set()
 
     def _exchange(self) -> None:
-        while not self._over.is_set():
+        while not self._over.is_set() and os.getppid() == PARENT:  # else the store is gone
             try:
                 self.announce()
                 self.heard = [Beat(*json.loads(said)) for said in self.store.multi_get(self.keys)]

@@ -4,6 +4,7 @@ A run that trains notes the first signal, saves after the step and ends. Any oth
 the first signal, in one line. A second signal ends the process at once.
 """
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -110,7 +111,13 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _same_request(first_at: float) -> bool:
-    """Whether a further signal is the first one, sent to a process of several by another way."""
+    """Whether a further signal is the first one, which came by another way.
+
+    A process that we spawned may get it from the terminal and from its parent, which kills it when
+    it has waited long enough.
+    """
+    if multiprocessing.parent_process() is not None:
+        return True
     return size_of_group() > 1 and time.monotonic() - first_at < REPEATED
 
 
@@ -144,7 +151,9 @@ def stop_signals(*, second_ends: bool = False) -> Iterator[StopRequest]:
         nonlocal first_at
         if not stop.signal_number:
             stop.signal_number, first_at = number, time.monotonic()
-            if second_ends and isinstance(command := before[signal.Signals(number)], CommandSignals):
+            if second_ends and isinstance(
+                command := before[signal.Signals(number)], CommandSignals
+            ):
                 command.note(number)
         elif not _same_request(first_at):
             restore()
