@@ -43,7 +43,7 @@ def test_every_signal_saves_and_is_told_apart(tmp_path: Path, number: int):
 class SignalledRun(Run):
     """Gets a signal during one of its evaluations."""
 
-    at = (0, 0)
+    at: tuple[int, int] = (0, 0)
 
     def evaluate(self, *arguments, **options):
         if (self.progress["stage"], self.progress["step"]) == self.at:
