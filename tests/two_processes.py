@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from conftest import TINY
+from memtrain import stage
 from memtrain.config import EngineConfig, LogConfig, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.processes import end_if_one_of_several
 from memtrain.run import Run
 from memtrain.stage import StageLoop
+from memtrain.train import heartbeat
 from memtrain.train.distributed import Group, join
 from memtrain.train.metrics import Reporter
 from memtrain.train.stop import Interrupted
@@ -89,6 +91,7 @@ def train(group: Group, folder: Path) -> None:
     Run.create(PAPER, folder / "spread", group=group).train()
     Run.create(CAUSAL, folder / "spread causal", group=group).train()
     run = Run.create(SHORT, folder / "stopped", group=group)
+    stage.EXCHANGE = 0.0  # after every step
     try:
         run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))
     except Interrupted as interrupted:
@@ -101,6 +104,7 @@ def stop_at_save(group: Group, folder: Path) -> None:
     """Stopped at a step that was saved already: all have to know that it was."""
     config = replace(SHORT, log=replace(SHORT.log, checkpoint_every=12))
     run = Run.create(config, folder / "stopped", group=group)
+    stage.EXCHANGE = 0.0
     try:
         run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))
     except Interrupted:
@@ -131,7 +135,19 @@ def die_first(group: Group, folder: Path) -> None:
     lose(0, group, folder / "dead 0")
 
 
-def lose(rank: int, group: Group, folder: Path) -> None:
+def freeze(group: Group, folder: Path) -> None:
+    """The second process is stopped there, as by Ctrl-Z, and does not go on."""
+    heartbeat.FROZEN = 8.0
+    lose(1, group, folder / "frozen 1", signal.SIGSTOP)
+
+
+def freeze_first(group: Group, folder: Path) -> None:
+    """The first process, which keeps the store, is stopped there."""
+    heartbeat.FROZEN = 8.0
+    lose(0, group, folder / "frozen 0", signal.SIGSTOP)
+
+
+def lose(rank: int, group: Group, folder: Path, how: int = signal.SIGKILL) -> None:
     run = Run.create(SHARED, folder, group=group)
     if group.rank != rank:
         try:
@@ -144,7 +160,7 @@ def lose(rank: int, group: Group, folder: Path) -> None:
     def step(self: StageLoop) -> None:
         if (self.name, self.trainer.step) == ("dmt", 20):
             self.writer.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), how)
         original(self)
 
     StageLoop.step = step
@@ -158,6 +174,8 @@ JOBS = {
     "resume": resume,
     "die": die,
     "die first": die_first,
+    "freeze": freeze,
+    "freeze first": freeze_first,
 }
 
 

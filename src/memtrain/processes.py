@@ -5,11 +5,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
+from typing import NoReturn
+
+PARENT = os.getppid()
+"""The process that started this one, which is not its parent any more once it has died."""
 
 
 def cores() -> int:
@@ -43,16 +48,34 @@ def hear_interrupts(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-def die_with_parent() -> None:
-    """A killed parent must leave no process behind that still trains."""
+def die_with_parent(grace: float = 0.0) -> None:
+    """End this spawned process when its parent is gone, so that no process is left that trains.
+
+    Args:
+        grace: seconds in which a training may save itself first, as after SIGTERM.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
         parent.join()
+        if grace:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(grace)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def stop_with_parent() -> None:
+    """Stop this process as SIGTERM does when the launcher that started it is gone."""
+
+    def watch() -> None:
+        while os.getppid() == PARENT:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="launcher watch").start()
 
 
 def size_of_group() -> int:
@@ -61,14 +84,20 @@ def size_of_group() -> int:
     return max(1, int(size)) if size.isdecimal() else 1
 
 
-def end_if_one_of_several(status: int) -> None:
-    """End this process at once, if torchrun started it as one of several.
+def end_process(status: int) -> NoReturn:
+    """End this process at once, with what it has printed, but without Python's own end.
 
     torch's threads may still run while Python takes itself down, which now and then ended a
-    process with SIGABRT, whatever its status was, and torchrun would start all of them again.
+    process with a traceback or SIGABRT, whatever its status was.
     """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(status)
+
+
+def end_if_one_of_several(status: int) -> None:
+    """End this process at once, if torchrun started it as one of several: were it to end with
+    SIGABRT, torchrun would start all of them again."""
     if size_of_group() > 1:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # nobody reads it any more
-                stream.flush()
-        os._exit(status)
+        end_process(status)

@@ -33,13 +33,13 @@ from memtrain.run_folder import (
     make_folder,
     read_folder,
 )
-from memtrain.stage import StageLoop, totals
+from memtrain.stage import Agreement, StageLoop, totals
 from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
-from memtrain.train.distributed import ALONE, Group, lost_worker
+from memtrain.train.distributed import ALONE, Group, last_saved, lost_worker
 from memtrain.train.engine import Engine
 from memtrain.train.metrics import MetricsFile, Reporter
 from memtrain.train.saving import CheckpointWriter
-from memtrain.train.stop import Interrupted
+from memtrain.train.stop import Interrupted, stop_signals
 from memtrain.train.trainer import Trainer
 
 __all__ = ["Interrupted", "Run"]
@@ -195,7 +195,8 @@ class Run:
             until: the last stage to run now (None: all).
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last full step is on disk.
+            Interrupted: Ctrl-C, SIGTERM or SIGHUP; a checkpoint of the last full step is on disk.
+                After the last step of all, the run is `finished`.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
             CheckpointError: a checkpoint could not be written.
         """
@@ -205,16 +206,8 @@ class Run:
         if self.config.engine.shard_teacher and self.teacher is not None:
             self.group.spread_teacher(self.teacher, self.engine.device)
         try:
-            if not self.finished and self.config.engine.compile and self.group.size == 1:
-                # The first look would compile its kernels one after the other.
-                sequences = self.config.log.evaluate_sequences
-                self.engine.rehearse(self._models(), lambda: self.evaluate(sequences))
-            while not self.finished:
-                name = self.stages[self.progress["stage"]]
-                self._train_stage(name, reporter)
-                if name == until:
-                    break
-            self.writer.wait()
+            with stop_signals(second_ends=True) as stop, self.group.watched(self._saved):
+                self._train_stages(reporter, until, Agreement(stop, self.group))
         except RuntimeError as error:
             if self.group.size == 1:
                 raise
@@ -224,13 +217,36 @@ class Run:
             reporter.close()
         return self
 
-    def _train_stage(self, name: str, reporter: Reporter) -> None:
+    def _train_stages(self, reporter: Reporter, until: str | None, stop: Agreement) -> None:
+        if not self.finished and self.config.engine.compile and self.group.size == 1:
+            # The first look would compile its kernels one after the other.
+            sequences = self.config.log.evaluate_sequences
+            self.engine.rehearse(self._models(), lambda: self.evaluate(sequences))
+        name, where = "", "before its next step"
+        while True:
+            if number := stop.reached(now=True):
+                self.writer.wait()
+                raise stop.interrupted(f"stopped {where}, all is saved", number)
+            if self.finished or name == until:
+                break
+            name = self.stages[self.progress["stage"]]
+            self._train_stage(name, reporter, stop)
+            where = f"after step {self.progress['stages'][-1]['steps']} of {name}"
+        self.writer.wait()
+        if number := stop.reached(now=True):
+            raise stop.interrupted(f"stopped {where}, all is saved", number)
+
+    def _saved(self) -> str:
+        """What a run that ends abruptly leaves, in words."""
+        return f"{last_saved(self.writer.last_whole())}; go on with: memtrain resume {self.folder}"
+
+    def _train_stage(self, name: str, reporter: Reporter, stop: Agreement) -> None:
         index = self.progress["stage"]
         stage = self.config.stages()[name]
         objective = self.objective(name)
         seed = self.config.seed * 8 + index  # every stage has chance of its own
         trainer = Trainer(objective, stage, self.task, self.engine, seed, self.group)
-        loop = self._stage_loop(name, trainer, reporter)
+        loop = self._stage_loop(name, trainer, reporter, stop)
         with trainer.frozen_rest():
             if self.progress["step"]:
                 assert self.pending is not None
@@ -249,7 +265,9 @@ class Run:
         self.progress |= {"stage": index + 1, "step": 0}
         loop.save()
 
-    def _stage_loop(self, name: str, trainer: Trainer, reporter: Reporter) -> StageLoop:
+    def _stage_loop(
+        self, name: str, trainer: Trainer, reporter: Reporter, stop: Agreement
+    ) -> StageLoop:
         return StageLoop(
             name=name,
             trainer=trainer,
@@ -258,6 +276,7 @@ class Run:
             metrics=self.metrics,
             writer=self.writer,
             reporter=reporter,
+            stop=stop,
             weights=lambda: full_tensors(self._models().state_dict()),
             evaluate=self.evaluate,
         )

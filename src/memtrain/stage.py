@@ -1,7 +1,7 @@
 """One stage of a run, step by step: what is written, looked at and saved, and when it stops."""
 
 import math
-import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,11 +13,53 @@ from memtrain.config import LogConfig
 from memtrain.errors import DivergedError
 from memtrain.eval.evaluate import Evaluation
 from memtrain.train.checkpoint import Checkpoint
+from memtrain.train.distributed import Group
 from memtrain.train.engine import out_of_memory
 from memtrain.train.metrics import MetricsFile, Reporter
 from memtrain.train.saving import CheckpointWriter
-from memtrain.train.stop import Interrupted, stop_signals
+from memtrain.train.stop import Interrupted, StopRequest
 from memtrain.train.trainer import Trainer
+
+EXCHANGE = 1.0
+"""Seconds between two exchanges in which the processes of a run agree whether to stop."""
+
+
+class Agreement:
+    """Whether the processes of a run stop: all of them after the same step.
+
+    They exchange it about once per second, and not after every step. How many steps that is, they
+    agree in the exchange before.
+    """
+
+    def __init__(self, request: StopRequest, group: Group) -> None:
+        self.request = request
+        self.group = group
+        self._every = 1
+        self._steps = 0
+        self._since = time.monotonic()
+
+    def reached(self, *, now: bool = False) -> int:
+        """The signal that stops the run here, else 0. All processes call this after each step.
+
+        Args:
+            now: exchange it in any case.
+        """
+        if self.group.size == 1:
+            return self.request.signal_number
+        self._steps += 1
+        if self._steps < self._every and not now:
+            return 0
+        passed = max(1e-6, time.monotonic() - self._since)
+        fitting = max(1, int(self._steps * EXCHANGE / passed))
+        every = min(fitting, 2 * self._every)
+        found, fewest = self.group.highest([self.request.signal_number, -every])
+        self._every, self._steps, self._since = -fewest, 0, time.monotonic()
+        return found
+
+    def interrupted(self, message: str, signal_number: int) -> Interrupted:
+        """The exception with which the run stops."""
+        self.request.taken = True
+        return Interrupted(message, signal_number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +80,8 @@ class StageLoop:
     """Where the checkpoints go."""
     reporter: Reporter
     """Hears how it goes."""
+    stop: Agreement
+    """Whether a signal stops the run."""
     weights: Callable[[], Mapping[str, Tensor]]
     """The run's models as a checkpoint has them."""
     evaluate: Callable[[int], Evaluation]
@@ -47,36 +91,27 @@ class StageLoop:
         """Take the steps that are left.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last full step is on disk.
+            Interrupted: a signal; a checkpoint of the last full step is on disk.
             DivergedError: a number stopped being finite.
         """
         trainer = self.trainer
         self.reporter.stage(self.name, trainer.step, trainer.stage.steps)
-        with stop_signals() as stop:
-            while trainer.step < trainer.stage.steps:
-                self.step()
-                if self._stopped(stop.signal_number):
-                    self.save()
-                    self.writer.wait()
-                    message = f"stopped after step {trainer.step} of {self.name}, all is saved"
-                    raise Interrupted(message, stop.signal_number or signal.SIGTERM)
-                if trainer.done:
-                    break
+        while trainer.step < trainer.stage.steps:
+            self.step()
+            if trainer.done:
+                break  # a stop is honoured when the stage is saved as finished
+            if number := self.stop.reached():
+                self.save()
+                self.writer.wait()
+                message = f"stopped after step {trainer.step} of {self.name}, all is saved"
+                raise self.stop.interrupted(message, number)
         trainer.objective.settle()
-
-    def _stopped(self, signal_number: int) -> bool:
-        """Whether all stop now. Processes agree where they wait for one another anyway."""
-        trainer = self.trainer
-        if trainer.done:
-            return False
-        if trainer.group.size > 1 and trainer.step % self.log.every:
-            return False
-        return trainer.group.highest(signal_number, trainer.engine.device) > 0
 
     def step(self) -> None:
         """One step, and what is due after it: a line of metrics, an evaluation, a checkpoint."""
         log, trainer = self.log, self.trainer
         self.writer.check()
+        trainer.group.step = self.progress["global_step"] + 1
         stage = self.progress["stages"][self.progress["stage"]]
         try:
             metrics = trainer.train_step()

@@ -1,10 +1,12 @@
 """Two processes as one: the same losses, checkpoints that either can go on from."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,14 @@ import pytest
 import torch
 
 import two_processes
+from memtrain.cli import main
 from memtrain.config import StageConfig, Stream
 from memtrain.config_json import read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.run import Run
+from memtrain.stage import Agreement
 from memtrain.train.distributed import Group
+from memtrain.train.stop import StopRequest
 from memtrain.train.trainer import Trainer
 from two_processes import CAUSAL, PAPER, SHARED, SHORT, stop_alone
 
@@ -45,11 +50,17 @@ def two_commands(command: str, folder: Path) -> list[tuple[int, str]]:
 
 
 def start_two(arguments: list[str], folder: Path) -> list[tuple[int, str]]:
+    processes = begin_two(arguments, folder)
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+def begin_two(arguments: list[str], folder: Path) -> list[subprocess.Popen[str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
+    return [
         subprocess.Popen(
             [sys.executable, *arguments],
             cwd=folder,
@@ -60,8 +71,6 @@ def start_two(arguments: list[str], folder: Path) -> list[tuple[int, str]]:
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=240)[0] for process in processes]
-    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
 
 
 def assert_same_numbers(one: Run, other: Run) -> None:
@@ -130,6 +139,98 @@ def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(
     assert "a process of the run failed or was lost" in said
     assert "the last whole checkpoint is step 65" in said and "Traceback" not in said
     assert Run.open(tmp_path / f"dead {dead}").progress["global_step"] == 50 + 15
+
+
+@pytest.mark.parametrize(("job", "frozen"), [("freeze", 1), ("freeze first", 0)])
+def test_when_a_process_hangs_the_other_names_it_and_ends(tmp_path: Path, job: str, frozen: int):
+    processes = begin_two([str(Path(two_processes.__file__)), job, str(tmp_path)], Path.cwd())
+    try:
+        said, _ = processes[1 - frozen].communicate(timeout=240)
+        assert processes[frozen].poll() is None, "it is stopped"
+        processes[frozen].send_signal(signal.SIGCONT)
+        processes[frozen].communicate(timeout=240)  # and ends by itself once it goes on
+    finally:
+        processes[frozen].kill()
+    assert all(process.returncode > 0 for process in processes)
+    (line,) = said.splitlines()
+    assert line.startswith(f"memtrain: process {frozen}") and "has not answered for" in line
+    assert "the last whole checkpoint is step 65; go on with: memtrain resume" in line
+    assert Run.open(tmp_path / f"frozen {frozen}").progress["global_step"] == 50 + 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_or_killed_leaves_a_saved_run_and_no_process(
+    tmp_path: Path, number: int
+):
+    config = replace(SHARED, smt=replace(SHARED.smt, steps=10**6))
+    (tmp_path / "config.json").write_text(to_json(config))
+    command = "-m memtrain torchrun --nproc-per-node 2 train config.json --folder run"
+    launcher = subprocess.Popen(
+        [sys.executable, *command.split()],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 20):
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    launcher.send_signal(number)
+    said = launcher.communicate(timeout=240)[0]  # to the end of the last process that may speak
+    assert launcher.returncode == (143 if number == signal.SIGTERM else -9)
+    *progress, line = said.splitlines()
+    assert line.endswith("all is saved; go on with: memtrain resume run"), said
+    assert all(one.startswith("smt  ") for one in progress), said
+    assert Run.open(tmp_path / "run").progress["step"] > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--nproc-per-node 2 eval run", "memtrain: torchrun eval: must be train or resume\n"),
+        ("--nproc-per-nodes 2 train text", "memtrain: torchrun unrecognized arguments"),
+        ("--nproc-per-node many train text", "memtrain: torchrun: "),
+    ],
+)
+def test_torchrun_refuses_in_one_line(arguments: str, expected: str, capsys):
+    assert main(["torchrun", *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert expected in err and err.count("\n") == 1 and not out
+
+
+class Exchanging(Group):
+    """The first of two processes; the other says what it was told to."""
+
+    def __init__(self, other: list[int]) -> None:
+        super().__init__(0, 2)
+        self.other, self.times = other, 0
+
+    def highest(self, numbers: Sequence[int]) -> list[int]:
+        self.times += 1
+        return [max(pair) for pair in zip(numbers, self.other, strict=True)]
+
+
+def test_processes_agree_to_stop_about_once_per_second_and_when_they_have_to(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    group = Exchanging([0, -(10**6)])
+    agreement = Agreement(StopRequest(), group)
+    for _ in range(1000):
+        now[0] += 0.01
+        assert not agreement.reached()
+    assert 10 <= group.times <= 20, "of ten seconds"
+    for _ in range(10):
+        now[0] += 5.0
+        agreement.reached()
+    assert group.times <= 31, "slow steps: after each of them"
+    group.other = [signal.SIGTERM, -1]
+    assert agreement.reached(now=True) == signal.SIGTERM
+    group.other = [0, -1]
+    agreement.request.signal_number = signal.SIGHUP
+    assert agreement.reached() == signal.SIGHUP, "the other wanted it after each step"
 
 
 @pytest.mark.slow
@@ -239,5 +340,5 @@ def test_without_torchrun_a_process_is_alone():
     value = torch.arange(3)
     assert group.main and torch.equal(group.sum(value), value)
     assert torch.equal(group.gather(value), value[None])
-    assert group.highest(7, torch.device("cpu")) == 7
+    assert group.highest([7, -1]) == [7, -1]
     assert group.from_main(lambda: 7) == 7

@@ -127,6 +127,7 @@ def time_points(
     spent: list[tuple[Point, float]] = []
     ends = time.monotonic() + 60 * minutes
     with stop_signals() as stop:
+        stop.taken = True  # it is told in what is returned
         for point in todo:
             if stop.signal_number or time.monotonic() >= ends:
                 late = f"not begun within {minutes:g} minutes"

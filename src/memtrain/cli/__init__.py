@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from memtrain.errors import FailedElsewhereError, MemtrainError, nearest
-from memtrain.processes import end_if_one_of_several
+from memtrain.processes import end_if_one_of_several, end_process
+from memtrain.train.stop import Terminated, command_signals, exit_status
 from memtrain.version import VERSION
 
 OVERVIEW = f"""\
@@ -25,6 +26,7 @@ usage: memtrain COMMAND [OPTIONS]
   bench [SUITE]     time training steps and generation on this machine
   reproduce FIGURE  run the grid of a figure of the paper, draw it, say whether its claim holds
   report [FOLDER]   one page of all that was reproduced
+  torchrun COMMAND  train or resume on several GPUs or machines; options are torchrun's
 
 Start with
   memtrain demo
@@ -45,13 +47,30 @@ COMMANDS = {
     "bench": "bench:bench",
     "reproduce": "reproduce:reproduce",
     "report": "reproduce:report",
+    "torchrun": "torchrun:torchrun",
 }
 """Where each command is: module of this package, and function."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. One of several processes of torchrun ends here."""
-    status = _run(list(sys.argv[1:] if arguments is None else arguments))
+    """Run one command; returns the exit status.
+
+    Without arguments it is the process's own command. Then one that a signal ended, and one of
+    several processes of torchrun, end here, and not through Python's own end.
+    """
+    with command_signals() as signals:
+        try:
+            status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        except BaseException as error:
+            # Raised in the middle of a library's work, it may come out as another exception.
+            if signals.first and not isinstance(error, KeyboardInterrupt):
+                error = Terminated(signals.first)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            print("memtrain: stopped", file=sys.stderr)
+            status = exit_status(error)
+        if arguments is None and status > 128:
+            end_process(status)
     end_if_one_of_several(status)
     return status
 
@@ -88,6 +107,3 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("memtrain: stopped", file=sys.stderr)
-        return 130

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +93,7 @@ def _growth(options: Any) -> int:
     from memtrain.bench.curves import as_curves, read_curves, to_json
     from memtrain.bench.growth import points, time_points
     from memtrain.bench.growth_report import draw_curves, print_curves
+    from memtrain.train.stop import Terminated
 
     options.figure.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(options.figure.parent, os.W_OK):  # before minutes of timing
@@ -106,9 +106,9 @@ def _growth(options: Any) -> int:
         seconds = 0.5 if options.seconds is None else options.seconds
         _say("Ctrl-C ends after the step at work, twice at once, and draws what was timed")
         timed = time_points(points(size), engine, seconds, _say, options.minutes)
-        status = 130 if timed.signal_number == signal.SIGINT else int(timed.failed)
+        status = 128 + timed.signal_number if timed.signal_number else int(timed.failed)
         if not timed.points and timed.signal_number:
-            raise KeyboardInterrupt
+            raise Terminated(timed.signal_number)
         if not timed.points:
             raise MemtrainError(f"nothing was timed: {timed.left_out[0][1]}")
         curves = as_curves(timed, engine, size)

@@ -28,14 +28,14 @@ def demo(arguments: list[str]) -> int:
 
     from memtrain.demo import run_demo
     from memtrain.processes import cores
-    from memtrain.run import Interrupted
     from memtrain.train.metrics import make_reporter
+    from memtrain.train.stop import Interrupted, exit_status
 
     try:
         # A GPU would be shared, one core too; then one trains after the other.
         alongside = cores() > 1 and not torch.cuda.is_available()
         run_demo(options.folder, options.seed, options.length, make_reporter, alongside=alongside)
-    except Interrupted:
+    except Interrupted as interrupted:
         print("memtrain: stopped; the demo starts anew next time", file=sys.stderr)
-        return 130
+        return exit_status(interrupted)
     return 0

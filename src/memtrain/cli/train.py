@@ -1,6 +1,5 @@
 """memtrain train and memtrain resume."""
 
-import signal
 import sys
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -168,21 +167,33 @@ def resume(arguments: list[str]) -> int:
 
 
 def _train(run: Any, reporter: Any) -> int:
-    from memtrain.run import Interrupted
+    """Train what is left of a run, evaluate it and print the table.
+
+    Returns:
+        0, or 128 and the signal's number if one stopped it: 130, 143 or 129. A scheduler may then
+        start the same command with --resume, or `memtrain resume`.
+    """
     from memtrain.tables import print_evaluation
+    from memtrain.train.stop import Interrupted, exit_status
 
     try:
         run.train(reporter)
-    except Interrupted as interrupted:
+        result = run.evaluate()
+        run.group.leave()
         if run.group.main:
-            how = f"go on with: memtrain resume {run.folder}"
-            print(f"memtrain: {interrupted}; {how}", file=sys.stderr)
-        return 0 if interrupted.signal_number == signal.SIGTERM else 130
-    result = run.evaluate()
-    run.group.leave()
-    if run.group.main:
-        print_evaluation(run, result)
-        print(f"\nrun folder  {run.folder}")
-        if run.spelling is not None:
-            print(f"let it write  memtrain generate {run.folder}")
+            print_evaluation(run, result)
+            print(f"\nrun folder  {run.folder}")
+            if run.spelling is not None:
+                print(f"let it write  memtrain generate {run.folder}")
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        said = str(stopped) if isinstance(stopped, Interrupted) else "stopped, all is saved"
+        if run.finished:
+            said += f"; the run is finished: memtrain eval {run.folder}"
+        elif isinstance(stopped, Interrupted):
+            said += f"; go on with: memtrain resume {run.folder}"
+        else:
+            raise
+        if run.group.main:
+            print(f"memtrain: {said}", file=sys.stderr)
+        return exit_status(stopped)
     return 0

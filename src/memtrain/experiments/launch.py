@@ -147,17 +147,23 @@ def _save(workers: Iterable[_Worker]) -> None:
 
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
-    die_with_parent()
+    die_with_parent(GRACE)
     hear_interrupts(signal.SIG_DFL)  # there is nothing to save: it just ends
     import torch
 
     from memtrain.run import Interrupted
 
+    def tell(progress: Progress) -> None:
+        try:
+            connection.send(progress)
+        except OSError:  # nobody listens any more: the run saves itself
+            signal.raise_signal(signal.SIGTERM)
+
     torch.set_num_threads(threads)
     try:
         hear_interrupts(signal.default_int_handler)
         while True:
-            connection.send(attempt(connection.recv(), folder, connection.send))
+            connection.send(attempt(connection.recv(), folder, tell))
     except (EOFError, OSError, KeyboardInterrupt, Interrupted):
         os._exit(0)  # nobody listens any more; what a run had is saved
 

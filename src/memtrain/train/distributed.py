@@ -5,7 +5,8 @@ its rows, so a run does not depend on how many there are, up to the order of sum
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -16,7 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from memtrain.errors import FailedElsewhereError, MemtrainError
 from memtrain.nn.teacher import CausalEncoder, Teacher
-from memtrain.processes import size_of_group
+from memtrain.processes import size_of_group, stop_with_parent
+from memtrain.train.heartbeat import Heartbeat
 
 BUCKET = 2**24
 """Numbers in one exchange of gradients."""
@@ -34,6 +36,11 @@ class Group:
         self.size = size
         self.local_rank = local_rank
         """Which of the processes on this machine, and so which of its devices."""
+        self.step = 0
+        """The step of the run that this process is in."""
+        self.exchanges = 0
+        """How many exchanges with the others this process has begun."""
+        self.heartbeat: Heartbeat | None = None
 
     @property
     def main(self) -> bool:
@@ -43,6 +50,7 @@ class Group:
         """The sum over all processes, on each of them."""
         if self.size == 1:
             return value
+        self.exchanges += 1
         total = value.clone()
         dist.all_reduce(total)
         return total
@@ -51,6 +59,7 @@ class Group:
         """The values of all processes, one under another on a new first axis."""
         if self.size == 1:
             return value[None]
+        self.exchanges += 1
         everyones = [torch.empty_like(value) for _ in range(self.size)]
         dist.all_gather(everyones, value.contiguous())
         return torch.stack(everyones)
@@ -70,24 +79,28 @@ class Group:
     def _sum_bucket(self, gradients: list[Tensor]) -> None:
         if not gradients:
             return
+        self.exchanges += 1
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         parts = flat.split([gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    def highest(self, number: int, device: torch.device) -> int:
-        """The highest of the processes' numbers: so that all of them decide alike."""
+    def highest(self, numbers: Sequence[int]) -> list[int]:
+        """The highest of the processes' numbers at each place, on all of them; no GPU is waited
+        for."""
         if self.size == 1:
-            return number
-        found = torch.tensor(number, device=device)
+            return list(numbers)
+        self.exchanges += 1
+        found = torch.tensor(numbers)  # on the host, which gloo serves
         dist.all_reduce(found, dist.ReduceOp.MAX)
-        return int(found)
+        return found.tolist()
 
     def first(self, number: float) -> float:
         """The main process's number, on all of them; no GPU is waited for."""
         if self.size == 1:
             return number
+        self.exchanges += 1
         said = torch.tensor(number, dtype=torch.float64)  # on the host, which gloo serves
         dist.broadcast(said, src=0)
         return float(said)
@@ -100,6 +113,7 @@ class Group:
         """
         if self.size == 1:
             return make()
+        self.exchanges += 1
         patient = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(patient, dist.ProcessGroup)  # this process is in it
         said: list[Any] = [None, True]  # and whether it failed
@@ -117,11 +131,28 @@ class Group:
     def wait(self) -> None:
         """Until every process is here."""
         if self.size > 1:
+            self.exchanges += 1
             dist.barrier()
+
+    @contextmanager
+    def watched(self, saved: Callable[[], str]) -> Iterator[None]:
+        """While the processes train together, one that hangs ends the run within a minute.
+
+        Args:
+            saved: says what is on disk, for the message.
+        """
+        if self.heartbeat is None:
+            yield
+            return
+        with self.heartbeat.training(saved):
+            yield
 
     def leave(self) -> None:
         """Part in peace; after an error the process just ends."""
         if self.size > 1:
+            self.wait()  # the store may end with the main process
+            if self.heartbeat is not None:
+                self.heartbeat.close()
             dist.destroy_process_group()
 
     def spread_teacher(self, teacher: Teacher, device: torch.device) -> None:
@@ -179,7 +210,13 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def join() -> Group:
-    """The group that torchrun started this process in; a group of one without torchrun."""
+    """The group that torchrun started this process in; a group of one without torchrun.
+
+    If torchrun is killed, the process stops as after SIGTERM. If a process of the group hangs, all
+    of them end (see heartbeat.py).
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        stop_with_parent()
     if size_of_group() == 1:
         return ALONE
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -198,15 +235,26 @@ def join() -> Group:
     # torchrun's store outlives a failed start, with addresses at which nobody listens any more.
     attempt = dist.PrefixStore(f"attempt-{restarts()}", store)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    group = Group(rank, size, local_rank)
+    client = attempt.clone()  # pyright: ignore[reportAttributeAccessIssue]  (not in the stubs)
+    heartbeat = Heartbeat(client, rank, size, lambda: (group.step, group.exchanges))
+    heartbeat.announce()  # before the processes meet, so that each finds all of the others
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
-    return Group(rank, size, local_rank)
+    heartbeat.start()
+    group.heartbeat = heartbeat
+    return group
 
 
 def lost_worker(error: Exception, saved: int) -> MemtrainError:
     """What to tell when an exchange between processes failed."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    last = f"the last whole checkpoint is step {saved}" if saved >= 0 else "nothing is saved yet"
-    return MemtrainError(f"a process of the run failed or was lost ({reason}); {last}")
+    what = f"a process of the run failed or was lost ({reason})"
+    return MemtrainError(f"{what}; {last_saved(saved)}")
+
+
+def last_saved(step: int) -> str:
+    """Which checkpoint is the last whole one, in words; -1 if there is none."""
+    return f"the last whole checkpoint is step {step}" if step >= 0 else "nothing is saved yet"
 
 
 def restarts() -> int:
