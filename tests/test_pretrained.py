@@ -118,9 +118,16 @@ def test_a_run_that_cannot_write_says_why(tmp_path: Path):
     Run.create(replace(TINY, data=Digits()), tmp_path / "begun")
     with pytest.raises(MemtrainError, match="has no checkpoint yet"):
         load_rnn(tmp_path / "begun")
-    Run.create(TINY, tmp_path / "answers").train()
-    with pytest.raises(MemtrainError, match="asks for answers"):
-        load_rnn(tmp_path / "answers")
+
+
+def test_the_rnn_of_a_task_that_asks_for_answers_is_loaded_and_writes_nothing(tmp_path: Path):
+    run = Run.create(TINY, tmp_path / "answers").train()
+    model = load_rnn(tmp_path / "answers")
+    assert model.spelling is None
+    tokens = random_tokens(4, 5) % run.task.vocab_size
+    assert_close(read(model.rnn, tokens), read(run.rnn, tokens))
+    with pytest.raises(MemtrainError, match="has no sequences to write"):
+        generate(model)
 
 
 def test_the_card_says_how_it_was_made(folder: Path):

@@ -104,6 +104,12 @@ def check_task(task: object) -> Task:
         if not isinstance(value, int) or value < 1:
             raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
     few = _checked_sample(task, 3)
+    again = _checked_sample(task, 3)
+    if not few.inputs.equal(again.inputs) or not few.targets.equal(again.targets):
+        raise MemtrainError(
+            f"{name}.sample(3, generator): equal generators gave other sequences; draw from the "
+            "generator alone, or a resumed run would differ"
+        )
     # Where targets are rare, three sequences may have none.
     if not _asks(few) and not _asks(_checked_sample(task, MANY)):
         raise MemtrainError(
