@@ -17,6 +17,7 @@ from memtrain.made_of import describe_cell
 from memtrain.pretrained import load_rnn
 from memtrain.recipes import recipe
 from memtrain.run import Run
+from memtrain.run_folder import load_weights
 from memtrain.run_owner import read_run_file
 from memtrain.shapes import Batch
 from test_run import CountingReporter, assert_same_weights
@@ -166,17 +167,16 @@ def test_a_local_class_is_recorded_too(tmp_path: Path):
         Run.open(tmp_path / "run", allow_code=True)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_compiled_cell_is_recorded_as_what_it_was_and_opens_uncompiled(tmp_path: Path):
     compiled = torch.compile(Cell(normalize=True), backend="eager")
     assert isinstance(compiled, nn.Module)
-    run = Run.create(SHORT, tmp_path / "run", cell=compiled).train(until="smt")
+    run = Run.create(SHORT, tmp_path / "run", cell=compiled)
     assert run.config.cell.kind == "test_made_of:Cell"
     opened = Run.open(tmp_path / "run", cell=Cell(normalize=True))
-    assert torch.equal(
-        opened.rnn.cell.get_parameter("linear.weight"),
-        run.rnn.cell.get_parameter("_orig_mod.linear.weight"),
-    )
-    assert opened.train().finished
+    load_weights(opened.rnn, run.rnn.state_dict(), "a checkpoint")
+    left, right = run.rnn.cell.parameters(), opened.rnn.cell.parameters()
+    assert all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
 
 
 def test_with_another_torch_a_difference_is_said_and_not_refused(folder: Path):
