@@ -1,5 +1,6 @@
 """Exported models come back, write the same, and what is wrong with one is one line."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from conftest import TINY, random_tokens
@@ -137,6 +139,27 @@ def test_the_card_says_how_it_was_made(folder: Path):
     assert load_pretrained("tiny-digits", folder=folder).trained == card["trained"]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda w: w.fill_(float("nan")),
+            r"tiny-digits\.safetensors: weights hold values that are",
+        ),
+        (lambda w: w.to(torch.int8), r"is torch\.int8, not torch\.float32"),
+    ],
+    ids=["nan", "int8"],
+)
+def test_weights_that_are_not_finite_numbers_are_refused(folder: Path, change, said: str):
+    path = folder / "tiny-digits.safetensors"
+    tensors = load_file(path)
+    tensors["readout.head.weight"] = change(tensors["readout.head.weight"])
+    save_file(tensors, path)
+    edit(folder, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(MemtrainError, match=said):
+        load_pretrained("tiny-digits", folder=folder)
+
+
 def test_a_name_that_is_not_there_gets_the_nearest(folder: Path):
     with pytest.raises(MemtrainError, match="did you mean tiny-digits?"):
         load_pretrained("tiny-digit", folder=folder)
@@ -196,6 +219,7 @@ def test_what_the_package_holds_loads_and_writes():
     for name in pretrained_names():
         assert (home / f"{name}.safetensors").stat().st_size <= 4 * 2**20
         model = load_pretrained(name)
+        assert model.spelling is not None
         length = None if model.spelling.picture else 16
         assert np.isfinite(generate(model, count=1, length=length).tokens).all()
 

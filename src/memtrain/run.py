@@ -132,7 +132,7 @@ class Run:
                 raise MemtrainError(
                     f"{name}={thing.__name__}: is a class; pass an object, {thing.__name__}(...)"
                 )
-        check_shares(config, group.size)
+        group.from_main(lambda: check_shares(config, group.size))
         folder = Path(folder) if folder is not None else Path("runs") / config.name
         if cell is not None and importable(path := class_path(cell)):
             config = replace(config, cell=replace(config.cell, kind=path))
