@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,11 +88,10 @@ class FaultyFiles(Files):
 
     def remove(self, path: Path) -> None:
         if self._begin("remove", path):
-            for name in sorted(path.iterdir())[:1] if path.exists() else []:
-                name.unlink()
+            for name in sorted(path.iterdir())[:1] if path.is_dir() else []:
+                super().remove(name)
             self.crash()
-        if path.exists():
-            shutil.rmtree(path)
+        super().remove(path)
 
 
 ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO, "read-only": errno.EROFS}

@@ -1,5 +1,6 @@
 """Exported models come back, write the same, and what is wrong with one is one line."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from conftest import TINY, random_tokens
@@ -118,9 +120,16 @@ def test_a_run_that_cannot_write_says_why(tmp_path: Path):
     Run.create(replace(TINY, data=Digits()), tmp_path / "begun")
     with pytest.raises(MemtrainError, match="has no checkpoint yet"):
         load_rnn(tmp_path / "begun")
-    Run.create(TINY, tmp_path / "answers").train()
-    with pytest.raises(MemtrainError, match="asks for answers"):
-        load_rnn(tmp_path / "answers")
+
+
+def test_the_rnn_of_a_task_that_asks_for_answers_is_loaded_and_writes_nothing(tmp_path: Path):
+    run = Run.create(TINY, tmp_path / "answers").train()
+    model = load_rnn(tmp_path / "answers")
+    assert model.spelling is None
+    tokens = random_tokens(4, 5) % run.task.vocab_size
+    assert_close(read(model.rnn, tokens), read(run.rnn, tokens))
+    with pytest.raises(MemtrainError, match="has no sequences to write"):
+        generate(model)
 
 
 def test_the_card_says_how_it_was_made(folder: Path):
@@ -128,6 +137,27 @@ def test_the_card_says_how_it_was_made(folder: Path):
     assert card["trained"]["nats"] == 1.5
     assert card["trained"]["stages"][0]["steps"] == 3
     assert load_pretrained("tiny-digits", folder=folder).trained == card["trained"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda w: w.fill_(float("nan")),
+            r"tiny-digits\.safetensors: weights hold values that are",
+        ),
+        (lambda w: w.to(torch.int8), r"is torch\.int8, not torch\.float32"),
+    ],
+    ids=["nan", "int8"],
+)
+def test_weights_that_are_not_finite_numbers_are_refused(folder: Path, change, said: str):
+    path = folder / "tiny-digits.safetensors"
+    tensors = load_file(path)
+    tensors["readout.head.weight"] = change(tensors["readout.head.weight"])
+    save_file(tensors, path)
+    edit(folder, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(MemtrainError, match=said):
+        load_pretrained("tiny-digits", folder=folder)
 
 
 def test_a_name_that_is_not_there_gets_the_nearest(folder: Path):
@@ -189,6 +219,7 @@ def test_what_the_package_holds_loads_and_writes():
     for name in pretrained_names():
         assert (home / f"{name}.safetensors").stat().st_size <= 4 * 2**20
         model = load_pretrained(name)
+        assert model.spelling is not None
         length = None if model.spelling.picture else 16
         assert np.isfinite(generate(model, count=1, length=length).tokens).all()
 

@@ -65,7 +65,7 @@ def test_a_run_goes_through_its_stages_and_leaves_a_whole_folder(tmp_path: Path)
     assert [stage["steps"] for stage in run.progress["stages"]] == [12, 8, 4]
     assert run.totals()["total_tokens"] == (12 + 8 + 4) * 4 * 6
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "checkpoints"}
+    assert names == {"config.json", "run.json", ".lock", "metrics.jsonl", "checkpoints"}
     reopened = Run.open(tmp_path / "run")
     assert reopened.finished
     assert_same_weights(run, reopened)
@@ -263,7 +263,7 @@ def test_a_folder_with_a_run_is_refused_unless_told_to_overwrite(tmp_path: Path)
 
 def test_a_folder_with_other_files_is_never_touched(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(MemtrainError, match="no run"):
+    with pytest.raises(MemtrainError, match="not a run"):
         Run.create(TINY, tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 

@@ -10,6 +10,7 @@ import torch
 
 from memtrain.errors import MemtrainError
 from memtrain.eval.sampling import Sampler
+from memtrain.files import refuse_links
 from memtrain.pretrained import load_pretrained, load_rnn, pretrained_names
 from memtrain.run import Run
 from memtrain.run_folder import is_run
@@ -54,6 +55,11 @@ def find_writer(
     """The RNN of the run in a folder of that name, else the pretrained model of that name."""
     if is_run(name):
         model = load_rnn(name, allow_code=allow_code, best=best, reporter=reporter)
+        if model.spelling is None:
+            raise MemtrainError(
+                f"{name}: its task ({model.config.data.kind}) asks for answers and has no "
+                "sequences to write; try a run of digits"
+            )
         if wish.given is None or wish.image is not None or model.spelling.picture is None:
             return model
         return Run.open(name, allow_code=allow_code, best=best)  # it knows its held-out pictures
@@ -89,6 +95,8 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
         prompt = originals[:, : min(length - 1, max(1, round((wish.given or 0.5) * length)))]
     written = _generate(model, wish, count, prompt)
     path = wish.out or _place(name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"
+    if wish.out is None and is_run(name):
+        refuse_links(path, Path(name))
     written.save(path, originals)
     print(path)
 

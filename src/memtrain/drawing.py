@@ -1,7 +1,11 @@
 """The look that all figures share."""
 
+import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from memtrain.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,10 +39,15 @@ def panels(rows: int, columns: int, *, width: float = 3.2, height: float = 2.7, 
 
 
 def save(figure: "Figure", path: Any) -> None:
+    """Save a figure to an open file, or whole to a path: a link there is replaced, not followed."""
     from matplotlib import rc_context
 
+    file = io.BytesIO() if isinstance(path, (str, Path)) else path
+    kind = Path(path).suffix[1:] if file is not path else None
     with rc_context(STYLE):
-        figure.savefig(path, dpi=130, facecolor="white")
+        figure.savefig(file, format=kind or None, dpi=130, facecolor="white")
+    if file is not path:
+        write_whole(Path(path), file.getvalue())
 
 
 def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:

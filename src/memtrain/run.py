@@ -1,23 +1,26 @@
 """A run: a folder, its models, and the stages that train them.
 
 runs/NAME/config.json       the whole RunConfig
+          run.json          the run's identity, and what it was made of beside the config
           metrics.jsonl     a line every few steps: losses, counters, evaluations
           checkpoints/      the last few and the best, each enough to go on to the bit
 """
 
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from memtrain.config import DataConfig, RunConfig
+from memtrain.config import Custom, DataConfig, RunConfig
 from memtrain.data.build import build_task
 from memtrain.data.spelling import Spelling
 from memtrain.data.task import Task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.eval.cost import sequential_ops
 from memtrain.eval.evaluate import Evaluation, evaluate
+from memtrain.made_of import check_record, class_path, describe, importable, read_record
 from memtrain.nn.build import build_models
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
@@ -28,10 +31,19 @@ from memtrain.run_folder import (
     check_data,
     check_imports,
     check_progress,
+    check_shares,
     find_data,
     load_weights,
-    make_folder,
     read_folder,
+)
+from memtrain.run_owner import (
+    Guard,
+    RunFile,
+    check_unchanged,
+    held,
+    make_folder,
+    newest_number,
+    whole_run_file,
 )
 from memtrain.stage import Agreement, StageLoop, totals
 from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
@@ -60,12 +72,18 @@ class Run:
     ) -> None:
         self.config = config
         self.folder = folder
+        self.id = ""
+        """The run's identity, which its checkpoints carry; empty if it has no folder yet, or if an
+        older memtrain made it."""
         self.group = group
         self.engine = Engine(config.engine, group.local_rank)
         self.writer = CheckpointWriter(folder / "checkpoints", config.log.keep)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.task = check_task(task) if task is not None else build_task(data or config.data)
         rnn, teacher = build_models(config, self.task.vocab_size, cell)
+        self.made_of = describe(
+            config, self.task, rnn.cell, task_given=task is not None, cell_given=cell is not None
+        )
         self.rnn = rnn.to(self.engine.device)
         self.teacher = teacher.to(self.engine.device) if teacher is not None else None
         self.engine.prepare(self._models())
@@ -75,7 +93,9 @@ class Run:
         self.progress["data"] = self.task.identity
         # So that the RNN can write where its data is not.
         self.progress["spelling"] = asdict(self.spelling) if self.spelling else None
+        self.progress["made_of"] = self.made_of
         self.pending: Checkpoint | None = None
+        self._newest = -1
 
     # ------------------------------------------------------------------------ make and open
 
@@ -99,14 +119,33 @@ class Run:
             cell: a cell of yours as an object, instead of what `config.cell` names.
             task: a task of yours as an object, instead of what `config.data` names.
             group: the processes that train it together.
+
+        Raises:
+            MemtrainError: a run is there, or another process makes or trains one there; or the
+                config, the cell or the task is wrong. Nothing is written then.
         """
+        if not isinstance(config, RunConfig):
+            hint = f"recipe({config!r})" if isinstance(config, str) else 'recipe("digits")'
+            raise MemtrainError(f"config={config!r}: must be a RunConfig, for example {hint}")
+        for name, thing in (("cell", cell), ("task", task)):
+            if isinstance(thing, type):
+                raise MemtrainError(
+                    f"{name}={thing.__name__}: is a class; pass an object, {thing.__name__}(...)"
+                )
+        group.from_main(lambda: check_shares(config, group.size))
         folder = Path(folder) if folder is not None else Path("runs") / config.name
-        if cell is not None:
-            kind = f"{type(cell).__module__}:{type(cell).__name__}"
-            config = replace(config, cell=replace(config.cell, kind=kind))
+        if cell is not None and importable(path := class_path(cell)):
+            config = replace(config, cell=replace(config.cell, kind=path))
+        if task is not None and importable(path := class_path(task)):
+            config = replace(config, data=Custom(path=path))
         run = cls(config, folder, cell=cell, task=task, group=group)
-        group.from_main(lambda: make_folder(config, folder, overwrite))
+        run._set_id(
+            group.from_main(lambda: make_folder(config, folder, overwrite, made_of=run.made_of))
+        )
         return run
+
+    def _set_id(self, identity: str) -> None:
+        self.id = self.progress["run"] = identity
 
     @classmethod
     def open(
@@ -125,8 +164,8 @@ class Run:
         Args:
             folder: the run's folder.
             allow_code: import the classes that the run's config names.
-            cell: the cell as an object, if it was given as one.
-            task: the task as an object, if it was given as one.
+            cell: the cell as an object, if it was given as one: the same, or it is refused.
+            task: the task as an object, likewise.
             best: take the checkpoint with the lowest held-out loss instead.
             reporter: hears of checkpoints that had to be passed over.
             group: the processes that train it together; all must see the folder.
@@ -135,17 +174,33 @@ class Run:
         config = read_folder(folder)
         if not allow_code:
             check_imports(folder, config, cell_given=cell is not None, task_given=task is not None)
-        checkpoint, problems = latest_checkpoint(folder / "checkpoints", best=best)
-        learned = checkpoint.progress.get("data", "") if checkpoint is not None else ""
+        recorded = whole_run_file(folder)
+        newest = newest_number(folder)
+        checkpoint, problems = latest_checkpoint(
+            folder / "checkpoints", best=best, run=recorded.id if recorded else ""
+        )
+        progress = checkpoint.progress if checkpoint is not None else {}
+        learned = progress.get("data", "")
         data = find_data(folder, config.data, learned) if task is None else config.data
         run = cls(config, folder, cell=cell, task=task, data=data, group=group)
+        if recorded is None and "made_of" in progress:  # a copy of config and checkpoints alone
+            made_of = read_record(progress["made_of"], f"{folder}: its checkpoint")
+            recorded = RunFile(progress.get("run", ""), made_of)
+        doubts = []
+        if recorded is not None:
+            doubts = check_record(recorded.made_of, run.made_of, str(folder), ("task", "cell"))
+            run.made_of = recorded.made_of
         if task is None:
             check_data(folder, data, learned, run.task.identity)
         reporter = reporter if reporter and group.main else Reporter()
         for problem in problems:
-            reporter.say(f"passed over a broken checkpoint: {problem}")
+            reporter.say(f"passed over a checkpoint: {problem}")
+        for doubt in doubts:
+            reporter.say(doubt)
         if checkpoint is not None:
             run._load(checkpoint)
+        run._set_id(recorded.id if recorded else "")
+        run._newest = newest
         return run
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -199,35 +254,44 @@ class Run:
                 After the last step of all, the run is `finished`.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
             CheckpointError: a checkpoint could not be written.
+            MemtrainError: another process holds the run, or trained or replaced it since it was
+                opened.
         """
+        if until is not None and until not in self.stages:
+            raise MemtrainError(f"until={until!r}: this run's stages are {', '.join(self.stages)}")
+        last = len(self.stages) if until is None else self.stages.index(until) + 1
         reporter = reporter if reporter and self.group.main else Reporter()
-        if self.group.main and (problem := self.metrics.cut(self.progress["metrics_bytes"])):
-            reporter.say(problem)
-        if self.config.engine.shard_teacher and self.teacher is not None:
-            self.group.spread_teacher(self.teacher, self.engine.device)
-        try:
-            with stop_signals(second_ends=True) as stop, self.group.watched(self._saved):
-                self._train_stages(reporter, until, Agreement(stop, self.group))
-        except RuntimeError as error:
-            if self.group.size == 1:
-                raise
-            raise lost_worker(error, self.writer.last_whole()) from error
-        finally:
-            self.writer.finish()
+        if self.progress["stage"] >= last:
             reporter.close()
+            return self
+        with stop_signals(second_ends=True) as stop, ExitStack() as stack:
+            self.group.from_main(lambda: self._take(stack, reporter))
+            if self.config.engine.shard_teacher and self.teacher is not None:
+                self.group.spread_teacher(self.teacher, self.engine.device)
+            try:
+                with self.group.watched(self._saved):
+                    self._train_stages(reporter, last, Agreement(stop, self.group))
+            except RuntimeError as error:
+                if self.group.size == 1:
+                    raise
+                raise lost_worker(error, self.writer.last_whole()) from error
+            finally:
+                self.writer.finish()
+                self._newest = newest_number(self.folder)
+                reporter.close()
         return self
 
-    def _train_stages(self, reporter: Reporter, until: str | None, stop: Agreement) -> None:
-        if not self.finished and self.config.engine.compile and self.group.size == 1:
+    def _train_stages(self, reporter: Reporter, last: int, stop: Agreement) -> None:
+        if self.config.engine.compile and self.group.size == 1:
             # The first look would compile its kernels one after the other.
             sequences = self.config.log.evaluate_sequences
             self.engine.rehearse(self._models(), lambda: self.evaluate(sequences))
-        name, where = "", "before its next step"
+        where = "before its next step"
         while True:
             if number := stop.reached(now=True):
                 self.writer.wait()
                 raise stop.interrupted(f"stopped {where}, all is saved", number)
-            if self.finished or name == until:
+            if self.progress["stage"] >= last:
                 break
             name = self.stages[self.progress["stage"]]
             self._train_stage(name, reporter, stop)
@@ -239,6 +303,27 @@ class Run:
     def _saved(self) -> str:
         """What a run that ends abruptly leaves, in words."""
         return f"{last_saved(self.writer.last_whole())}; go on with: memtrain resume {self.folder}"
+
+    def _take(self, stack: ExitStack, reporter: Reporter) -> None:
+        """Hold the run's folder until the stack ends, if it is as it was opened."""
+        stack.enter_context(held(self.folder))
+        check_unchanged(self.folder, self.id, self._newest)
+        if problem := self.metrics.cut(self.progress["metrics_bytes"]):
+            reporter.say(problem)
+        if lost := self.progress.get("metrics_lost", 0):
+            reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
+        guard = Guard(self.folder, self.config, RunFile(self.id, self.made_of))
+        self.writer.guard = lambda: self._look_after(guard, reporter)
+
+    def _look_after(self, guard: Guard, reporter: Reporter) -> None:
+        """Before a checkpoint: the folder is the run's own, and what was deleted there is said."""
+        for message in guard.check():
+            reporter.say(message)
+        if self.metrics.lost:
+            lost = self.metrics.lost
+            reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
+            self.progress["metrics_lost"] = self.progress.get("metrics_lost", 0) + lost
+            self.metrics.lost = 0
 
     def _train_stage(self, name: str, reporter: Reporter, stop: Agreement) -> None:
         index = self.progress["stage"]

@@ -1,6 +1,5 @@
-"""The folder of a run: made anew, or read with care."""
+"""Read the folder of a run, and check that what is in it fits together."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,30 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from memtrain.config import DataConfig, RunConfig, Stream
-from memtrain.config_json import read_config, to_json
+from memtrain.config_json import read_config
 from memtrain.data.store import identity_of, open_store
 from memtrain.errors import CheckpointError, MemtrainError
-from memtrain.files import write_whole
 
-DRAFT = ".draft-config.json"
-"""What is left of a run that was killed before it began."""
-
-
-def make_folder(config: RunConfig, folder: Path, overwrite: bool) -> None:
-    """Make the run's folder, with its config: what is there and no run is never touched."""
-    if (folder / "config.json").exists():
-        if not overwrite:
-            raise MemtrainError(
-                f"{folder}: a run is there already; --resume goes on with it, "
-                "--overwrite starts anew, --folder takes another place"
-            )
-        for name in ("checkpoints", "figures", "samples"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
-    elif folder.exists() and {p.name for p in folder.iterdir()} - {DRAFT}:
-        raise MemtrainError(f"{folder}: holds files that are no run; take an empty folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.json", to_json(config).encode())
+COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of weights."""
 
 
 def is_run(folder: Path | str) -> bool:
@@ -54,9 +35,10 @@ def check_imports(folder: Path, config: RunConfig, *, cell_given: bool, task_giv
     named = [config.cell.kind] if ":" in config.cell.kind and not cell_given else []
     named += [config.data.path] if config.data.kind == "custom" and not task_given else []
     if named:
+        part = "cell" if named[0] == config.cell.kind else "task"
         raise MemtrainError(
             f"{folder}: this run imports {named[0]}; pass --allow-code if you trust it (in Python "
-            "allow_code=True, or the object itself as cell= or task=)"
+            f"allow_code=True, or the object itself: Run.open({str(folder)!r}, {part}=...))"
         )
 
 
@@ -93,13 +75,53 @@ def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None
         )
 
 
-def load_weights(models: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Give models the weights of a checkpoint, all of them."""
+def load_weights(models: nn.Module, weights: Mapping[str, Tensor], source: Path | str) -> None:
+    """Give models the weights of a checkpoint, all of them.
+
+    Args:
+        models: the models.
+        weights: their tensors by name; a module may have been compiled then and not now.
+        source: where they are from, for errors.
+
+    Raises:
+        MemtrainError: they are not these models', or hold values that are not finite.
+    """
+    own = models.state_dict()
+    names = {name.replace(COMPILED, ""): name for name in own}
+    weights = {names.get(name.replace(COMPILED, ""), name): w for name, w in weights.items()}
+    for name, value in weights.items():
+        fresh = own.get(name)
+        if not isinstance(fresh, Tensor):
+            continue  # load_state_dict says which
+        if fresh.dtype != value.dtype and not (
+            fresh.is_floating_point() and value.is_floating_point()
+        ):
+            raise MemtrainError(
+                f"{source}: weights do not fit the config: {name} is {value.dtype}, not "
+                f"{fresh.dtype}"
+            )
+        # A buffer may be infinite by design, as a mask is.
+        if not bool(value.isfinite().all()) and bool(fresh.isfinite().all()):
+            raise MemtrainError(
+                f"{source}: weights hold values that are not finite ({name}); they are damaged, or "
+                "their training diverged"
+            )
     try:
         models.load_state_dict(weights)
     except RuntimeError as error:
         reason = str(error).splitlines()[1].strip()[:200]
-        raise MemtrainError(f"{folder}: weights do not fit the config: {reason}") from None
+        raise MemtrainError(f"{source}: weights do not fit the config: {reason}") from None
+
+
+def check_shares(config: RunConfig, processes: int) -> None:
+    """Refuse batches that so many processes cannot share out, before there is a folder."""
+    for name, stage in config.stages().items():
+        shares = processes * stage.accumulate
+        if stage.steps and stage.batch_size % shares:
+            raise MemtrainError(
+                f"{name}.batch_size={stage.batch_size}: {processes} processes with "
+                f"accumulate={stage.accumulate} share it out, so it must be a multiple of {shares}"
+            )
 
 
 def check_progress(folder: Path, config: RunConfig, progress: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from memtrain.config import StageConfig, Stream
 from memtrain.config_json import read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.run import Run
+from memtrain.run_owner import held
 from memtrain.stage import Agreement
 from memtrain.train.distributed import Group
 from memtrain.train.stop import StopRequest
@@ -288,8 +289,9 @@ def test_one_process_prepares_data_and_both_train_on_it(told: tuple[Path, list[t
         (TEXT.replace("book.txt", "boo.txt"), "memtrain: data=boo.txt: no such file or folder\n"),
         (TEXT.replace("held_out 0.5", "hold_out 0.5"), "did you mean held_out"),
         (TEXT, "memtrain: run: a run is there already"),
+        (TEXT.replace("batch-size 4", "batch-size 3"), "memtrain: smt.batch_size=3: 2 processes"),
     ],
-    ids=["no data", "no such option", "no place"],
+    ids=["no data", "no such option", "no place", "no share"],
 )
 def test_what_the_main_process_cannot_do_ends_all_with_one_line(
     told: tuple[Path, list[tuple[int, str]]], command: str, expected: str
@@ -305,7 +307,11 @@ def test_one_process_tells_of_broken_checkpoints_and_of_the_end(
 ):
     folder = told[0]
     (folder / "run" / "checkpoints" / "00000004" / "state.json").write_text("{")
-    for expected in ("passed over a broken checkpoint", "run: finished already"):
+    with held(folder / "run"):  # as another training would
+        (main, said), (other, said_by_other) = two_commands("resume run", folder)
+    assert (main, other) == (2, 2) and not said_by_other
+    assert "another process trains or replaces this run; wait for it" in said.splitlines()[-1]
+    for expected in ("passed over a checkpoint: checkpoint 00000004", "run: finished already"):
         (main, said), (other, said_by_other) = two_commands("resume run", folder)
         assert (main, other) == (0, 0), said + said_by_other
         assert said.count(expected) == 1 and not said_by_other

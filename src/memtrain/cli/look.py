@@ -7,6 +7,7 @@ from typing import Annotated
 
 from memtrain.cli.parse import open_run, parse
 from memtrain.errors import MemtrainError
+from memtrain.files import refuse_links, write_whole
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -50,13 +51,15 @@ def evaluate(arguments: list[str]) -> int:
     best = "-best" if options.best else ""
     figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
     training = figure.with_name("training.png")
+    for path in (figure, figure.with_suffix(".json"), training):
+        refuse_links(path, options.run)
     if options.json:
         print(text, flush=True)
     else:
         print_evaluation(run, result)
     try:
         save_figure(result, figure, run.config.name, run.task.unit)
-        figure.with_suffix(".json").write_text(text + "\n")
+        write_whole(figure.with_suffix(".json"), (text + "\n").encode())
         save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
     except OSError as error:
         raise MemtrainError(f"no figures: {error.filename}: {error.strerror}") from None

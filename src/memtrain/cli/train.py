@@ -1,7 +1,7 @@
 """memtrain train and memtrain resume."""
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,13 @@ class _TrainOptions:
     folder: Path | None = None
     """Where the run lives; runs/NAME unless given."""
     resume: bool = False
-    """Go on with the run that is there; its own config is used."""
+    """Go on with the run that is there, with its own config: options that differ from it are
+    refused."""
     overwrite: bool = False
     """Delete the run that is there."""
     allow_code: bool = False
-    """With --resume: import the cell or task of yours that the run's own config names."""
+    """Import the cell or task of yours that a config.json names. Not needed where --cell.kind or
+    --data.path names the class."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def train(arguments: list[str]) -> int:
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
+    if path.suffix == ".json" and not options.allow_code:
+        _check_named(config, rest, name)
 
     from memtrain.run import Run
     from memtrain.train.distributed import join, restarts
@@ -82,10 +86,79 @@ def train(arguments: list[str]) -> int:
     there = (folder / "config.json").exists()
     group.wait()  # all look before one of them makes the folder
     if there and (options.resume or restarts()):
-        run = Run.open(folder, allow_code=options.allow_code, reporter=reporter, group=group)
+        own = read_config(folder / "config.json")
+        if options.resume:
+            _check_options(rest, name, config, own)
+        allowed = options.allow_code or not _unnamed(own, rest)
+        run = Run.open(folder, allow_code=allowed, reporter=reporter, group=group)
     else:
         run = Run.create(config, folder, overwrite=options.overwrite, group=group)
     return _train(run, reporter)
+
+
+def _unnamed(config: Any, arguments: list[str]) -> list[str]:
+    """The classes that a config imports and the command line does not name itself."""
+    classes = {"--cell.kind": config.cell.kind if ":" in config.cell.kind else None}
+    classes["--data.path"] = config.data.path if config.data.kind == "custom" else None
+    return [
+        path
+        for option, path in classes.items()
+        if path is not None and peek(arguments, option) != path
+    ]
+
+
+def _check_named(config: Any, arguments: list[str], source: str) -> None:
+    """Refuse to import what a config.json names: it may be somebody else's."""
+    if unnamed := _unnamed(config, arguments):
+        raise MemtrainError(
+            f"{source}: imports {unnamed[0]}; pass --allow-code if you trust it, or name the class "
+            "yourself (--cell.kind, --data.path)"
+        )
+
+
+def _check_options(arguments: list[str], name: str, asked: Any, own: Any) -> None:
+    """Refuse options that differ from the config of the run that is resumed.
+
+    Args:
+        arguments: of the command line, after the recipe.
+        name: the recipe.
+        asked: the config that they make from the recipe.
+        own: the run's.
+    """
+    differing: list[tuple[str, Any, Any]] = []
+    if type(asked.data) is not type(own.data):
+        differing.append(("data.kind", asked.data.kind, own.data.kind))
+    if peek(arguments, "--size") is not None:
+        differing += _differences(asked.teacher, own.teacher, "teacher.")
+        differing += _differences(asked.cell, own.cell, "cell.")
+    if peek(arguments, "--method") is not None:
+        steps = {key: stage.steps for key, stage in own.stages().items()}
+        differing += [
+            (f"{key}.steps", stage.steps, steps[key])
+            for key, stage in asked.stages().items()
+            if bool(stage.steps) is not bool(steps[key])
+        ]
+    if not differing:
+        _, changed = _parse_train(arguments, name, own)  # the run's config with these options
+        differing = _differences(changed, own)
+    if differing:
+        field, wanted, there = differing[0]
+        raise MemtrainError(
+            f"{field}={wanted}: the run has {field}={there}, and a run keeps its config; leave the "
+            "option out, or train a new run with --folder"
+        )
+
+
+def _differences(one: Any, other: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Field, value and other value wherever two configs of one kind differ."""
+    found: list[tuple[str, Any, Any]] = []
+    for own in fields(one):
+        left, right = getattr(one, own.name), getattr(other, own.name)
+        if is_dataclass(left) and type(left) is type(right):
+            found += _differences(left, right, f"{prefix}{own.name}.")
+        elif left != right:
+            found.append((f"{prefix}{own.name}", left, right))
+    return found
 
 
 def _recipe(name: str, arguments: list[str]) -> Any:
@@ -150,6 +223,12 @@ def resume(arguments: list[str]) -> int:
         allow_code: bool = False
         """Import the cell or task of yours that the run's config names."""
 
+    for option in (argument.partition("=")[0] for argument in arguments):
+        if option.startswith("--") and ("." in option or option in ("--seed", "--name", "--size")):
+            raise MemtrainError(
+                f"{option}: no such option of resume: a run keeps its config; leave it out, or "
+                "train a new run (memtrain train)"
+            )
     options = parse(Resume, arguments, "memtrain resume")
 
     from memtrain.run import Run

@@ -1,10 +1,13 @@
 """Pictures side by side, as one PNG."""
 
+import io
 import math
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
+
+from memtrain.files import write_whole
 
 PAPER = 128
 """The grey between pictures: neither ink nor ground."""
@@ -45,7 +48,9 @@ def save_grid(
         rows = []
         for first in range(0, count, columns):
             rows += [above[first : first + columns], colour[first : first + columns]]
-    Image.fromarray(_tile(rows, columns, scale=max(1, 48 // height))).save(path)
+    file = io.BytesIO()
+    Image.fromarray(_tile(rows, columns, scale=max(1, 48 // height))).save(file, "PNG")
+    write_whole(path, file.getvalue())
 
 
 def _tile(rows: list[np.ndarray], columns: int, scale: int) -> UInt8[np.ndarray, "Y X 3"]:

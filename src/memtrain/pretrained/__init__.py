@@ -7,6 +7,7 @@ the run's config, what the tokens spell, how it was trained, and a checksum.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,10 +22,12 @@ from memtrain.config import CELLS, RunConfig
 from memtrain.config_json import from_json, to_json
 from memtrain.data.spelling import Spelling, read_spelling
 from memtrain.errors import MemtrainError, nearest
+from memtrain.made_of import check_record, describe_cell, read_record
 from memtrain.nn.build import build_rnn
 from memtrain.nn.rnn import RNN
 from memtrain.run import Run
 from memtrain.run_folder import check_imports, load_weights, read_folder
+from memtrain.run_owner import whole_run_file
 from memtrain.train.checkpoint import latest_checkpoint
 from memtrain.train.engine import Engine
 from memtrain.train.metrics import Reporter
@@ -40,7 +43,8 @@ class Pretrained:
 
     name: str
     rnn: RNN
-    spelling: Spelling
+    spelling: Spelling | None
+    """What the tokens spell; None if the run's task asks for answers: it cannot generate."""
     config: RunConfig
     """The run that trained it."""
     trained: dict[str, Any]
@@ -61,38 +65,44 @@ def load_rnn(
         folder: the run's folder.
         best: take the checkpoint with the lowest held-out loss instead of the newest.
         allow_code: import the cell that the run's config names.
-        cell: the cell as an object, if it was given as one.
+        cell: the cell as an object, if it was given as one: the same, or it is refused.
         reporter: hears of checkpoints that had to be passed over.
 
     Raises:
-        MemtrainError: the run is not trained yet, has nothing to write, or is damaged.
+        MemtrainError: the run is not trained yet, is damaged, or has another cell.
     """
     folder = Path(folder)
     config = read_folder(folder)
     if not allow_code:
         check_imports(folder, config, cell_given=cell is not None, task_given=True)
-    checkpoint, problems = latest_checkpoint(folder / "checkpoints", best=best)
+    recorded = whole_run_file(folder)
+    checkpoint, problems = latest_checkpoint(
+        folder / "checkpoints", best=best, run=recorded.id if recorded else ""
+    )
+    reporter = reporter or Reporter()
     for problem in problems:
-        (reporter or Reporter()).say(f"passed over a broken checkpoint: {problem}")
+        reporter.say(f"passed over a checkpoint: {problem}")
     if checkpoint is None or not checkpoint.progress.get("stages"):
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
-    if "spelling" in checkpoint.progress:
-        plain = checkpoint.progress["spelling"]
-        source = f"{folder}: its checkpoint"
-        spelling = None if plain is None else read_spelling(plain, source)
-    else:  # an older memtrain saved it; the data knows
-        spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
-    if spelling is None:
-        raise MemtrainError(
-            f"{folder}: its task ({config.data.kind}) asks for answers and has no sequences to "
-            "write; try a run of digits"
-        )
-    rnn = build_rnn(config, spelling.vocab_size, cell)
+    source = f"{folder}: its checkpoint"
     weights = {
         key.removeprefix("rnn."): value
         for key, value in checkpoint.weights.items()
         if key.startswith("rnn.")
     }
+    if "spelling" in checkpoint.progress:
+        plain = checkpoint.progress["spelling"]
+        spelling = None if plain is None else read_spelling(plain, source)
+    else:  # an older memtrain saved it; the data knows
+        spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
+    vocab_size = spelling.vocab_size if spelling else _vocab_size(weights, source)
+    rnn = build_rnn(config, vocab_size, cell)
+    record = recorded.made_of if recorded else checkpoint.progress.get("made_of")
+    if record is not None:
+        given = cell is not None
+        found = describe_cell(config, rnn.cell, vocab_size, given=given)
+        for doubt in check_record(read_record(record, source), found, str(folder), ("cell",)):
+            reporter.say(doubt)
     load_weights(rnn, weights, folder)
     engine = Engine(config.engine)
     rnn.to(engine.device).eval()
@@ -100,6 +110,14 @@ def load_rnn(
     engine.prepare_rnn(rnn)
     trained = {"stages": checkpoint.progress["stages"]}
     return Pretrained(config.name, rnn, spelling, config, trained)
+
+
+def _vocab_size(weights: Mapping[str, torch.Tensor], source: str) -> int:
+    """Of a task that asks for answers, which spells nothing."""
+    head = weights.get("readout.head.weight")
+    if head is None or head.dim() != 2:
+        raise MemtrainError(f"{source}: has no readout")
+    return len(head)
 
 
 def pretrained_names(folder: Path | str | None = None) -> list[str]:
@@ -140,7 +158,7 @@ def load_pretrained(
         spelling = read_spelling(card["spelling"], f"{name}.json")
         _check_cell_kind(config, name)
         rnn = build_rnn(config, spelling.vocab_size)
-        rnn.load_state_dict({key: value.float() for key, value in load(weights).items()})
+        load_weights(rnn, load(weights), f"{name}.safetensors")
     except MemtrainError:
         raise
     except FileNotFoundError:

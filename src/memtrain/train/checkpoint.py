@@ -25,6 +25,8 @@ from memtrain.train.files import DISK, Files
 CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
 MAX_STATE_BYTES = 2**20
+RETRIES = 5
+"""Reads of checkpoints that a training replaces meanwhile."""
 _NAME = re.compile(r"(\d{8,12})(\.old)?")
 
 
@@ -35,7 +37,8 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     progress: dict
-    """Stage, step, counters, how long metrics.jsonl was, and which checkpoint is the best."""
+    """Stage, step, counters, how long metrics.jsonl was, which checkpoint is the best, and which
+    run it belongs to."""
 
 
 def save_checkpoint(
@@ -67,8 +70,10 @@ def save_checkpoint(
 
 def _drop_old(folder: Path, newest: Path, keep: int, best: dict | None, files: Files) -> None:
     """What a crash left half written or half removed goes too."""
-    kept = [path for path in numbered(folder) if not path.name.endswith(".old")][-keep:]
-    kept.append(newest)
+    whole = [path for path in numbered(folder) if not path.name.endswith(".old")]
+    at = whole.index(newest) + 1
+    # What lies beyond was passed over when the run was opened, and takes nobody's place.
+    kept = whole[max(0, at - keep) :]
     if best is not None:
         kept.append(folder / f"{best['global_step']:08d}")
     for path in sorted(folder.iterdir()):
@@ -83,11 +88,16 @@ def _drop_old(folder: Path, newest: Path, keep: int, best: dict | None, files: F
             files.remove(path)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
     """Read one checkpoint.
 
+    Args:
+        path: its folder.
+        run: the identity of the run that it must belong to; any if empty.
+
     Raises:
-        CheckpointError: a file is missing, cut short or changed; the message says which.
+        CheckpointError: a file is missing, cut short or changed; the message says which. Or it
+            belongs to another run.
     """
     try:
         state = parse_json(read_text(path / "state.json", MAX_STATE_BYTES), "state.json")
@@ -101,6 +111,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         progress = check_progress(state.get("progress"))
         if state.get("progress_sha256", _digest(progress)) != _digest(progress):
             raise CheckpointError("state.json is not what was written (checksum)")
+        if run and progress.get("run", "") != run:
+            raise CheckpointError("belongs to another run")
         for name in FILES:
             if not (path / name).is_file() or (path / name).is_symlink():
                 raise CheckpointError(f"{name} is missing")
@@ -123,7 +135,7 @@ def check_progress(progress: Any) -> dict:
     """
     if not isinstance(progress, dict):
         raise CheckpointError("state.json: progress must be an object")
-    for name in ("stage", "step", "global_step", "metrics_bytes"):
+    for name in ("stage", "step", "global_step", "metrics_bytes", "metrics_lost"):
         if not _is_count(progress.get(name, 0)):
             raise CheckpointError(f"state.json: progress.{name}={progress[name]!r}: no count")
     stages = progress.get("stages", [])
@@ -139,8 +151,9 @@ def check_progress(progress: Any) -> dict:
                 raise CheckpointError(
                     f"state.json: progress.stages: {key}={stage[key]!r}: no count"
                 )
-    if not isinstance(progress.get("data", ""), str):
-        raise CheckpointError("state.json: progress.data: must be a text")
+    for name in ("data", "run"):
+        if not isinstance(progress.get(name, ""), str):
+            raise CheckpointError(f"state.json: progress.{name}: must be a text")
     if not isinstance(progress.get("spelling", {}), (dict, type(None))):
         raise CheckpointError("state.json: progress.spelling: must be an object or null")
     best = progress.get("best")
@@ -153,24 +166,43 @@ def check_progress(progress: Any) -> dict:
     return progress
 
 
-def latest_checkpoint(folder: Path, *, best: bool = False) -> tuple[Checkpoint | None, list[str]]:
+def latest_checkpoint(
+    folder: Path, *, best: bool = False, run: str = ""
+) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and what was wrong with those after it.
 
-    With `best`, the best one that the newest knows of.
+    Args:
+        folder: the run's checkpoints.
+        best: the best one that the newest knows of instead.
+        run: the identity of the run; a checkpoint of another one is passed over.
 
     Raises:
         CheckpointError: there are checkpoints and none of them is whole, or the best is not.
     """
-    problems = []
-    for path in reversed(numbered(folder)):
+    for _ in range(RETRIES):
+        found = numbered(folder)
         try:
-            newest = load_checkpoint(path)
+            return _latest(folder, found, best, run)
+        except CheckpointError:
+            if numbered(folder) == found:
+                raise
+    # A run that trains replaces them faster than they can be read.
+    return _latest(folder, numbered(folder), best, run)
+
+
+def _latest(
+    folder: Path, found: list[Path], best: bool, run: str
+) -> tuple[Checkpoint | None, list[str]]:
+    problems = []
+    for path in reversed(found):
+        try:
+            newest = load_checkpoint(path, run)
         except CheckpointError as error:
             problems.append(str(error))
             continue
         if best and newest.progress.get("best") is not None:
             number = newest.progress["best"]["global_step"]
-            return load_checkpoint(folder / f"{number:08d}"), problems
+            return load_checkpoint(folder / f"{number:08d}", run), problems
         return newest, problems
     if problems:
         raise CheckpointError(f"no whole checkpoint in {folder}: " + "; ".join(problems))

@@ -56,9 +56,11 @@ class Files:
         path.rename(target)
 
     def remove(self, path: Path) -> None:
-        """Remove a folder and all that is in it; it need not be there."""
-        if path.exists():
+        """Remove a file, a link or a folder with all that is in it; it need not be there."""
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 DISK = Files()

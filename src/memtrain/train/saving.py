@@ -27,6 +27,8 @@ class CheckpointWriter:
         self.folder = folder
         self.keep = keep
         self.files = files
+        self.guard: Callable[[], object] = lambda: None
+        """Called before each checkpoint; raises if the folder is another's by now."""
         self.begun = self.saved = -1
         """The numbers of the last checkpoint that was begun, by whichever process writes, and of
         the last that this process knows to be whole on disk."""
@@ -44,6 +46,7 @@ class CheckpointWriter:
             first: done before the checkpoint can be found, and not in this thread.
         """
         self.wait()
+        self.guard()
         self.begun = number
         snapshot = _Snapshot(checkpoint)
         self._thread = threading.Thread(target=self._write, args=(number, snapshot, first))
