@@ -1,7 +1,11 @@
 """The look that all figures share."""
 
+import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from memtrain.files import write_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,11 +38,19 @@ def panels(rows: int, columns: int, *, width: float = 3.2, height: float = 2.7, 
     return figure, axes
 
 
-def save(figure: "Figure", path: Any) -> None:
+def rendered(figure: "Figure", kind: str = "png") -> bytes:
+    """The figure as the content of a file: png, pdf or svg."""
     from matplotlib import rc_context
 
+    content = io.BytesIO()
     with rc_context(STYLE):
-        figure.savefig(path, dpi=130, facecolor="white")
+        figure.savefig(content, format=kind, dpi=130, facecolor="white")
+    return content.getvalue()
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write the figure to a file, whole or not at all; its suffix says in which format."""
+    write_named(path, rendered(figure, path.suffix.removeprefix(".").lower() or "png"))
 
 
 def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:

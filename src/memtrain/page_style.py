@@ -29,6 +29,8 @@ h2 { margin: 72px 0 12px; font-size: 23px; line-height: 1.3; letter-spacing: -0.
 p { margin: 0 0 16px; max-width: 720px; text-wrap: pretty; }
 .lead { max-width: 860px; margin-bottom: 40px; font-size: 20px; line-height: 1.55;
   white-space: pre-line; }
+.notice { max-width: 860px; padding: 14px 18px; background: var(--tint);
+  border-left: 3px solid var(--c1); print-color-adjust: exact; }
 .note { margin: 10px 0 0; font-size: 14px; line-height: 1.5; color: var(--soft); }
 .note:empty { display: none; }
 footer { margin-top: 80px; padding-top: 16px; border-top: 1px solid var(--line);
