@@ -96,6 +96,10 @@ p + figure, p + .columns { margin-top: 36px; }
 path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
 .grid { stroke: var(--grid); }
 .base { stroke: var(--grey); }
+.upright { stroke: var(--soft); stroke-dasharray: 2 3; }
+.upright-label { position: absolute; bottom: 4px; padding: 0 6px; color: var(--soft);
+  white-space: nowrap; pointer-events: none; }
+.upright-label.before { transform: translateX(-100%); }
 .c0 { --own: var(--c0); } .c1 { --own: var(--c1); } .c2 { --own: var(--c2); }
 .c3 { --own: var(--c3); } .c4 { --own: var(--c4); } .c5 { --own: var(--c5); }
 .grey { --own: var(--grey); }

@@ -33,6 +33,9 @@ TOO_SMALL = "too small to judge"
 """The word for every claim at the scale smoke."""
 ROOT = "{folder}"
 """How configs write the folder of a sweep."""
+LATER: dict[str, Any] = {}
+"""Fields that configs got after the first sweeps were run ("data.field"), with their defaults: at
+its default such a field is not part of a key, so that earlier folders keep their results."""
 Tag = str | int | float | bool
 Value = TypeVar("Value")
 
@@ -85,7 +88,13 @@ class Job:
     @property
     def key(self) -> str:
         """The same for the same config: such jobs share one run, whichever figure asks."""
-        text = json.dumps([asdict(self.config), self.train], sort_keys=True)
+        plain = asdict(self.config)
+        for name, default in LATER.items():
+            *section, field_name = name.split(".")
+            at = plain[section[0]] if section else plain
+            if at.get(field_name) == default:
+                del at[field_name]
+        text = json.dumps([plain, self.train], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

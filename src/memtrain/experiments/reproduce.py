@@ -120,6 +120,7 @@ def blaming(figure: Experiment, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = next(iter(str(error).splitlines()), "")
         numbers = [
             number
             for number, result in enumerate(ResultsFile(folder).read(), start=1)
@@ -128,7 +129,7 @@ def blaming(figure: Experiment, folder: Path) -> Iterator[None]:
         lines = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
         raise MemtrainError(
             f"figure {figure.name}: its results are damaged (results.jsonl, lines {lines}), or it "
-            f"cannot handle them: {type(error).__name__}: {error} "
+            f"cannot handle them: {type(error).__name__}: {reason} "
             f"({Path(place.filename).name}:{place.lineno})"
         ) from None
 
