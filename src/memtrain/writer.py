@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -112,16 +112,7 @@ def generate(
 
     Example: `generate(load_pretrained("mnist-small"), count=64).save("digits.png")`
     """
-    if isinstance(model, str | Path):
-        raise MemtrainError(
-            f"model={str(model)!r}: is a name, not a model; load it: "
-            f"load_pretrained({str(model)!r}), or load_rnn({str(model)!r}) of a run's folder"
-        )
-    if not isinstance(model, Writer):
-        raise MemtrainError(
-            f"model={type(model).__name__}: must be a Run, or what load_pretrained or load_rnn "
-            "returns"
-        )
+    _check_model(model)
     spelling = model.spelling
     if spelling is None:
         raise MemtrainError("this model answers questions and has no sequences to write")
@@ -152,6 +143,20 @@ def generate(
     finally:
         model.rnn.train(training)
     return Written(np.concatenate(parts, axis=1), given.shape[1], spelling)
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what is not a model, above all the name of one."""
+    if isinstance(model, str | Path):
+        raise MemtrainError(
+            f"model={str(model)!r}: is a name, not a model; load it: "
+            f"load_pretrained({str(model)!r}), or load_rnn({str(model)!r}) of a run's folder"
+        )
+    if not isinstance(model, Writer):
+        raise MemtrainError(
+            f"model={type(model).__name__}: must be a Run, or what load_pretrained or load_rnn "
+            "returns"
+        )
 
 
 @contextmanager
