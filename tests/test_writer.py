@@ -207,8 +207,9 @@ def test_control_characters_are_written_out_on_a_terminal_only(monkeypatch, coun
     tokens = np.tile(np.frombuffer(text.encode(), np.uint8).astype(np.int64), (count, 1))
 
     def write(model, *, listen=None, **_):
-        for piece in np.split(tokens, tokens.shape[1], axis=1) if listen else ():
-            listen(piece)  # byte by byte: characters are split
+        for piece in np.split(tokens, tokens.shape[1], axis=1):
+            if listen is not None:
+                listen(piece)  # byte by byte: characters are split
         return Written(tokens, 0, TEXT)
 
     monkeypatch.setattr(memtrain.authoring, "generate", write)
