@@ -12,6 +12,7 @@ from memtrain.chart import (
     BOX,
     LABEL_GAP,
     Chart,
+    Mark,
     Series,
     end_places,
     line_classes,
@@ -316,3 +317,24 @@ def test_ticks_of_a_log_axis_never_crowd(highest):
     places = [axis.place(tick) for tick in axis.ticks]
     gaps = [after - before for before, after in zip(places, places[1:], strict=False)]
     assert len(places) >= 3 and min(gaps) > 0.08
+
+
+def test_a_mark_stands_where_it_is_named_and_nowhere_beyond_the_axis():
+    line = Series(name="a", x=[0, 10], y=[0, 1])
+    marks = [Mark(x=4, label="<b>begins"), Mark(x=7, label="late"), Mark(x=11, label="beyond")]
+    html = chart_with(line, marks).html()
+    assert html.count('class="upright"') == 2
+    assert 'd="M400.0,0V1000"' in html
+    assert '<span class="upright-label" style="left:40.00%">&lt;b&gt;begins</span>' in html
+    assert '<span class="upright-label before" style="left:70.00%">late</span>' in html
+    assert "beyond" not in html
+
+
+def test_a_mark_that_a_log_axis_cannot_place_is_left_out():
+    line = Series(name="a", x=[1, 10], y=[0, 1])
+    html = chart_with(line, [Mark(x=0, label="never")], log_x=True).html()
+    assert "never" not in html and 'class="upright"' not in html
+
+
+def chart_with(line: Series, marks: list[Mark], **options) -> Chart:
+    return Chart(title="t", x_label="x", y_label="y", series=[line], marks=marks, **options)

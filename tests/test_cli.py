@@ -168,7 +168,7 @@ def test_reproduce_takes_several_figures_and_a_time(here: Path, capsys):
     assert main(["reproduce", "joint", "length", "--minutes", "0", "--folder", "some"]) == 0
     said = capsys.readouterr()
     assert "joint" in said.out and "length" in said.out
-    assert "5 runs are missing after 0 minutes; the same command goes on" in said.err
+    assert "5 runs are missing after 0 minutes; the same command continues" in said.err
     for arguments, told in (
         (["joint", "lenght"], "did you mean length"),
         (["joint", "--minutes", "-1"], "minutes=-1.0: must be at least 0"),
@@ -636,7 +636,7 @@ def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):
     run = Run.create(config, here / "run")
     run.progress["stages"].append({"name": "smt", "steps": 1})
     export(run, "small-one", here / "package")
-    monkeypatch.setattr(pretrained, "files", lambda _: here / "package")
+    monkeypatch.setattr(pretrained, "HOME", here / "package")
     assert main(["generate", "small-one", "--count", "4"]) == 0
     assert imread(capsys.readouterr().out.strip()).ndim == 3
     assert "small-one" in refused(capsys, "generate", "smal-one")

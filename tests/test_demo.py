@@ -10,7 +10,7 @@ from conftest import TINY
 from memtrain.config import RunConfig
 from memtrain.demo import run_demo
 from memtrain.errors import MemtrainError
-from memtrain.train.metrics import Reporter
+from memtrain.train.metrics import MetricsFile, Reporter
 
 
 def tiny_recipe(name: str) -> RunConfig:
@@ -51,6 +51,22 @@ def test_the_page_asks_nobody_for_anything(demo):
     assert "http://" not in page and "https://" not in page
     for title in ("Accuracy against training seconds", "sequential operations", "1 − R²"):
         assert title in page
+
+
+def test_the_page_marks_where_dmt_begins_and_says_what_was_measured(demo, tmp_path: Path):
+    _, _, page = demo
+    records = MetricsFile(tmp_path / "smt-dmt" / "metrics.jsonl").read()
+    looks = [record for record in records if "evaluation" in record]
+    smt = [record for record in looks if record["stage"] == "smt"][-1]
+    assert page.count(">DMT begins</span>") == page.count('class="upright"') == 2
+    assert smt["total_seconds"] < looks[-1]["total_seconds"]
+    before, after = (one["evaluation"]["rnn"]["accuracy"] for one in (smt, looks[-1]))
+    assert page.count(f"It is at {before:.3f} where DMT begins and at {after:.3f} at the end.") == 2
+    drifts = [one["evaluation"]["drift"] for one in (smt, looks[-1])]
+    assert f"leaves {drifts[0]['one_step_unexplained']:.3f} of the variance" in page
+    for drift in drifts:
+        assert f"ends at {drift['unexplained'][-1]:.3f}." in page
+    assert "jumps" not in page and "8 steps after SMT&#x27;s 12" in page
 
 
 def test_a_second_demo_replaces_the_first(tmp_path: Path, monkeypatch):

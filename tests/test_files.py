@@ -21,6 +21,7 @@ from memtrain.files import (
     read_bytes,
     read_text,
     refuse_links,
+    write_named,
     write_whole,
 )
 
@@ -80,8 +81,9 @@ def test_failed_write_leaves_the_old_content_and_no_draft(tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as caught:
         write_whole(path, b"new")
+    assert caught.value.filename == str(path)  # else the command line could not name it
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
@@ -164,3 +166,17 @@ def test_control_characters_are_written_out():
     assert printable("a\u202eb\x9b\udcff") == "a\\u202eb\\x9b\\udcff"
     assert str(MemtrainError("bad \x1b[2J")) == "bad \\x1b[2J"
     assert Path("ü\u200d").name == printable("ü\u200d")
+
+
+def test_named_file_is_replaced_and_a_descriptor_is_written_to(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / "link").symlink_to(other)
+    write_named(tmp_path / "deep" / "new", b"1")
+    write_named(tmp_path / "link", b"2")
+    assert other.read_text() == "mine" and (tmp_path / "link").read_bytes() == b"2"
+    reader, writer = os.pipe()
+    write_named(Path(f"/dev/fd/{writer}"), b"3")
+    os.close(writer)
+    assert os.read(reader, 9) == b"3"
+    os.close(reader)

@@ -122,8 +122,8 @@ def test_markup_of_the_caller_is_shown_and_not_obeyed(part):
 
 
 def test_control_characters_do_not_reach_the_page():
-    markup = page(Text(text="a\x00b\x1bc\ud800d"))
-    assert "a\ufffdb\ufffdc\ufffdd" in markup
+    markup = page(Text(text="a\x00b\x1bc\ud800d\u202ee"))
+    assert "a\ufffdb\ufffdc\ufffdd\ufffde" in markup
     markup.encode("utf-8")
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -180,14 +181,38 @@ def test_a_name_that_is_not_there_gets_the_nearest(folder: Path):
         (lambda f: edit(f, spelling={"vocab": 3}), "spelling"),
         (lambda f: edit(f, spelling={"vocab_size": 3, "start_token": 3}), "start_token=3: must be"),
         (lambda f: edit_cell(f, "evil:Cell"), "cell.kind=evil:Cell: must be transformer"),
+        (lambda f: edit(f, trained=3), "damaged"),
+        (lambda f: edit(f, sha256="../" * 30), "must be 64 hexadecimal digits"),
+        (lambda f: (f / "tiny-digits.json").write_text(" " * 2**21), "larger than"),
+        (lambda f: os.truncate(f / "tiny-digits.safetensors", 2**30), "larger than"),
+        (lambda f: pipe(f / "tiny-digits.json"), "is not a regular file"),
     ],
-    ids=["gone", "changed", "broken", "empty", "newer", "spelling", "start", "code"],
+    ids=[
+        "gone",
+        "changed",
+        "broken",
+        "empty",
+        "newer",
+        "spelling",
+        "start",
+        "code",
+        "trained",
+        "traversal",
+        "large",
+        "sparse",
+        "pipe",
+    ],
 )
 def test_damage_is_one_line(folder: Path, harm, message: str):
     harm(folder)
     with pytest.raises(MemtrainError) as caught:
         load_pretrained("tiny-digits", folder=folder)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def edit(folder: Path, **values) -> None:
@@ -199,6 +224,50 @@ def edit_cell(folder: Path, kind: str) -> None:
     config = json.loads((folder / "tiny-digits.json").read_text())["config"]
     config["cell"]["kind"] = kind
     edit(folder, config=config)
+
+
+def test_an_export_is_the_old_model_or_the_new_one_wherever_it_ends(
+    run: Run, folder: Path, monkeypatch
+):
+    """Every file operation of an export fails in turn."""
+    old = weights_in(folder)
+    other = Run(replace(run.config, seed=1), folder)
+    other.progress = run.progress
+    with torch.no_grad():
+        other.rnn.readout.head.weight.add_(1)
+    seen = []
+    for failing in range(20):
+        calls = 0
+
+        def count(real, limit=failing):
+            def operation(*arguments, **options):
+                nonlocal calls
+                calls += 1
+                if calls > limit:
+                    raise OSError(28, "No space left on device")
+                return real(*arguments, **options)
+
+            return operation
+
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
+                patch.setattr(module, name, count(getattr(module, name)))
+            try:
+                export(other, "tiny-digits", folder)
+            except OSError:
+                seen.append(torch.equal(weights_in(folder), old))
+                continue
+        break
+    assert seen[0] and not seen[-1] and seen == sorted(seen, reverse=True)  # old, then new
+    assert not torch.equal(weights_in(folder), old)
+    assert sorted(p.name for p in folder.iterdir() if "draft" not in p.name) == [
+        "tiny-digits.json",
+        "tiny-digits.safetensors",
+    ]
+
+
+def weights_in(folder: Path) -> torch.Tensor:
+    return load_pretrained("tiny-digits", folder=folder).rnn.readout.head.weight
 
 
 def test_what_cannot_be_exported_says_why(run: Run, tmp_path: Path):

@@ -1,5 +1,7 @@
 """`generate`, the one function with which a model writes."""
 
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+import memtrain.authoring
 from conftest import TINY, random_tokens, seeded
+from memtrain.authoring import Wish, write_wish
 from memtrain.data.pictures import Picture
 from memtrain.data.spelling import Spelling
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, printable
 from memtrain.eval.rollout import write
 from memtrain.nn.build import build_rnn
 from memtrain.pretrained import Pretrained
-from memtrain.writer import Written, _given, generate
+from memtrain.writer import Written, _check_model, _given, generate
 
 TEXT = Spelling(vocab_size=256, start_token=10, text=True)
 PICTURE = Spelling(
@@ -152,3 +156,83 @@ def test_texts_are_saved_apart(tmp_path: Path):
     tokens = np.array([list(b"one"), list(b"two")])
     Written(tokens, 0, TEXT).save(tmp_path / "deep" / "out.txt")
     assert (tmp_path / "deep" / "out.txt").read_text() == "one\n\n----\n\ntwo"
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.JPG", "x.svg"])
+def test_text_is_not_saved_as_a_picture(tmp_path: Path, name: str):
+    with pytest.raises(MemtrainError, match="writes text; end it in .txt"):
+        Written(np.array([list(b"one")]), 0, TEXT).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("mnist-small", "load_pretrained('mnist-small')"),
+        (Path("runs/x"), "load_rnn('runs/x')"),
+        (3, "model=int: must be a Run"),
+    ],
+)
+def test_a_name_in_place_of_a_model_says_how_to_load_it(wrong: Any, message: str):
+    with pytest.raises(MemtrainError) as caught:
+        _check_model(wrong)  # of `generate`, whose types are checked here before it is called
+    assert message in str(caught.value)
+
+
+def test_a_text_for_pictures_names_the_argument_and_the_option():
+    with pytest.raises(MemtrainError, match=r"give the tokens .* \(on the command line: --image"):
+        generate(model(PICTURE), prompt="a")
+
+
+@pytest.mark.parametrize("part", ["readout", "cell"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nothing_is_sampled_from_nan(part: str, value: float):
+    author, heard = model(TEXT), []
+    weight = next(p for p in getattr(author.rnn, part).parameters() if p.ndim == 2)
+    with torch.no_grad():
+        weight.fill_(value)
+    with pytest.raises(MemtrainError, match="not finite, there is nothing to sample from"):
+        generate(author, length=40, listen=heard.append)
+    assert not heard
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_control_characters_are_written_out_on_a_terminal_only(monkeypatch, count: int, tmp_path):
+    text = "a\x1b]0;x\x07é\u202eb\n"
+    tokens = np.tile(np.frombuffer(text.encode(), np.uint8).astype(np.int64), (count, 1))
+
+    def write(model, *, listen=None, **_):
+        for piece in np.split(tokens, tokens.shape[1], axis=1):
+            if listen is not None:
+                listen(piece)  # byte by byte: characters are split
+        return Written(tokens, 0, TEXT)
+
+    monkeypatch.setattr(memtrain.authoring, "generate", write)
+    out = tmp_path / "out.txt"
+    for stream, shown in ((Terminal(), printable(text)), (io.StringIO(), text)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        write_wish(model(TEXT), "tiny", Wish(count=count, out=out))
+        assert shown in stream.getvalue()
+        assert ("\x1b" in stream.getvalue()) is (not stream.isatty())
+        assert out.read_text() == "\n\n----\n\n".join([text] * count)
+
+
+def test_a_picture_is_written_through_no_link(tmp_path: Path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    (tmp_path / "run" / "samples").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MemtrainError, match="symbolic link"):
+        write_wish(model(PICTURE), str(tmp_path / "run"), Wish(count=1))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_text_for_a_picture_file_is_refused_before_it_is_written(tmp_path: Path, capsys):
+    with pytest.raises(MemtrainError, match=r"end it in \.txt"):
+        write_wish(model(TEXT), "tiny", Wish(out=tmp_path / "x.png"))
+    assert capsys.readouterr().out == ""

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, printable
 from memtrain.eval.sampling import Sampler
 from memtrain.files import refuse_links
 from memtrain.pretrained import load_pretrained, load_rnn, pretrained_names
 from memtrain.run import Run
 from memtrain.run_folder import is_run
 from memtrain.train.metrics import Reporter
-from memtrain.writer import Writer, Written, generate
+from memtrain.writer import Writer, Written, check_text_file, generate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,23 +79,24 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
             option = "--image" if wish.image else "--given"
             writes = "text" if spelling.text else "tokens"
             raise MemtrainError(f"{option}: this model writes {writes}; begin with --prompt")
+        if wish.out is not None:
+            check_text_file(wish.out)  # before anything is written to the terminal
         written = _write_text(model, wish)
-        if wish.out:
+        if wish.out is not None:
             written.save(wish.out)
         return
     if wish.out is not None and wish.out.suffix.lower() != ".png":
         raise MemtrainError(f"out={wish.out}: pictures are written as a PNG; end it in .png")
     originals = _originals(model, wish)
-    if wish.prompt is not None:
-        spelling.encode_text(wish.prompt)  # says why not
-    prompt = None
+    prompt = wish.prompt  # a text is refused in words
     count = wish.count or 64
     if originals is not None:
         count, length = originals.shape
         prompt = originals[:, : min(length - 1, max(1, round((wish.given or 0.5) * length)))]
     written = _generate(model, wish, count, prompt)
-    path = wish.out or _place(name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"
-    if wish.out is None and is_run(name):
+    path = wish.out
+    if path is None:
+        path = _place(name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"
         refuse_links(path, Path(name))
     written.save(path, originals)
     print(path)
@@ -123,7 +124,7 @@ def _write_text(model: Writer, wish: Wish) -> Written:
     if count > 1:
         written = _generate(model, wish, count, wish.prompt)
         for number, text in enumerate(written.texts(), start=1):
-            print(f"---- {number} of {count} ----\n{text.lstrip(chr(10))}\n")
+            print(f"---- {number} of {count} ----\n{for_reader(text.lstrip(chr(10)))}\n")
         return written
     # A character may take several bytes, of which a piece may hold the first ones only.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -131,7 +132,8 @@ def _write_text(model: Writer, wish: Wish) -> Written:
     def show(tokens: np.ndarray) -> None:
         row = tokens[0]
         text = decoder.decode(row.astype(np.uint8).tobytes()) if spelling.text else None
-        print(" ".join(map(str, row)) + " " if text is None else text, end="", flush=True)
+        shown = " ".join(map(str, row)) + " " if text is None else for_reader(text)
+        print(shown, end="", flush=True)
 
     if wish.prompt is not None:
         show(spelling.encode_text(wish.prompt)[None])
@@ -139,6 +141,12 @@ def _write_text(model: Writer, wish: Wish) -> Written:
         return _generate(model, wish, 1, wish.prompt, show)
     finally:
         print(decoder.decode(b"", final=True), flush=True)
+
+
+def for_reader(text: str) -> str:
+    """Text as stdout takes it: a terminal gets control characters written out, as they could
+    rename, clear or reprogram it; a pipe or a file gets every character as the model wrote it."""
+    return printable(text) if sys.stdout.isatty() else text
 
 
 def _originals(model: Writer, wish: Wish) -> np.ndarray | None:

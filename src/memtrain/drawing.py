@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memtrain.files import write_whole
+from memtrain.files import write_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,16 +38,19 @@ def panels(rows: int, columns: int, *, width: float = 3.2, height: float = 2.7, 
     return figure, axes
 
 
-def save(figure: "Figure", path: Any) -> None:
-    """Save a figure to an open file, or whole to a path: a link there is replaced, not followed."""
+def rendered(figure: "Figure", kind: str = "png") -> bytes:
+    """The figure as the content of a file: png, pdf or svg."""
     from matplotlib import rc_context
 
-    file = io.BytesIO() if isinstance(path, (str, Path)) else path
-    kind = Path(path).suffix[1:] if file is not path else None
+    content = io.BytesIO()
     with rc_context(STYLE):
-        figure.savefig(file, format=kind or None, dpi=130, facecolor="white")
-    if file is not path:
-        write_whole(Path(path), file.getvalue())
+        figure.savefig(content, format=kind, dpi=130, facecolor="white")
+    return content.getvalue()
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write the figure to a file, whole or not at all; its suffix says in which format."""
+    write_named(path, rendered(figure, path.suffix.removeprefix(".").lower() or "png"))
 
 
 def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:

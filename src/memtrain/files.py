@@ -137,6 +137,9 @@ def write_whole(path: Path, content: bytes) -> None:
     """Replace a file: a reader, or a crash, finds the old content or the new one.
 
     A link at `path` is replaced, not followed. Folders on the way are: see `refuse_links`.
+
+    Raises:
+        OSError: it names `path`, and the old content is still there.
     """
     draft = path.with_name(unique_name(f".draft-{path.name}-"))
     try:
@@ -145,11 +148,25 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             draft.unlink()
+        if isinstance(error, OSError):  # a full disk names no file, other errors the draft
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     sync(path.parent)
+
+
+def write_named(path: Path, content: bytes) -> None:
+    """Write a file that the user may have named, as `write_whole` does; its folders are made.
+
+    What lies in /dev or /proc, such as /dev/stdout, is written to and not replaced.
+    """
+    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        path.write_bytes(content)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)
 
 
 # ----------------------------------------------------------------------------------------- lock

@@ -46,6 +46,17 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """A paragraph that nobody should miss."""
+
+    text: str
+    """Plain text, as in `Text`."""
+
+    def html(self) -> str:
+        return f'<p class="notice">{escape_text(self.text)}</p>'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
     """Rows under a header; the first column names the row."""
 
@@ -171,7 +182,7 @@ class Fold:
         return f"<details><summary>{escape_text(self.summary)}</summary>{inner}</details>"
 
 
-Part = Heading | Text | Table | Chart | Figure | Columns | Code | Fold
+Part = Heading | Text | Notice | Table | Chart | Figure | Columns | Code | Fold
 
 
 def render_page(title: str, lead: str, parts: Sequence[Part], footer: str) -> str:

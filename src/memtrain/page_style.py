@@ -29,6 +29,8 @@ h2 { margin: 72px 0 12px; font-size: 23px; line-height: 1.3; letter-spacing: -0.
 p { margin: 0 0 16px; max-width: 720px; text-wrap: pretty; }
 .lead { max-width: 860px; margin-bottom: 40px; font-size: 20px; line-height: 1.55;
   white-space: pre-line; }
+.notice { max-width: 860px; padding: 14px 18px; background: var(--tint);
+  border-left: 3px solid var(--c1); print-color-adjust: exact; }
 .note { margin: 10px 0 0; font-size: 14px; line-height: 1.5; color: var(--soft); }
 .note:empty { display: none; }
 footer { margin-top: 80px; padding-top: 16px; border-top: 1px solid var(--line);
@@ -94,6 +96,10 @@ p + figure, p + .columns { margin-top: 36px; }
 path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
 .grid { stroke: var(--grid); }
 .base { stroke: var(--grey); }
+.upright { stroke: var(--soft); stroke-dasharray: 2 3; }
+.upright-label { position: absolute; bottom: 4px; padding: 0 6px; color: var(--soft);
+  white-space: nowrap; pointer-events: none; }
+.upright-label.before { transform: translateX(-100%); }
 .c0 { --own: var(--c0); } .c1 { --own: var(--c1); } .c2 { --own: var(--c2); }
 .c3 { --own: var(--c3); } .c4 { --own: var(--c4); } .c5 { --own: var(--c5); }
 .grey { --own: var(--grey); }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from memtrain.data.spelling import Spelling
 from memtrain.errors import MemtrainError
 from memtrain.eval.rollout import write_chunks
 from memtrain.eval.sampling import Sampler
+from memtrain.files import write_named
 from memtrain.nn.rnn import RNN
 
+PICTURE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}
 TEXT_LENGTH = 512
 """Characters that are written unless asked otherwise."""
 
@@ -61,8 +63,8 @@ class Written:
         if picture is not None and path.suffix.lower() != ".png":
             raise MemtrainError(f"{path}: pictures are written as a PNG; end it in .png")
         if picture is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n\n----\n\n".join(self.texts()), encoding="utf-8")
+            check_text_file(path)
+            write_named(path, "\n\n----\n\n".join(self.texts()).encode())
         elif originals is None:
             save_grid(path, self.pictures())
         else:
@@ -71,6 +73,12 @@ class Written:
             made = made.repeat(picture.patch, axis=0).repeat(picture.patch, axis=1)
             shown = self.spelling.decode_pictures(originals)
             save_grid(path, self.pictures(), originals=shown, made=made)
+
+
+def check_text_file(path: Path) -> None:
+    """Refuse a picture's file name for text."""
+    if path.suffix.lower() in PICTURE_SUFFIXES:
+        raise MemtrainError(f"{path}: this model writes text; end it in .txt")
 
 
 def generate(
@@ -99,8 +107,12 @@ def generate(
         seed: the same seed writes the same, on the same kind of device.
         listen: hears the tokens as they are written, a few at a time.
 
+    Raises:
+        MemtrainError: an argument is not what it must be, or the model's logits are NaN.
+
     Example: `generate(load_pretrained("mnist-small"), count=64).save("digits.png")`
     """
+    _check_model(model)
     spelling = model.spelling
     if spelling is None:
         raise MemtrainError("this model answers questions and has no sequences to write")
@@ -133,6 +145,20 @@ def generate(
     return Written(np.concatenate(parts, axis=1), given.shape[1], spelling)
 
 
+def _check_model(model: Any) -> None:
+    """Refuse what is not a model, above all the name of one."""
+    if isinstance(model, str | Path):
+        raise MemtrainError(
+            f"model={str(model)!r}: is a name, not a model; load it: "
+            f"load_pretrained({str(model)!r}), or load_rnn({str(model)!r}) of a run's folder"
+        )
+    if not isinstance(model, Writer):
+        raise MemtrainError(
+            f"model={type(model).__name__}: must be a Run, or what load_pretrained or load_rnn "
+            "returns"
+        )
+
+
 @contextmanager
 def _any_kernel() -> Iterator[None]:
     """torch has no sum along a row of a GPU that it calls deterministic, and a run that asks for
@@ -153,6 +179,11 @@ def _given(
 ) -> Int64[np.ndarray, "B P"]:
     if prompt is None:
         return np.zeros((count, 0), np.int64)
+    if isinstance(prompt, str) and spelling.picture is not None:
+        raise MemtrainError(
+            f"prompt={prompt[:20]!r}: this model writes pictures; give the tokens of a picture's "
+            "beginning (on the command line: --image FILE)"
+        )
     tokens = spelling.encode_text(prompt) if isinstance(prompt, str) else np.asarray(prompt)
     if not tokens.size:
         raise MemtrainError("prompt: must hold at least one token")

@@ -26,7 +26,8 @@ from memtrain.experiments.order import urgency
 from memtrain.experiments.progress import View
 from memtrain.experiments.reproduce import outcome, reproduce
 from memtrain.experiments.sweep import ResultsFile, results_frame, results_of, sweep
-from memtrain.experiments.work import Done, Event, Progress, Work, attempt, collect, locked
+from memtrain.experiments.work import Done, Event, Progress, Work, attempt, collect
+from memtrain.files import locked
 from memtrain.train.checkpoint import latest_checkpoint
 
 HERE = Path(__file__).parent
@@ -210,7 +211,7 @@ def test_a_line_cut_short_is_forgotten(faulty, tmp_path: Path):
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
     with (
-        locked(tmp_path / "sweep.lock"),
+        locked(tmp_path / "sweep.lock", "busy"),
         pytest.raises(MemtrainError, match="another sweep is at work there"),
     ):
         sweep(tmp_path, [], partial(in_process, tmp_path))
@@ -311,7 +312,7 @@ def test_a_figure_is_not_drawn_while_a_setting_has_nothing(tmp_path: Path):
         key=work.key,
         tags=work.asked[0].tags,
         measured={"rnn_accuracy": 1.0},
-        cost={},
+        cost={"steps": 1, "tokens": 1, "sequential_ops": 1, "seconds": 1.0},
         curve=[],
     )
     ResultsFile(tmp_path).append(done)

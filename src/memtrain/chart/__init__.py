@@ -8,13 +8,14 @@ from memtrain.chart.axes import Axis, linear_axis, log_axis, tick_labels
 from memtrain.chart.escaping import escape_text
 from memtrain.chart.figure import Chart
 from memtrain.chart.hover import SCRIPT
-from memtrain.chart.lines import BOX, LABEL_GAP, Series, draw_svg, end_places, line_classes
+from memtrain.chart.lines import BOX, LABEL_GAP, Mark, Series, draw_svg, end_places, line_classes
 
 __all__ = [
     "Axis",
     "BOX",
     "Chart",
     "LABEL_GAP",
+    "Mark",
     "SCRIPT",
     "Series",
     "draw_svg",

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from memtrain.chart.axes import Axis, Number, linear_axis, log_axis
 from memtrain.chart.escaping import escape_text
 from memtrain.chart.hover import hover_data
-from memtrain.chart.lines import Series, draw_svg, end_places, line_classes
+from memtrain.chart.lines import (
+    Mark,
+    Series,
+    draw_svg,
+    end_places,
+    line_classes,
+    mark_places,
+)
 from memtrain.errors import MemtrainError
 
 LABEL_LENGTH = 28
@@ -34,6 +41,8 @@ class Chart:
     """Ends of the y axis; lines are cut there. None follows the points."""
     note: str = ""
     """A sentence under the chart."""
+    marks: Sequence[Mark] = ()
+    """Places on the x axis that are named."""
 
     def __post_init__(self) -> None:
         if self.y_range is None:
@@ -74,7 +83,8 @@ class Chart:
             f'<div class="frame"><div class="y-label">{escape_text(self.y_label)}</div>'
             f'<div class="y-ticks">{_tick_spans(y_axis, "top")}</div>'
             f'<div class="plot" role="img" aria-label="{escape_text(summary)}">'
-            f"{draw_svg(x_axis, y_axis, drawn, kinds)}{empty}</div>"
+            f"{draw_svg(x_axis, y_axis, drawn, kinds, self.marks)}{empty}"
+            f"{_mark_labels(self.marks, x_axis)}</div>"
             f'<div class="ends">{end_labels}</div>'
             f'<div class="x-ticks">{_tick_spans(x_axis, "left")}</div>'
             f'<div class="x-label">{escape_text(self.x_label)}</div></div>'
@@ -87,6 +97,15 @@ def _tick_spans(axis: Axis, side: str) -> str:
         f'<span style="{side}:{axis.place(tick) if side == "left" else 1 - axis.place(tick):.2%}">'
         f"{label}</span>"
         for tick, label in zip(axis.ticks, axis.labels, strict=True)
+    )
+
+
+def _mark_labels(marks: Sequence[Mark], x_axis: Axis) -> str:
+    """Beside their lines, on the side with more room."""
+    return "".join(
+        f'<span class="upright-label{" before" if place > 0.5 else ""}" style="left:{place:.2%}">'
+        f"{escape_text(mark.label)}</span>"
+        for mark, place in mark_places(marks, x_axis)
     )
 
 

@@ -55,6 +55,16 @@ class Series:
         ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A place on the x axis, marked by an upright line and a label."""
+
+    x: Number
+    """Where; it is left out where the axis does not reach."""
+    label: str
+    """What happens there."""
+
+
 def _drawable(value: Number | None, *, log: bool) -> TypeGuard[Number]:
     return value is not None and math.isfinite(value) and not (log and value <= 0)
 
@@ -107,11 +117,31 @@ def end_places(drawn: Iterable[Points], x_axis: Axis, y_axis: Axis) -> list[tupl
     return [(index, place) for (_, index), place in zip(wanted, places, strict=True)]
 
 
-def draw_svg(x_axis: Axis, y_axis: Axis, drawn: Sequence[Points], kinds: Sequence[str]) -> str:
-    """Grid and lines. A dot is a line of no length with round ends: stretching keeps it round."""
+def mark_places(marks: Sequence[Mark], x_axis: Axis) -> list[tuple[Mark, float]]:
+    """The marks that the axis reaches, each with its place: 0 at the left, 1 at the right."""
+    known = [mark for mark in marks if _drawable(mark.x, log=x_axis.log)]
+    placed = [(mark, x_axis.place(mark.x)) for mark in known]
+    return [(mark, place) for mark, place in placed if 0 <= place <= 1]
+
+
+def draw_svg(
+    x_axis: Axis,
+    y_axis: Axis,
+    drawn: Sequence[Points],
+    kinds: Sequence[str],
+    marks: Sequence[Mark] = (),
+) -> str:
+    """Grid, marks and lines.
+
+    A dot is a line of no length with round ends: stretching keeps it round.
+    """
     grid = [f"M0,{BOX * (1 - y_axis.place(tick)):.1f}H{BOX}" for tick in y_axis.ticks]
     grid += [f"M{BOX * x_axis.place(tick):.1f},0V{BOX}" for tick in x_axis.ticks]
     shapes = [f'<path class="grid" d="{"".join(grid)}"/><path class="base" d="M0,{BOX}H{BOX}"/>']
+    shapes += [
+        f'<path class="upright" d="M{BOX * place:.1f},0V{BOX}"/>'
+        for _, place in mark_places(marks, x_axis)
+    ]
     # Grey lines lie below, strong ones on top.
     order = sorted(range(len(drawn)), key=lambda i: ("strong" in kinds[i]) - ("grey" in kinds[i]))
     for index in order:
@@ -130,6 +160,6 @@ def draw_svg(x_axis: Axis, y_axis: Axis, drawn: Sequence[Points], kinds: Sequenc
         if lines:
             shapes.append(f'<path class="line {kinds[index]}" d="{lines}"/>')
         if dots:
-            marks = "".join(f"M{dot}h0" for dot in sorted(dots))
-            shapes.append(f'<path class="dot {kinds[index]}" d="{marks}"/>')
+            places = "".join(f"M{dot}h0" for dot in sorted(dots))
+            shapes.append(f'<path class="dot {kinds[index]}" d="{places}"/>')
     return f'<svg viewBox="0 0 {BOX} {BOX}" preserveAspectRatio="none">{"".join(shapes)}</svg>'

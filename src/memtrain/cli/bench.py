@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from memtrain.cli.parse import parse
 from memtrain.errors import MemtrainError
+from memtrain.files import write_named
 
 FIGURES = (".png", ".pdf", ".svg")
 
@@ -112,7 +113,7 @@ def _growth(options: Any) -> int:
         if not timed.points:
             raise MemtrainError(f"nothing was timed: {timed.left_out[0][1]}")
         curves = as_curves(timed, engine, size)
-        options.figure.with_suffix(".json").write_text(to_json(curves) + "\n")
+        write_named(options.figure.with_suffix(".json"), (to_json(curves) + "\n").encode())
     if options.json:
         print(to_json(curves))
     else:

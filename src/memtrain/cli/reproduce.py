@@ -23,7 +23,7 @@ def reproduce(arguments: list[str]) -> int:
             "\n  memtrain reproduce all --scale smoke       all fifteen, minutes on a laptop"
             "\n  memtrain reproduce joint --scale cpu       minutes, small but real"
             "\n  memtrain reproduce synthetic --scale gpu   on a GPU, several runs at once"
-            "\nWhat is done stays done: the same command goes on where it was stopped."
+            "\nWhat is done stays done: the same command continues where it was stopped."
             "\n`memtrain reproduce FIGURE --help` lists the options."
         )
         return 0 if arguments else 2
@@ -33,7 +33,8 @@ def reproduce(arguments: list[str]) -> int:
     @dataclass(frozen=True)
     class Reproduce:
         """Run the grid of a figure, draw it, and say whether the paper's claim holds here.
-        Finished runs are skipped, a stopped sweep goes on, a failed run does not stop the rest."""
+        Finished runs are skipped, a stopped sweep continues, a failed run does not stop the rest.
+        The scale smoke is too small to judge any claim."""
 
         figures: tyro.conf.Positional[
             Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIGURE...")]
@@ -55,7 +56,8 @@ def reproduce(arguments: list[str]) -> int:
         """Let kernels of several runs share an NVIDIA GPU, where its Multi-Process Service can be
         started; it ends with the command."""
         minutes: float = math.inf
-        """After that many minutes no run is begun; the same command goes on later. 0 only draws."""
+        """After that many minutes no run is begun; the same command continues later. 0 only
+        draws."""
         data_dir: Path = Path("data")
         """Where `memtrain data` put mnist, tinystories and sketchy (scales gpu and paper)."""
         device: str = "auto"
@@ -91,9 +93,12 @@ def report(arguments: list[str]) -> int:
         """Folders that `memtrain reproduce` filled; all of runs/reproduce-* unless given."""
         out: Path | None = None
         """The page; report.html in the first folder unless given."""
+        allow_code: bool = False
+        """Import the figures of yours that a folder names (my_file:MyFigure); without it the page
+        leaves them out. Only for folders that you trust."""
 
     options = parse(Report, arguments, "memtrain report")
 
     from memtrain.experiments.command import run_report
 
-    return run_report(options.folders, options.out)
+    return run_report(options.folders, options.out, options.allow_code)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from memtrain.files import write_whole
+from memtrain.files import write_named
 
 PAPER = 128
 """The grey between pictures: neither ink nor ground."""
@@ -22,7 +22,7 @@ def save_grid(
     originals: UInt8[np.ndarray, "N H W"] | None = None,
     made: UInt8[np.ndarray, "H W"] | None = None,
 ) -> None:
-    """Write pictures as a near-square grid, small ones enlarged.
+    """Write pictures as a near-square grid, small ones enlarged; the file is whole or not there.
 
     Args:
         path: the PNG; its folders are made.
@@ -33,7 +33,6 @@ def save_grid(
     """
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     count, height, _ = pictures.shape
     colour = np.repeat(pictures[..., None], 3, axis=-1)
     if made is not None:
@@ -48,9 +47,10 @@ def save_grid(
         rows = []
         for first in range(0, count, columns):
             rows += [above[first : first + columns], colour[first : first + columns]]
-    file = io.BytesIO()
-    Image.fromarray(_tile(rows, columns, scale=max(1, 48 // height))).save(file, "PNG")
-    write_whole(path, file.getvalue())
+    content = io.BytesIO()
+    canvas = _tile(rows, columns, scale=max(1, 48 // height))
+    Image.fromarray(canvas).save(content, format="PNG")
+    write_named(path, content.getvalue())
 
 
 def _tile(rows: list[np.ndarray], columns: int, scale: int) -> UInt8[np.ndarray, "Y X 3"]:

@@ -59,7 +59,11 @@ def write_chunks(
 ) -> Iterator[Int[Tensor, "B K"]]:
     """What `write` returns, in pieces of `chunk` tokens as they are written.
 
-    Everything stays on the device: nothing is read back until the caller does.
+    Tokens stay on the device. All that is read back, once for each piece, is whether there was
+    anything to sample from.
+
+    Raises:
+        MemtrainError: the logits or the memory are NaN; that piece is not yielded.
     """
     if prompt.shape[1] < 1:
         raise MemtrainError("prompt: must hold at least one token")
@@ -67,11 +71,22 @@ def write_chunks(
         raise MemtrainError(f"length={length}: must be at least 1")
     with torch.no_grad():
         memory = _read_prompt(rnn, prompt)
+        _refuse_nan(rnn.predict(memory).softmax(dim=-1), "logits")
     for first in range(0, length, chunk):
         with torch.no_grad():  # not around the yield: the caller's code is the caller's
             chances = _chances(min(chunk, length - first), len(prompt), generator)
             written, memory = rnn.write(memory, chances.to(prompt.device), sampler)
+            _refuse_nan(memory, "memory")
         yield written
+
+
+def _refuse_nan(values: Float[Tensor, "..."], what: str) -> None:
+    """A sampler would take token 0 wherever nothing is a number."""
+    if values.isnan().any():
+        raise MemtrainError(
+            f"{what}: not finite, there is nothing to sample from; the model's weights are damaged "
+            "or its training diverged: take an earlier checkpoint"
+        )
 
 
 def _chances(steps: int, rows: int, generator: torch.Generator) -> Float[Tensor, "T B"]:

@@ -3,6 +3,7 @@
 This page imports no torch, so that the list is quick.
 """
 
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,28 @@ FIGURES = {
 """Names in the paper's order; the module of a name has underscores for its hyphens."""
 
 
+def is_own(name: str) -> bool:
+    """Whether a name is that of a class to import, package.module:Class."""
+    return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) is not None
+
+
+def is_figure(name: str) -> bool:
+    """Whether a name is one of the paper's figures, or has the form of a class to import."""
+    return name in FIGURES or is_own(name)
+
+
 def load(name: str) -> "Experiment":
-    """A figure by name, or one of yours as package.module:Class."""
+    """A figure by name, or one of yours as package.module:Class, which is imported."""
     from memtrain.experiments.experiment import Experiment
     from memtrain.load import load_class
 
     if ":" in name:
-        made = load_class(name, "figure")()
+        if not is_own(name):
+            raise MemtrainError(f"figure {name!r}: must be package.module:Class")
+        try:
+            made = load_class(name, "figure")()
+        except TypeError as error:  # a method of the contract is missing, or it takes arguments
+            raise MemtrainError(f"figure {name}: cannot be made ({error})") from None
         if not isinstance(made, Experiment):
             raise MemtrainError(f"figure {name}: must derive from memtrain's Experiment")
         made.name = name  # by which a worker finds it again

@@ -7,18 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from memtrain.errors import MemtrainError
-from memtrain.experiments.experiment import Setup
+from memtrain.errors import MemtrainError, printable
+from memtrain.experiments.experiment import TOO_SMALL, Setup
 from memtrain.experiments.launch import default_processes, run_locally, run_on_ray
 from memtrain.experiments.mps import shared_gpu
-from memtrain.experiments.report import write_report
+from memtrain.experiments.report import make_report
 from memtrain.experiments.reproduce import Outcome, figure_names, outcome, reproduce
 from memtrain.experiments.sweep import Launch
+from memtrain.files import refuse_links, write_named
 from memtrain.train.engine import pick_device
 
 
@@ -38,12 +41,12 @@ def run_reproduce(options: Any) -> int:
         print(json.dumps(_finite(record | {"missing": missing})))
     else:
         _print_verdicts(found, setup)
-        print(f"\nfolder  {folder}\npage    memtrain report {folder}")
+        print(f"\nfolder  {folder}\npage    memtrain report {quote(str(folder))}")
     if failed:
         print(f"memtrain: {len(failed)} runs failed; the same command tries again", file=sys.stderr)
     elif missing:
         told = f"{missing} runs are missing after {options.minutes:g} minutes"
-        print(f"memtrain: {told}; the same command goes on", file=sys.stderr)
+        print(f"memtrain: {told}; the same command continues", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -88,21 +91,30 @@ def _finite(value: Any) -> Any:
 
 
 def _print_verdicts(found: Sequence[Outcome], setup: Setup) -> None:
-    table = Table(title=f"scale {setup.scale}", show_lines=True)
+    judged = f": {TOO_SMALL} any claim" if setup.scale == "smoke" else ""
+    table = Table(title=f"scale {setup.scale}{judged}", show_lines=True)
     for column in ("figure", "the claim", "what was found"):
         table.add_column(column)
     for one in found:
-        table.add_row(one.figure.name, one.verdict.word, one.verdict.sentence)
+        cells = (one.figure.name, one.verdict.word, one.verdict.sentence)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     Console(highlight=False).print(table)
 
 
-def run_report(folders: Sequence[Path], out: Path | None) -> int:
+def run_report(folders: Sequence[Path], out: Path | None, allow_code: bool) -> int:
+    """Write the page and print where it is; what was left out goes to stderr."""
     if not folders:
         folders = sorted(path.parent for path in Path("runs").glob("reproduce-*/setup.json"))
     if not folders:
         raise MemtrainError(
             "nothing to report: no runs/reproduce-* here; memtrain reproduce all makes one"
         )
-    page = write_report(folders, out or folders[0] / "report.html")
+    page = out or folders[0] / "report.html"
+    if out is None:
+        refuse_links(page, folders[0])
+    report = make_report(folders, allow_code=allow_code)
+    write_named(page, report.html.encode())
+    for name in report.left_out:
+        print(f"left out {name}: --allow-code imports it, if you trust it", file=sys.stderr)
     print(page.resolve().as_uri())
     return 0

@@ -29,6 +29,13 @@ STAND_INS = {
     "sketchy": "outlines of polygons in Sketchy's place",
 }
 """What the scales smoke and cpu learn instead of a data set; stand_ins.py makes it."""
+TOO_SMALL = "too small to judge"
+"""The word for every claim at the scale smoke."""
+ROOT = "{folder}"
+"""How configs write the folder of a sweep."""
+LATER: dict[str, Any] = {}
+"""Fields that configs got after the first sweeps were run ("data.field"), with their defaults: at
+its default such a field is not part of a key, so that earlier folders keep their results."""
 Tag = str | int | float | bool
 Value = TypeVar("Value")
 
@@ -45,6 +52,11 @@ class Setup:
     """Holds what `memtrain data` prepared, for the scales gpu and paper."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
+    root: str = ROOT
+    """What configs write for the folder, so that a run's key is the same wherever the folder lies.
+    Folders of earlier versions have the place where they were made."""
+    prepares: bool = True
+    """Whether a grid makes the data that it needs, or asks for it; a report does without."""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -76,7 +88,13 @@ class Job:
     @property
     def key(self) -> str:
         """The same for the same config: such jobs share one run, whichever figure asks."""
-        text = json.dumps([asdict(self.config), self.train], sort_keys=True)
+        plain = asdict(self.config)
+        for name, default in LATER.items():
+            *section, field_name = name.split(".")
+            at = plain[section[0]] if section else plain
+            if at.get(field_name) == default:
+                del at[field_name]
+        text = json.dumps([plain, self.train], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -108,15 +126,17 @@ class Verdict:
     """Whether the paper's claim holds here."""
 
     holds: bool | None
-    """None: this scale cannot tell."""
+    """None: it was not judged."""
     sentence: str
     """What was found, with numbers, for a person."""
     numbers: dict[str, Any]
     """The same for a program."""
+    unjudged: str = "not judged at this scale"
+    """Why not, if it was not."""
 
     @property
     def word(self) -> str:
-        return {True: "holds", False: "does not hold", None: "not claimed"}[self.holds]
+        return {True: "holds", False: "does not hold", None: self.unjudged}[self.holds]
 
 
 class Experiment(ABC):
@@ -129,8 +149,6 @@ class Experiment(ABC):
     """Raise it when `measure` changes its meaning."""
     data_sets: tuple[str, ...] = ()
     """Of mnist, tinystories, sketchy, those that it learns; small scales have stand-ins."""
-    decisive_at_smoke: bool = False
-    """Whether even the smallest scale can tell: nothing is trained, or only counted."""
 
     @property
     def title(self) -> str:
@@ -164,7 +182,7 @@ class Experiment(ABC):
         """The picture."""
 
     def verdict(self, setup: Setup, results: Sequence[Result]) -> Verdict:
-        """`judge`, less bold where the scale is too small, with the diverged runs counted."""
+        """`judge`, not at the scale smoke, with the diverged runs counted."""
         found = self.judge(setup, results)
         diverged = sum(bool(result.diverged) for result in results)
         if diverged:
@@ -176,8 +194,8 @@ class Experiment(ABC):
         if setup.scale in ("smoke", "cpu") and self.data_sets:
             instead = ", ".join(STAND_INS[name] for name in self.data_sets)
             found = replace(found, sentence=f"{found.sentence} Data: {instead}.")
-        if setup.scale == "smoke" and not self.decisive_at_smoke:
-            found = replace(found, holds=None)
+        if setup.scale == "smoke":
+            found = replace(found, holds=None, unjudged=TOO_SMALL)
         return found
 
 

@@ -27,7 +27,6 @@ class Gradients(Experiment):
         "memories vanish or explode with distance, depending on the initial weights; SMT's are "
         "about the same at every step."
     )
-    decisive_at_smoke = True
 
     def grid(self, setup: Setup) -> list[Job]:
         length = setup.pick(smoke=32, cpu=64, gpu=128, paper=128)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memtrain.drawing import along_powers, panels
+from memtrain.errors import MemtrainError
 from memtrain.experiments.bases import natural
 from memtrain.experiments.drawing import METHODS
 from memtrain.experiments.experiment import (
@@ -53,7 +54,10 @@ class ModelScaling(Experiment):
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         sizes, teacher, rnn = _means(results)
-        power = np.polyfit(np.log(sizes), np.log(teacher), 1)
+        logs = np.log(sizes), np.log(teacher)
+        if not np.isfinite(logs).all():  # LAPACK would complain on stderr
+            raise MemtrainError("teacher_nats and parameters: must be finite and above 0")
+        power = np.polyfit(*logs, 1)
         left = np.log(teacher) - np.polyval(power, np.log(sizes))
         around = np.var(np.log(teacher))
         fit = 1 - float(np.var(left) / around) if around else math.nan

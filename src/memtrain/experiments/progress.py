@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,6 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
+from memtrain.errors import printable
 from memtrain.experiments.work import Done, Event, Failed, Progress, Work
 
 
@@ -72,7 +74,7 @@ class View:
             self.done += len(work.asked) * isinstance(event, Done)
             self.failed += isinstance(event, Failed)
         if isinstance(event, Failed):
-            self._say(f"failed: {_title(work)}: {event.message}")
+            self._say(printable(f"failed: {_title(work)}: {event.message}"))
         if self.bars:
             self._draw(event, work)
         elif time.monotonic() - self.spoke > self.seconds:
@@ -111,7 +113,7 @@ class View:
                 self.lines[event.key] = self.bars.add_task("", total=event.steps)
             self.bars.update(
                 self.lines[event.key],  # type: ignore[arg-type]
-                description=f"  {_title(work)} {event.stage}",
+                description=escape(printable(f"  {_title(work)} {event.stage}")),
                 completed=event.step,
                 total=event.steps,
             )

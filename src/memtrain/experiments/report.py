@@ -1,44 +1,116 @@
 """One HTML page of everything reproduced: figures, verdicts, seeds and spread, single runs."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memtrain.chart import Chart, Series
 from memtrain.config_json import to_json
+from memtrain.drawing import panels, rendered
+from memtrain.errors import MemtrainError
+from memtrain.experiments import is_own
+from memtrain.experiments.drawing import strip
 from memtrain.experiments.experiment import Result, Tag
-from memtrain.experiments.reproduce import Outcome, open_folder, outcomes
-from memtrain.page import Code, Columns, Figure, Fold, Heading, Part, Table, Text, render_page
+from memtrain.experiments.pictures import grey
+from memtrain.experiments.reproduce import Outcome, blaming, open_folder, outcome
+from memtrain.page import (
+    Code,
+    Columns,
+    Figure,
+    Fold,
+    Heading,
+    Notice,
+    Part,
+    Table,
+    Text,
+    render_page,
+)
 from memtrain.version import VERSION
 
 SEED_TAGS = ("seed",)
+SMOKE = (
+    "The scale smoke trains tiny models for a dozen steps. It shows that every figure is run and "
+    "drawn, and says nothing about the paper's claims; --scale cpu is the smallest that judges."
+)
 
 
-def write_report(folders: Sequence[Path], path: Path) -> Path:
-    """Write the page of one or more folders that `memtrain reproduce` filled."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A page, and the figures that it leaves out because they would have to be imported."""
+
+    html: str
+    left_out: list[str]
+
+
+def make_report(folders: Sequence[Path], *, allow_code: bool = False) -> Report:
+    """The page of one or more folders that `memtrain reproduce` filled.
+
+    Args:
+        folders: with setup.json and results.jsonl.
+        allow_code: import the classes of figures that a folder names; else they are left out.
+
+    Raises:
+        MemtrainError: a folder is damaged, or no figure is left.
+    """
     parts: list[Part] = []
     summary: list[list[Any]] = []
+    found: list[Outcome] = []
+    left_out: list[str] = []
+    scales: list[str] = []
     for folder in folders:
-        setup, _ = open_folder(folder)
-        for found in outcomes(folder):
-            title = f"{found.figure.title} ({found.figure.name}, {setup.scale})"
-            summary.append([title, found.verdict.word, _runs(found), _seconds(found)])
-            parts += _figure(found, title)
-    scales = ", ".join(dict.fromkeys(open_folder(folder)[0].scale for folder in folders))
-    held = sum(row[1] == "holds" for row in summary)
+        setup, names = open_folder(folder)
+        scales.append(setup.scale)
+        for name in names:
+            if is_own(name) and not allow_code:
+                left_out.append(name)
+                continue
+            one = outcome(name, setup)
+            title = f"{one.figure.title} ({one.figure.name}, {setup.scale})"
+            summary.append([title, one.verdict.word, _runs(one), _seconds(one)])
+            with blaming(one.figure, folder):
+                parts += _figure(one, title)
+            found.append(one)
+    if not found:
+        reason = f"{left_out[0]} would be imported; " if left_out else ""
+        remedy = "--allow-code imports it, if you trust it" if left_out else "it names no figure"
+        raise MemtrainError(f"{folders[0]}: nothing to report: {reason}{remedy}")
+    title, lead, notice = _headline(found, list(dict.fromkeys(scales)))
+    header = ["figure", "the claim", "runs", "training seconds"]
+    if left_out:
+        said = f"Left out, since memtrain report imports no code of a folder: {_listed(left_out)}."
+        notice.append(Text(text=said))
     page = render_page(
-        "The paper's figures, reproduced",
-        f"{len(summary)} tables and figures at the scale {scales}: each with the paper's claim, "
-        f"whether it holds here, and the runs behind it. {held} hold.",
-        [
-            Table(header=["figure", "the claim", "runs", "training seconds"], rows=summary),
-            *parts,
-        ],
+        title,
+        lead,
+        [*notice, Table(header=header, rows=summary), *parts],
         f"memtrain {VERSION}. Results: {', '.join(str(folder) for folder in folders)}",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return path
+    return Report(page, left_out)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _headline(found: Sequence[Outcome], scales: Sequence[str]) -> tuple[str, str, list[Part]]:
+    """Title, lead and notice: what was judged, and first of all what is too small for it."""
+    count = f"{len(found)} {'table or figure' if len(found) == 1 else 'tables and figures'}"
+    if scales == ["smoke"]:
+        title = "A smoke test of the paper's figures: too small to judge any claim"
+        lead = (
+            f"{count} at the scale smoke, each with the paper's claim, the picture and the runs "
+            "behind it."
+        )
+        return title, lead, [Notice(text=SMOKE)]
+    judged = [one.verdict.holds for one in found if one.verdict.holds is not None]
+    title = f"The paper's figures, reproduced at the scale {' and '.join(scales)}"
+    lead = (
+        f"{count}, each with the paper's claim, whether it holds here, and the runs behind it. "
+        f"Of {len(judged)} claims judged here, {sum(judged)} hold and "
+        f"{len(judged) - sum(judged)} do not; {len(found) - len(judged)} are not judged."
+    )
+    return title, lead, [Notice(text=SMOKE)] if "smoke" in scales else []
 
 
 def _runs(found: Outcome) -> str:
@@ -169,16 +241,8 @@ def _curve(result: Result, what: str) -> Chart:
 def _samples(result: Result) -> Figure | None:
     """The pictures that this run drew, if its figure kept any."""
     album = result.measured.get("album")
-    if not album or "samples" not in album:
+    if not isinstance(album, dict) or "samples" not in album:
         return None
-    import io
-
-    from memtrain.drawing import panels, save
-    from memtrain.experiments.drawing import strip
-    from memtrain.experiments.pictures import grey
-
     drawn, axes = panels(1, 1, width=7.0, height=1.9)
     strip(axes[0, 0], grey(album, "samples")[:16], "")
-    file = io.BytesIO()
-    save(drawn, file)
-    return Figure(png_bytes=file.getvalue(), caption=f"Drawn by this run: {result.job}")
+    return Figure(png_bytes=rendered(drawn), caption=f"Drawn by this run: {result.job}")

@@ -1,16 +1,30 @@
 """`memtrain reproduce`: the grids of some figures, then their pictures and verdicts."""
 
-import json
 import math
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memtrain.drawing import save
+import numpy as np
+
+from memtrain.drawing import rendered
 from memtrain.errors import MemtrainError
 from memtrain.experiments import FIGURES, load
-from memtrain.experiments.experiment import Experiment, Job, Result, Setup, Tag, Verdict
+from memtrain.experiments.experiment import (
+    TOO_SMALL,
+    Experiment,
+    Job,
+    Result,
+    Setup,
+    Tag,
+    Verdict,
+)
+from memtrain.experiments.folder import ResultsFile, Stored, read_setup, settled, write_setup
 from memtrain.experiments.sweep import Launch, Place, place_of, results_of, sweep
+from memtrain.files import refuse_links, write_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +50,7 @@ def reproduce(
 
     The runs of all figures share the launcher, so none of it is idle while one figure ends.
     """
-    figures = [load(name) for name in names]
+    figures, setup = [load(name) for name in names], settled(setup)
     grids = {figure.name: figure.grid(setup) for figure in figures}
     _remember(setup, list(grids))
     jobs = [(name, job) for name, grid in grids.items() for job in grid]
@@ -49,8 +63,12 @@ def reproduce(
         for name, figure in list(waiting.items()):
             if all(place in results for place in places[name]):
                 del waiting[name]
-                found = [results[place] for place in places[name]]
-                due += [(name, job) for job in figure.follow_up(setup, found)]
+                found = [
+                    replace(results[place], tags=dict(job.tags))
+                    for place, job in zip(places[name], grids[name], strict=True)
+                ]
+                with blaming(figure, setup.folder):
+                    due += [(name, job) for job in figure.follow_up(setup, found)]
         return due
 
     return sweep(setup.folder, jobs, launch, more=more, minutes=minutes)
@@ -58,12 +76,13 @@ def reproduce(
 
 def outcome(name: str, setup: Setup) -> Outcome:
     """Draw and judge a figure from the results that are there, if that is enough."""
-    figure = load(name)
+    figure, setup = load(name), settled(setup)
     jobs = figure.grid(setup)
     results = results_of(setup.folder, [(figure.name, job) for job in jobs])
     known = len(results) == len(jobs) or not figure.follows_up
     if known:
-        more = figure.follow_up(setup, results)
+        with blaming(figure, setup.folder):
+            more = figure.follow_up(setup, results)
         jobs += more
         results += results_of(setup.folder, [(figure.name, job) for job in more])
     empty = {_group(job.tags) for job in jobs} - {_group(result.tags) for result in results}
@@ -71,18 +90,48 @@ def outcome(name: str, setup: Setup) -> Outcome:
     if empty or not known:  # not even what is still to come
         sentence = (
             f"{missing} of {len(jobs)} runs are missing, {len(empty)} settings have none; the "
-            "same command goes on with them."
+            "same command continues them."
         )
-        verdict = Verdict(holds=None, sentence=sentence, numbers={})
+        why = TOO_SMALL if setup.scale == "smoke" else "not judged, runs are missing"
+        verdict = Verdict(holds=None, unjudged=why, sentence=sentence, numbers={})
         return Outcome(figure, jobs, results, verdict, None)
     picture = setup.folder / "figures" / f"{figure.name.replace(':', '.')}.png"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    save(figure.plot(setup, results), picture)
-    verdict = figure.verdict(setup, results)
+    refuse_links(picture, setup.folder)
+    with blaming(figure, setup.folder):
+        content = rendered(figure.plot(setup, results))
+        verdict = figure.verdict(setup, results)
+    write_named(picture, content)
     if missing:
         told = f"{verdict.sentence} {missing} of {len(jobs)} runs are missing (seeds)."
         verdict = replace(verdict, sentence=told)
     return Outcome(figure, jobs, results, verdict, picture)
+
+
+@contextmanager
+def blaming(figure: Experiment, folder: Path) -> Iterator[None]:
+    """Whatever a figure raises on results is one line: they are damaged, or the figure is wrong."""
+    try:
+        # Values that matplotlib warns of are seen in the picture.
+        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
+            yield
+    except MemtrainError as error:
+        raise MemtrainError(f"figure {figure.name}: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = next(iter(str(error).splitlines()), "")
+        numbers = [
+            number
+            for number, result in enumerate(ResultsFile(folder).read(), start=1)
+            if result.figure == figure.name
+        ]
+        lines = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+        raise MemtrainError(
+            f"figure {figure.name}: its results are damaged (results.jsonl, lines {lines}), or it "
+            f"cannot handle them: {type(error).__name__}: {reason} "
+            f"({Path(place.filename).name}:{place.lineno})"
+        ) from None
 
 
 def _group(tags: Mapping[str, Tag]) -> tuple:
@@ -102,45 +151,42 @@ def figure_names(asked: Sequence[str]) -> list[str]:
 
 
 def _remember(setup: Setup, names: Sequence[str]) -> None:
-    """What a folder is of, so that a report needs no options. One scale a folder."""
-    path = setup.folder / "setup.json"
-    plain = {"scale": setup.scale, "data_dir": str(setup.data_dir), "device": setup.device}
-    figures = list(names)
-    if path.exists():
-        known = json.loads(path.read_text())
-        figures = [*known["figures"], *(name for name in names if name not in known["figures"])]
-        changed = {key for key in plain if known[key] != plain[key]}
-        if changed:
-            key = sorted(changed)[0]
-            raise MemtrainError(
-                f"{key}={plain[key]}: {setup.folder} was made with {known[key]}; "
-                "take another --folder"
-            )
-    setup.folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(plain | {"figures": figures}, indent=2) + "\n")
-    draft.replace(path)
+    """Note what a folder is of. One scale a folder.
+
+    Raises:
+        MemtrainError: the folder was made with another scale, data or device.
+    """
+    stored = read_setup(setup.folder)
+    asked = Stored(
+        scale=setup.scale,
+        data_dir=str(setup.data_dir),
+        device=setup.device,
+        figures=list(names),
+        root=setup.root,
+    )
+    if stored is not None:
+        for name in ("scale", "data_dir", "device"):
+            before, now = getattr(stored, name), getattr(asked, name)
+            if before != now:
+                raise MemtrainError(
+                    f"{name}={now}: {setup.folder} was made with {before}; take another --folder"
+                )
+        asked = replace(asked, figures=list(dict.fromkeys([*stored.figures, *names])))
+    write_setup(setup.folder, asked)
 
 
 def open_folder(folder: Path) -> tuple[Setup, list[str]]:
-    """The setup of a folder and the names of its figures."""
-    path = folder / "setup.json"
-    if not path.is_file():
+    """The setup of a folder, to look at only, and the names of its figures in the paper's order."""
+    stored = read_setup(folder)
+    if stored is None:
         raise MemtrainError(f"{folder}: nothing was reproduced there (setup.json is missing)")
-    known = json.loads(path.read_text())
     setup = Setup(
-        scale=known["scale"],
+        scale=stored.scale,
         folder=folder,
-        data_dir=Path(known["data_dir"]),
-        device=known["device"],
+        data_dir=Path(stored.data_dir),
+        device=stored.device,
+        root=stored.root,
+        prepares=False,
     )
-    return setup, known["figures"]
-
-
-def outcomes(folder: Path) -> Iterator[Outcome]:
-    """Every figure of a folder, in the paper's order."""
-    setup, names = open_folder(folder)
-    order = [*FIGURES, *(name for name in names if name not in FIGURES)]
-    for name in order:
-        if name in names:
-            yield outcome(name, setup)
+    order = [*FIGURES, *dict.fromkeys(name for name in stored.figures if name not in FIGURES)]
+    return setup, [name for name in order if name in stored.figures]

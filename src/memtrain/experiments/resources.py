@@ -33,7 +33,6 @@ class Resources(Experiment):
         "SMT's sequential operations, credit path and memory do not depend on the sequence length "
         "T; BPTT's all grow with T; DMT's operations and memory grow, its credit path does not."
     )
-    decisive_at_smoke = True
 
     def grid(self, setup: Setup) -> list[Job]:
         longest = setup.pick(smoke=128, cpu=512, gpu=1024, paper=2048)

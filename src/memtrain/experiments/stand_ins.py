@@ -5,36 +5,58 @@ tells for TinyStories, polygons for Sketchy. They show that a figure works and h
 a small size; they say nothing about the data set itself.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 from jaxtyping import UInt8
 
+from memtrain.config import RunConfig, Stream
 from memtrain.data.pictures import Picture, encode_pictures
-from memtrain.data.store import Split, Store, StoreMeta, open_store, write_store
+from memtrain.data.store import Split, Store, StoreMeta, write_store
 from memtrain.data.text import TEXT_VOCAB
 from memtrain.errors import MemtrainError
 from memtrain.experiments.experiment import STAND_INS, Setup
+from memtrain.files import refuse_links
 
 EVALUATE_LENGTH = {"mnist": 783, "tinystories": 1024, "sketchy": 1023}
 """Tokens in a held-out sequence: an image less its last pixel, as targets are one ahead."""
 
 
 def store(setup: Setup, name: str) -> tuple[str, int]:
-    """The path of a data set, made here if it is a stand-in, and its held-out length."""
+    """The path of a data set, made here if it is a stand-in, and its held-out length.
+
+    A stand-in's path begins with the setup's root; `located` says where it lies.
+    """
     if setup.scale in ("gpu", "paper"):
         path = setup.data_dir / name
-        if not (path / "meta.json").is_file():
+        if setup.prepares and not (path / "meta.json").is_file():
             raise MemtrainError(
                 f"{path}: {name} is not prepared there; "
-                f"memtrain data {name} --out {path} does it once"
+                f"memtrain data {name} --out {quote(str(path))} does it once"
             )
         return str(path), EVALUATE_LENGTH[name]
     path = setup.folder / "data" / name
-    if not (path / "meta.json").is_file():
+    if setup.prepares and not (path / "meta.json").is_file():
+        refuse_links(path, setup.folder)
         MAKERS[name](path, setup)
-    length = open_store(path).meta.document_length
-    return str(path), length - 1 if length else setup.pick(smoke=48, cpu=192, gpu=0, paper=0)
+    text = setup.pick(smoke=48, cpu=192, gpu=0, paper=0)
+    lengths = {"mnist": 8 * 8 - 1, "tinystories": text, "sketchy": (_side(setup) // 2) ** 2 - 1}
+    return f"{setup.root}/data/{name}", lengths[name]
+
+
+def located(config: RunConfig, root: str, folder: Path) -> RunConfig:
+    """A config of a grid whose data is where the sweep's folder is now."""
+    if not isinstance(config.data, Stream) or not config.data.path.startswith(f"{root}/data/"):
+        return config
+    path = str(folder / "data") + config.data.path.removeprefix(f"{root}/data")
+    return replace(config, data=replace(config.data, path=path))
+
+
+def _side(setup: Setup) -> int:
+    """Of a drawn polygon, in pixels."""
+    return setup.pick(smoke=16, cpu=24, gpu=64, paper=64)
 
 
 def _digits(path: Path, setup: Setup) -> Store:
@@ -127,7 +149,7 @@ def draw_cat(side: int) -> UInt8[np.ndarray, "H W"]:
 
 def _sketches(path: Path, setup: Setup) -> Store:
     random = np.random.default_rng(0)
-    side = setup.pick(smoke=16, cpu=24, gpu=64, paper=64)
+    side = _side(setup)
     images = []
     for _ in range(setup.pick(smoke=120, cpu=2000, gpu=0, paper=0)):
         corners = int(random.integers(3, 6))

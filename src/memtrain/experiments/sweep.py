@@ -4,54 +4,25 @@ FOLDER/results.jsonl   a line a finished job, never two of one
        runs/           the run folders; equal runs of several figures are one
 """
 
-import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memtrain.errors import MemtrainError
 from memtrain.experiments.experiment import Job, Result
+from memtrain.experiments.folder import ResultsFile
 from memtrain.experiments.order import urgency
 from memtrain.experiments.progress import View
-from memtrain.experiments.work import Event, Failed, Progress, Work, collect, locked
+from memtrain.experiments.work import Event, Failed, Progress, Work, collect
+from memtrain.files import locked
 
 Place = tuple[str, int, str, str]
 Launch = Callable[[deque[Work]], Iterator[Event]]
 More = Callable[[Mapping[Place, Result]], Sequence[tuple[str, Job]]]
-
-
-class ResultsFile:
-    """results.jsonl: appended line by line, each forced to disk before the next."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "results.jsonl"
-
-    def read(self) -> list[Result]:
-        """All whole lines. A last line cut short by a crash is no result."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().split(b"\n")[:-1]
-        try:
-            return [Result(**json.loads(line)) for line in lines]
-        except (ValueError, TypeError) as error:
-            raise MemtrainError(f"{self.path}: not a file of results ({error})") from None
-
-    def append(self, result: Result) -> None:
-        with self.path.open("ab") as file:
-            file.write(json.dumps(asdict(result)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def mend(self) -> None:
-        """Cut off the line that a crash left unfinished."""
-        if self.path.exists():
-            whole = self.path.read_bytes().rfind(b"\n") + 1
-            os.truncate(self.path, whole)
 
 
 def sweep(
@@ -73,11 +44,8 @@ def sweep(
         minutes: after that many no run is begun; those at work are finished.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(folder / "sweep.lock", wait=False):
-            return _Sweep(ResultsFile(folder), more).run(jobs, launch, minutes)
-    except BlockingIOError:
-        raise MemtrainError(f"{folder}: another sweep is at work there; wait for it") from None
+    with locked(folder / "sweep.lock", f"{folder}: another sweep is at work there; wait for it"):
+        return _Sweep(ResultsFile(folder), more).run(jobs, launch, minutes)
 
 
 class _Sweep:
@@ -172,10 +140,13 @@ def place_of(figure: str, job: Job) -> Place:
 
 
 def results_of(folder: Path, jobs: Iterable[tuple[str, Job]]) -> list[Result]:
-    """The results of these jobs, as far as there are any, in the jobs' order."""
+    """The results of these jobs, as far as there are any, in the jobs' order.
+
+    Tags are the jobs' own: a name tells them apart, whatever the file says.
+    """
     found = {_identity(result): result for result in ResultsFile(folder).read()}
-    places = [place_of(figure, job) for figure, job in jobs]
-    return [found[place] for place in places if place in found]
+    places = [(place_of(figure, job), job) for figure, job in jobs]
+    return [replace(found[place], tags=dict(job.tags)) for place, job in places if place in found]
 
 
 def results_frame(folder: Path | str) -> Any:

@@ -2,16 +2,18 @@
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memtrain.config import RunConfig
-from memtrain.errors import DeviceMemoryError, DivergedError
+from memtrain.config import RunConfig, Stream
+from memtrain.errors import DeviceMemoryError, DivergedError, MemtrainError, printable
 from memtrain.experiments import load
-from memtrain.experiments.experiment import Job, Result, Tag
+from memtrain.experiments.experiment import ROOT, Job, Result, Tag
+from memtrain.experiments.folder import read_setup
+from memtrain.experiments.stand_ins import located
+from memtrain.files import locked, refuse_links, write_whole
 from memtrain.train.stop import Interrupted
 
 
@@ -91,12 +93,21 @@ def attempt(work: Work, folder: Path, tell: Tell) -> Done | Failed:
     except Interrupted:
         raise
     except Exception as error:
-        trace.write_text(traceback.format_exc())
-        line = (str(error).splitlines() or [""])[0]
-        message = f"{type(error).__name__}: {line} (see {trace})"
+        line = printable((str(error).splitlines() or [""])[0])
+        message = f"{type(error).__name__}: {line}{_kept(trace, folder, traceback.format_exc())}"
         return Failed(work.key, message, _lacks_memory(error))
     finally:
         _let_go()
+
+
+def _kept(trace: Path, folder: Path, text: str) -> str:
+    """Write a traceback beside the run's folder; where it is, or nothing if that cannot be."""
+    try:
+        refuse_links(trace, folder)
+        write_whole(trace, text.encode(errors="replace"))
+    except (OSError, MemtrainError):
+        return ""
+    return f" (see {trace})"
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -117,9 +128,13 @@ def _let_go() -> None:
 def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
     """Train from where the run stands, then measure for every figure that asked."""
     place = folder / work.place
+    refuse_links(place, folder)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with locked(place.with_name(place.name + ".lock")):
-        run, diverged = _trained(work, place, tell)
+    stored = read_setup(folder)
+    config = located(work.config, stored.root if stored else ROOT, folder)
+    lock = place.with_name(place.name + ".lock")
+    with locked(lock, f"{place}: another process trains it", wait=True):
+        run, diverged = _trained(work, config, place, tell)
         curve = [_point(record) for record in run.metrics.read() if "evaluation" in record]
         cost = {name.removeprefix("total_"): value for name, value in run.totals().items()}
         figures = {asked.figure: load(asked.figure) for asked in work.asked}
@@ -140,7 +155,7 @@ def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
         ]
 
 
-def _trained(work: Work, place: Path, tell: Tell) -> tuple[Any, str]:
+def _trained(work: Work, config: RunConfig, place: Path, tell: Tell) -> tuple[Any, str]:
     from memtrain.run import Run
     from memtrain.train.metrics import Reporter
 
@@ -153,16 +168,34 @@ def _trained(work: Work, place: Path, tell: Tell) -> tuple[Any, str]:
             tell(Progress(work.key, self.name, step, self.steps))
 
     if not work.train:
-        return Run(work.config, place), ""
+        return Run(config, place), ""
     # Killed before its first checkpoint, a run has nothing worth keeping.
     if (place / "checkpoints").is_dir():
-        run = Run.open(place, allow_code=True)
+        run = _opened(config, place)
     else:
-        run = Run.create(work.config, place, overwrite=True)
+        run = Run.create(config, place, overwrite=True)
     try:
         return run.train(Teller()), ""
     except DivergedError as error:
-        return Run.open(place, allow_code=True), str(error)
+        return _opened(config, place), str(error)
+
+
+def _opened(config: RunConfig, place: Path) -> Any:
+    """The run in a folder, if it is this one: what is imported is what the figure itself names."""
+    from memtrain.config_json import to_json
+    from memtrain.run import Run
+    from memtrain.run_folder import read_folder
+
+    found = read_folder(place)
+    if isinstance(found.data, Stream) and isinstance(config.data, Stream):
+        moved = replace(found, data=replace(found.data, path=config.data.path))
+        if moved == config != found:  # the sweep's folder lies elsewhere now
+            refuse_links(place / "config.json", place)
+            write_whole(place / "config.json", to_json(config).encode())
+            found = moved
+    if found != config:
+        raise MemtrainError(f"{place}: config.json is not that of the job; remove the folder")
+    return Run.open(place, allow_code=True)
 
 
 def _point(record: dict[str, Any]) -> dict[str, Any]:
@@ -175,17 +208,3 @@ def _point(record: dict[str, Any]) -> dict[str, Any]:
         point["teacher_nats"] = found["teacher"]["nats"]
         point["teacher_accuracy"] = found["teacher"]["accuracy"]
     return point
-
-
-@contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a file's lock, which the system takes back if the process dies.
-
-    Raises:
-        BlockingIOError: another process holds it and `wait` is off.
-    """
-    import fcntl
-
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield

@@ -2,14 +2,15 @@
 the package.
 
 Of the latter NAME.safetensors holds the weights of cell and readout in 16 bits; NAME.json holds
-the run's config, what the tokens spell, how it was trained, and a checksum.
+the run's config, what the tokens spell, how it was trained, and a checksum, which ties the two
+together.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from memtrain.config import CELLS, RunConfig
 from memtrain.config_json import from_json, to_json
 from memtrain.data.spelling import Spelling, read_spelling
 from memtrain.errors import MemtrainError, nearest
+from memtrain.files import parse_json, read_bytes, read_text, sync, write_whole
 from memtrain.made_of import check_record, describe_cell, read_record
 from memtrain.nn.build import build_rnn
 from memtrain.nn.rnn import RNN
@@ -34,6 +36,9 @@ from memtrain.train.metrics import Reporter
 from memtrain.version import VERSION
 
 PRETRAINED_VERSION = 1
+MAX_CARD_BYTES = 2**20
+HOME = Path(__file__).parent
+"""Where the package's own models are."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -124,7 +129,7 @@ def pretrained_names(folder: Path | str | None = None) -> list[str]:
     """The models that are there."""
     return sorted(
         entry.name.removesuffix(".json")
-        for entry in (Path(folder) if folder else files(__name__)).iterdir()
+        for entry in (Path(folder) if folder else HOME).iterdir()
         if entry.name.endswith(".json")
     )
 
@@ -142,22 +147,21 @@ def load_pretrained(
     Raises:
         MemtrainError: no such model, or its files are not as they were exported.
     """
-    home = Path(folder) if folder else files(__name__)
+    home = Path(folder) if folder else HOME
     names = pretrained_names(folder)
     if name not in names:
         known = nearest(name, names) if names else "this package holds none"
         raise MemtrainError(f"pretrained model {name!r}: {known}")
     try:
-        card = json.loads((home / f"{name}.json").read_text(encoding="utf-8"))
-        weights = (home / f"{name}.safetensors").read_bytes()
+        card = parse_json(read_text(home / f"{name}.json", MAX_CARD_BYTES), f"{name}: damaged")
         if card["version"] != PRETRAINED_VERSION:
             raise MemtrainError(f"{name}.json: version {card['version']}, update memtrain")
-        if hashlib.sha256(weights).hexdigest() != card["sha256"]:
-            raise MemtrainError(f"{name}.safetensors: not what was exported (checksum)")
         config = from_json(json.dumps(card["config"]))
         spelling = read_spelling(card["spelling"], f"{name}.json")
         _check_cell_kind(config, name)
         rnn = build_rnn(config, spelling.vocab_size)
+        trained = dict(card["trained"])
+        weights = _weights_of(home, name, str(card["sha256"]), rnn)
         load_weights(rnn, load(weights), f"{name}.safetensors")
     except MemtrainError:
         raise
@@ -168,7 +172,28 @@ def load_pretrained(
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise MemtrainError(f"{name}: damaged ({type(error).__name__}: {reason})") from None
-    return Pretrained(name, rnn.to(device).eval(), spelling, config, card["trained"])
+    return Pretrained(name, rnn.to(device).eval(), spelling, config, trained)
+
+
+def _weights_of(home: Path, name: str, checksum: str, rnn: RNN) -> bytes:
+    """The weights that a card's checksum names, of a size that fits the RNN."""
+    if not re.fullmatch("[0-9a-f]{64}", checksum):
+        raise MemtrainError(f"{name}.json: sha256={checksum!r}: must be 64 hexadecimal digits")
+    largest = 8 * sum(value.numel() for value in rnn.state_dict().values()) + 2**20
+    # An export that was killed between its two last steps left them under the other name.
+    for path in (home / f"{name}.safetensors", home / _waiting_name(name, checksum)):
+        if path.is_file():
+            weights = read_bytes(path, largest)
+            if hashlib.sha256(weights).hexdigest() == checksum:
+                return weights
+    if not (home / f"{name}.safetensors").exists():
+        raise FileNotFoundError
+    raise MemtrainError(f"{name}.safetensors: not what was exported (checksum)")
+
+
+def _waiting_name(name: str, checksum: str) -> str:
+    """Of weights whose card is about to be written."""
+    return f".{name}-{checksum[:12]}.safetensors"
 
 
 def export(
@@ -180,6 +205,8 @@ def export(
     notes: dict[str, Any] | None = None,
 ) -> list[Path]:
     """Write the RNN of a run as NAME.safetensors and NAME.json; returns the two paths.
+
+    Whenever it is killed or the disk is full, what loads is the old model or the new one.
 
     Args:
         run: a run whose data can be written, with one of our cells.
@@ -216,8 +243,14 @@ def export(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.safetensors", folder / f"{name}.json"]
-    paths[0].write_bytes(weights)
-    paths[1].write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    waiting = folder / _waiting_name(name, card["sha256"])
+    write_whole(waiting, weights)
+    write_whole(paths[1], (json.dumps(card, indent=1) + "\n").encode())  # from now on the new one
+    waiting.replace(paths[0])
+    for left in folder.iterdir():  # by exports that were killed
+        if re.fullmatch(rf"\.{name}-[0-9a-f]{{12}}\.safetensors", left.name):
+            left.unlink()
+    sync(folder)
     return paths
 
 
