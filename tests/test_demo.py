@@ -10,7 +10,7 @@ from conftest import TINY
 from memtrain.config import RunConfig
 from memtrain.demo import run_demo
 from memtrain.errors import MemtrainError
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 
 
 def tiny_recipe(name: str) -> RunConfig:

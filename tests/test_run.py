@@ -18,7 +18,7 @@ from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.run import Interrupted, Run
 from memtrain.shapes import Batch
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 
 
 class StopAt(Reporter):

@@ -14,7 +14,7 @@ from memtrain.processes import end_if_one_of_several
 from memtrain.run import Run
 from memtrain.stage import StageLoop
 from memtrain.train.distributed import Group, join
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.train.stop import Interrupted
 
 STEPS = 50

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from memtrain.recipes import RECIPES, recipe
     from memtrain.run import Run
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
+    from memtrain.train.console import make_reporter
+    from memtrain.train.reporter import Reporter
     from memtrain.writer import Written, generate
 
 _HOME = {
@@ -72,6 +74,8 @@ _HOME = {
     "IGNORE_INDEX": "shapes",
     "Batch": "shapes",
     "Losses": "shapes",
+    "Reporter": "train.reporter",
+    "make_reporter": "train.console",
 }
 
 __all__ = [
@@ -90,6 +94,7 @@ __all__ = [
     "Pretrained",
     "RECIPES",
     "RNN",
+    "Reporter",
     "Run",
     "RunConfig",
     "SMTConfig",
@@ -107,6 +112,7 @@ __all__ = [
     "generate",
     "load_pretrained",
     "load_rnn",
+    "make_reporter",
     "pretrained_names",
     "read",
     "recipe",

@@ -13,7 +13,8 @@ from memtrain.eval.sampling import Sampler
 from memtrain.pretrained import load_pretrained, load_rnn, pretrained_names
 from memtrain.run import Run
 from memtrain.run_folder import is_run
-from memtrain.train.metrics import Reporter
+from memtrain.train.console import drawing
+from memtrain.train.reporter import Reporter
 from memtrain.writer import Writer, Written, generate
 
 
@@ -87,7 +88,9 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
     if originals is not None:
         count, length = originals.shape
         prompt = originals[:, : min(length - 1, max(1, round((wish.given or 0.5) * length)))]
-    written = _generate(model, wish, count, prompt)
+    length = spelling.picture.length - (0 if prompt is None else prompt.shape[1])
+    with drawing(count, length) as listen:
+        written = _generate(model, wish, count, prompt, listen)
     path = wish.out or _place(name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"
     written.save(path, originals)
     print(path)

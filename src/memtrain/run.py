@@ -35,9 +35,11 @@ from memtrain.run_folder import (
 )
 from memtrain.stage import StageLoop, totals
 from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
+from memtrain.train.console import make_reporter
 from memtrain.train.distributed import ALONE, Group, lost_worker
 from memtrain.train.engine import Engine
-from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.metrics import MetricsFile
+from memtrain.train.reporter import Reporter
 from memtrain.train.saving import CheckpointWriter
 from memtrain.train.stop import Interrupted
 from memtrain.train.trainer import Trainer
@@ -191,7 +193,8 @@ class Run:
         """Run the stages that are left, from where the run stands.
 
         Args:
-            reporter: hears how it goes.
+            reporter: receives how it proceeds. By default a bar in a terminal, lines elsewhere;
+                `memtrain.Reporter()` shows nothing.
             until: the last stage to run now (None: all).
 
         Raises:
@@ -199,7 +202,7 @@ class Run:
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
             CheckpointError: a checkpoint could not be written.
         """
-        reporter = reporter if reporter and self.group.main else Reporter()
+        reporter = (reporter or make_reporter()) if self.group.main else Reporter()
         if self.group.main and (problem := self.metrics.cut(self.progress["metrics_bytes"])):
             reporter.say(problem)
         if self.config.engine.shard_teacher and self.teacher is not None:

@@ -14,7 +14,8 @@ from memtrain.errors import DivergedError
 from memtrain.eval.evaluate import Evaluation
 from memtrain.train.checkpoint import Checkpoint
 from memtrain.train.engine import out_of_memory
-from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.metrics import MetricsFile
+from memtrain.train.reporter import Reporter
 from memtrain.train.saving import CheckpointWriter
 from memtrain.train.stop import Interrupted, stop_signals
 from memtrain.train.trainer import Trainer
@@ -111,6 +112,7 @@ class StageLoop:
                 trainer.objective.settle()
                 evaluation = self.evaluate(log.evaluate_sequences)
                 record["evaluation"] = asdict(evaluation)
+                self.reporter.evaluated(trainer.step, evaluation, trainer.task.unit)
                 saved |= self._is_best(evaluation.rnn.nats)
             if trainer.group.main:
                 self.metrics.append(record)

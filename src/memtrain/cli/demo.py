@@ -29,7 +29,7 @@ def demo(arguments: list[str]) -> int:
     from memtrain.demo import run_demo
     from memtrain.processes import cores
     from memtrain.run import Interrupted
-    from memtrain.train.metrics import make_reporter
+    from memtrain.train.console import make_reporter
 
     try:
         # A GPU would be shared, one core too; then one trains after the other.

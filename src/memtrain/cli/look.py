@@ -108,7 +108,7 @@ def generate(arguments: list[str]) -> int:
     options = parse(Generate, arguments, "memtrain generate")
 
     from memtrain.authoring import Wish, find_writer, write_wish
-    from memtrain.train.metrics import make_reporter
+    from memtrain.train.console import make_reporter
 
     values = {one.name: getattr(options, one.name) for one in fields(Wish)}
     wish = Wish(**values)

@@ -119,7 +119,7 @@ def peek(arguments: list[str], option: str) -> str | None:
 def open_run(folder: Path, allow_code: bool, best: bool = False) -> Any:
     """A run from its folder, if it was ever trained."""
     from memtrain.run import Run
-    from memtrain.train.metrics import make_reporter
+    from memtrain.train.console import make_reporter
 
     run = Run.open(folder, allow_code=allow_code, best=best, reporter=make_reporter())
     if not run.progress["stages"]:

@@ -64,8 +64,8 @@ def train(arguments: list[str]) -> int:
         raise MemtrainError("--resume and --overwrite: choose one")
 
     from memtrain.run import Run
+    from memtrain.train.console import make_reporter
     from memtrain.train.distributed import join, restarts
-    from memtrain.train.metrics import make_reporter
 
     group = join()
     if isinstance(options, _StreamOptions) and options.data is not None:
@@ -151,8 +151,8 @@ def resume(arguments: list[str]) -> int:
     options = parse(Resume, arguments, "memtrain resume")
 
     from memtrain.run import Run
+    from memtrain.train.console import make_reporter
     from memtrain.train.distributed import join
-    from memtrain.train.metrics import make_reporter
 
     reporter = make_reporter()
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())

@@ -27,7 +27,7 @@ from memtrain.run import Run
 from memtrain.run_folder import check_imports, load_weights, read_folder
 from memtrain.train.checkpoint import latest_checkpoint
 from memtrain.train.engine import Engine
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.version import VERSION
 
 PRETRAINED_VERSION = 1
