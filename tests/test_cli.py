@@ -19,7 +19,8 @@ from PIL import Image
 
 from conftest import TINY
 from memtrain import pretrained
-from memtrain.cli import COMMANDS, main
+from memtrain.cli import COMMANDS, main, suggest
+from memtrain.cli.suggest import command_name
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
 from memtrain.experiments import FIGURES
@@ -75,7 +76,17 @@ def test_help_and_refusal_call_what_is_wanted_by_its_name(capsys, command: str, 
         ("train digits --cell.kind foo", "memtrain: cell: kind='foo'"),
         ("train text --data x --option size", "takes pairs of a name and a value"),
         ("reproduce joint --scale huge", "--scale=huge: must be one of smoke, cpu, gpu, paper"),
-        ("eval one two", "'two': is one argument too many"),
+        ("eval one two", "'two': unexpected argument; see memtrain eval --help"),
+        ("train text book.txt", "'book.txt': unexpected argument; did you mean --data book.txt?"),
+        ("train text --data a b", "'b': unexpected argument; see memtrain train text --help"),
+        ("train --data x", "RECIPE: is missing before --data"),
+        ("train my.yaml", "my.yaml: a config is a config.json"),
+        ("train text --config my.yaml", "memtrain train config.json"),
+        ("train text --data a --data b", "--data: given twice; leave one out"),
+        ("train digits --smt.steps=1 --smt.steps 2", "--smt.steps: given twice"),
+        ("train digits --smt.learning_rate 1 --smt.learning-rate 2", "--smt.learning-rate: given"),
+        ("train images --data a --option size 8 --option levels 4", "all pairs go to one"),
+        ("generate x --seed 1 --seed 1", "--seed: given twice"),
     ],
 )
 def test_wrong_values_are_refused_in_plain_words(capsys, arguments: str, words: str):
@@ -357,6 +368,71 @@ def test_mistakes_get_one_line_with_the_nearest_name(here: Path, capsys):
     assert "nothing.json: No such file" in refused(capsys, "train", "nothing.json")
     assert "nobody" in refused(capsys, "train", "digits", "--cell.kind", "nobody:Cell")
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        ("train digits --lr 0.001", "--smt.learning-rate"),
+        ("train digits --smt.lr 0.001", "--smt.learning-rate"),
+        ("train retrieval-bptt --lr 0.001", "--bptt.learning-rate"),
+        ("train digits --dmt.lr=0.001", "--dmt.learning-rate"),
+        ("train digits --epochs 3", "--smt.steps"),
+        ("train digits --batch 3", "--smt.batch-size"),
+        ("train digits --batch-size 3", "--smt.batch-size"),
+        ("train digits --cell.hidden 3", "--cell.width"),
+        ("train digits --device cpu", "--engine.device"),
+        ("train text --dataset x", "--data"),
+        ("train text -d x", "--data"),
+        ("eval x --lenght 4", "--length"),
+        ("train digits --smt.lerning-rate 4", "--smt.learning-rate"),
+        ("train digits --wandb", ""),
+        ("train digits --smt.optimizer muon", ""),
+        ("train digits --optimizer muon", ""),
+        ("train digits -d x", ""),
+        ("train digits --bf16", ""),
+        ("train digits --smt.foo 1", ""),
+        ("eval x --lr 1", ""),
+    ],
+)
+def test_only_what_is_near_is_suggested(capsys, arguments: str, suggestion: str):
+    line = refused(capsys, *arguments.split())
+    if suggestion:
+        assert f"no such option; did you mean {suggestion}?" in line
+    else:
+        assert "no such option; see memtrain " in line and "did you mean" not in line
+
+
+def test_the_bare_name_of_a_run_is_told_from_no_run(here: Path, capsys):
+    Path("runs/digits").mkdir(parents=True)
+    save(TINY, Path("runs/digits/config.json"))
+    for command in ("eval", "resume", "generate"):
+        line = refused(capsys, command, "digits")
+        assert "digits: no run there; did you mean runs/digits?" in line
+    assert "did you mean" not in refused(capsys, "eval", "digit")
+
+
+def test_the_version_is_printed_however_it_is_called_for(capsys):
+    for word in ("--version", "-V", "version"):
+        assert main([word]) == 0
+    assert len(set(capsys.readouterr().out.split())) == 1
+    assert "did you mean" not in refused(capsys, "vision")
+
+
+def test_commands_are_named_so_that_they_work_as_typed(here: Path, monkeypatch):
+    monkeypatch.setattr(suggest.shutil, "which", lambda name: "/usr/bin/memtrain")
+    assert command_name() == "memtrain"
+    monkeypatch.setattr(suggest.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(here / ".venv/bin/python"))
+    assert command_name() == f"{here}/.venv/bin/python -m memtrain"
+    (here / ".venv/bin").mkdir(parents=True)
+    (here / ".venv/bin/memtrain").touch()
+    assert command_name() == ".venv/bin/memtrain"
+    monkeypatch.chdir(here / ".venv")
+    assert command_name() == "bin/memtrain"
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    assert command_name() == str(here / ".venv/bin/memtrain")
 
 
 def test_a_config_with_an_unknown_field_is_refused_by_name(here: Path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from memtrain.cli.suggest import refuse_name_of_run
 from memtrain.errors import MemtrainError
 from memtrain.eval.sampling import Sampler
 from memtrain.pretrained import load_pretrained, load_rnn, pretrained_names
@@ -60,6 +61,7 @@ def find_writer(
         return Run.open(name, allow_code=allow_code, best=best)  # it knows its held-out pictures
     names = pretrained_names()
     if name not in names:
+        refuse_name_of_run(Path(name))
         held = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
         raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {held}")
     return load_pretrained(name, device="cuda" if torch.cuda.is_available() else "cpu")

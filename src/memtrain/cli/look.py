@@ -67,13 +67,13 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def generate(arguments: list[str]) -> int:
-    """Let the recurrent network write, from the empty memory and without its teacher."""
+    """Sample from the recurrent network, from the empty memory and without its teacher."""
     import tyro
 
     @dataclass(frozen=True)
     class Generate:
-        """Let the recurrent network write: text to the terminal, pictures as a PNG grid. It starts
-        from the empty memory; the teacher is not used."""
+        """Sample from the recurrent network: text to the terminal, pictures as a PNG grid. It
+        starts from the empty memory; the teacher is not used."""
 
         run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
         """The run's folder, or the name of a pretrained model."""

@@ -1,5 +1,6 @@
 """memtrain train and memtrain resume."""
 
+import shlex
 import signal
 import sys
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memtrain.cli.parse import parse, peek
+from memtrain.cli.suggest import command_name, refuse_name_of_run
 from memtrain.errors import MemtrainError
 
 
@@ -41,6 +43,11 @@ def train(arguments: list[str]) -> int:
     from memtrain.config_json import read_config
     from memtrain.recipes import RECIPES
 
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+        raise MemtrainError(
+            f"RECIPE: is missing before {arguments[0]}, as in memtrain train text --data book.txt; "
+            "memtrain train lists the recipes"
+        )
     if not arguments or arguments[0].startswith("-"):
         print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
         for name, function in RECIPES.items():
@@ -57,6 +64,11 @@ def train(arguments: list[str]) -> int:
         raise MemtrainError(
             f"{name}: is a run; memtrain resume {name} goes on with it, "
             f"memtrain train {path / 'config.json'} trains the same anew"
+        )
+    if path.suffix in (".yaml", ".yml", ".toml"):
+        raise MemtrainError(
+            f"{name}: a config is a config.json, such as every run folder holds; "
+            "memtrain train runs/NAME/config.json trains it again"
         )
     default = read_config(path) if path.suffix == ".json" else _recipe(name, rest)
     options, config = _parse_train(rest, name, default)
@@ -155,6 +167,7 @@ def resume(arguments: list[str]) -> int:
     from memtrain.train.distributed import join
 
     reporter = make_reporter()
+    refuse_name_of_run(options.run)
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
         run.group.leave()
@@ -172,7 +185,7 @@ def _train(run: Any, reporter: Any) -> int:
         run.train(reporter)
     except Interrupted as interrupted:
         if run.group.main:
-            how = f"go on with: memtrain resume {run.folder}"
+            how = f"go on with: memtrain resume {shlex.quote(str(run.folder))}"
             print(f"memtrain: {interrupted}; {how}", file=sys.stderr)
         return 0 if interrupted.signal_number == signal.SIGTERM else 130
     result = run.evaluate()
@@ -181,5 +194,5 @@ def _train(run: Any, reporter: Any) -> int:
         print_evaluation(run, result)
         print(f"\nrun folder  {run.folder}")
         if run.spelling is not None:
-            print(f"let it write  memtrain generate {run.folder}")
+            print(f"sample from it  {command_name()} generate {shlex.quote(str(run.folder))}")
     return 0
