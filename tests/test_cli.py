@@ -208,7 +208,7 @@ def test_train_eval_resume_from_a_config_file(here: Path, capsys):
     assert json.loads(Path("mine/config.json").read_text())["smt"]["steps"] == 6
 
     assert main(["eval", "mine"]) == 0
-    assert "nats a target" in capsys.readouterr().out
+    assert "nats per target" in capsys.readouterr().out
     assert main(["eval", "mine", "--json", "--sequences", "16"]) == 0
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert result["sequences"] == 16
@@ -234,7 +234,7 @@ def test_digits_are_drawn_as_a_png(here: Path, capsys):
     assert main(["train", save(config)]) == 0
     assert "memtrain generate runs/digits" in capsys.readouterr().out
     assert main(["eval", "runs/digits"]) == 0
-    assert "bits a pixel" in capsys.readouterr().out
+    assert "bits per pixel" in capsys.readouterr().out
     assert main(["generate", "runs/digits", "--count", "4", "--out", "a.png"]) == 0
     assert main(["generate", "runs/digits", "--count", "4", "--out", "b.png"]) == 0
     assert main(["generate", "runs/digits", "--count", "4", "--seed", "1", "--out", "c.png"]) == 0
@@ -500,7 +500,7 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
 
     assert main([*look, "--sequences", "2"]) == 0
     table = capsys.readouterr().out
-    assert "bits a byte" in table and "counts, previous three" in table
+    assert "bits per byte" in table and "counts, previous three" in table
     assert main(["eval", "runs/text", "--sequences", "2", "--length", "60", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["length"] == 60 and len(result["by_position"]["rnn"]) == 30

@@ -164,6 +164,14 @@ class Run:
             models["teacher"] = self.teacher
         return nn.ModuleDict(models)
 
+    def __repr__(self) -> str:
+        stages = self.config.stages()
+        done = {stage["name"]: stage.get("steps", 0) for stage in self.progress["stages"]}
+        steps = ", ".join(
+            f"{name} {done.get(name, 0)}/{stages[name].steps}" for name in self.stages
+        )
+        return f"<Run {self.config.name} in {self.folder}: {steps} steps, {self.engine.device}>"
+
     @property
     def spelling(self) -> Spelling | None:
         """What the RNN writes; None if its task asks for answers."""

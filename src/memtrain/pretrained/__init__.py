@@ -46,6 +46,10 @@ class Pretrained:
     trained: dict[str, Any]
     """Steps, tokens and seconds of each stage, and whatever the exporter added."""
 
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.rnn.parameters())
+        return f"<Pretrained {self.name}: {size:,} parameters, {self.config.cell.kind} cell>"
+
 
 def load_rnn(
     folder: Path | str,
