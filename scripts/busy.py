@@ -22,7 +22,7 @@ from pathlib import Path
 from memtrain.processes import cores
 
 SETTINGS = {
-    "torch": {"GOMP_SPINCOUNT": "300000"},  # what libgomp does unless told otherwise
+    "torch": {"GOMP_SPINCOUNT": "300000"},  # what libgomp does if nothing is set
     "memtrain": {},
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "one-thread": {"OMP_NUM_THREADS": "1"},
