@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from matplotlib.image import imread
@@ -23,6 +24,8 @@ from memtrain.cli import COMMANDS, main, suggest
 from memtrain.cli.suggest import command_name
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
+from memtrain.data.sources import prepare_images, prepare_text, prepare_tokens
+from memtrain.data.sources.options import NOT_OPTIONS
 from memtrain.experiments import FIGURES
 from memtrain.pretrained import export
 from memtrain.processes import cores
@@ -116,6 +119,15 @@ def test_recipes_are_listed_in_whole_sentences(capsys):
     assert main(["train", "--help"]) == 0
     listed = capsys.readouterr().out.split("Recipes:\n")[1].split("\n\n")[0].splitlines()
     assert len(listed) == len(RECIPES) and all(line.endswith(".") for line in listed)
+
+
+def test_help_lists_the_options_of_each_kind_of_data(capsys):
+    with pytest.raises(SystemExit):
+        main(["data", "--help"])
+    told = capsys.readouterr().out
+    for function in (prepare_text, prepare_images, prepare_tokens):
+        for option in get_type_hints(function).keys() - NOT_OPTIONS:
+            assert re.search(rf"\b{option}\b", told), option
 
 
 def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):

@@ -35,7 +35,8 @@ class _StreamOptions(_TrainOptions):
     """What to learn: a file or folder of yours, the folder of a data set's files, or data that
     was prepared. It is prepared once, into data/NAME."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)
-    """Options of the preparation, for example of images: --option size 28 levels 16."""
+    """Options of the preparation, for example of images: --option size 28 levels 16. memtrain
+    data --help lists them."""
 
 
 def train(arguments: list[str]) -> int:
