@@ -1,5 +1,6 @@
 """`generate`, the one function with which a model writes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,16 @@ def test_texts_are_saved_apart(tmp_path: Path):
     tokens = np.array([list(b"one"), list(b"two")])
     Written(tokens, 0, TEXT).save(tmp_path / "deep" / "out.txt")
     assert (tmp_path / "deep" / "out.txt").read_text() == "one\n\n----\n\ntwo"
+
+
+def test_what_is_written_is_one_line_and_pictures_are_shown_in_notebooks():
+    pictures = Written(np.zeros((2, 6), np.int64), 1, PICTURE)
+    assert repr(pictures) == "<Written: 2 pictures of 6 tokens, 1 of them given>"
+    shown = pictures._repr_png_()
+    assert shown is not None and shown.startswith(b"\x89PNG")
+    texts = Written(np.array([list(b"one")]), 0, TEXT)
+    assert repr(texts) == "<Written: 1 texts of 3 tokens, 0 of them given>"
+    assert texts._repr_png_() is None
+    assert re.fullmatch(
+        r"<Pretrained tiny: [\d,]+ parameters, transformer cell>", repr(model(TEXT))
+    )
