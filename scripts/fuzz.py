@@ -47,7 +47,7 @@ from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
 from memtrain.pretrained import load_rnn
 from memtrain.run import Run
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.train.stop import Interrupted
 from memtrain.writer import generate
 

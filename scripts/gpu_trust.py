@@ -38,7 +38,8 @@ from memtrain.run import Run
 from memtrain.stage import StageLoop
 from memtrain.train.checkpoint import load_checkpoint, numbered
 from memtrain.train.files import Files
-from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.metrics import MetricsFile
+from memtrain.train.reporter import Reporter
 from memtrain.train.stop import Interrupted
 from memtrain.train.trainer import Trainer
 

@@ -26,7 +26,7 @@ from memtrain.errors import MemtrainError
 from memtrain.experiments.mps import shared_gpu
 from memtrain.processes import cores
 from memtrain.run import Run
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 
 
 def train(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from conftest import TINY
 from memtrain.alongside import Alongside
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 
 
 def bptt_alone() -> RunConfig:

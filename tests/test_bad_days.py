@@ -17,7 +17,7 @@ from memtrain.config_json import to_json
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.run import Interrupted, Run
 from memtrain.train.engine import Engine, out_of_memory
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.train.trainer import Trainer
 from test_run import CountingReporter, PoisonedTask, assert_same_weights, comparable
 

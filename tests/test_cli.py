@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from matplotlib.image import imread
@@ -19,9 +20,12 @@ from PIL import Image
 
 from conftest import TINY
 from memtrain import pretrained
-from memtrain.cli import COMMANDS, main
+from memtrain.cli import COMMANDS, main, suggest
+from memtrain.cli.suggest import command_name
 from memtrain.config import Digits, RunConfig
 from memtrain.config_json import to_json
+from memtrain.data.sources import prepare_images, prepare_text, prepare_tokens
+from memtrain.data.sources.options import NOT_OPTIONS
 from memtrain.experiments import FIGURES
 from memtrain.pretrained import export
 from memtrain.processes import cores
@@ -77,7 +81,17 @@ def test_help_and_refusal_call_what_is_wanted_by_its_name(capsys, command: str, 
         ("train text --cell.kind gru --cell.heads 9", "memtrain: cell.heads=9: must be left out"),
         ("train text --data x --option size", "takes pairs of a name and a value"),
         ("reproduce joint --scale huge", "--scale=huge: must be one of smoke, cpu, gpu, paper"),
-        ("eval one two", "'two': is one argument too many"),
+        ("eval one two", "'two': unexpected argument; see memtrain eval --help"),
+        ("train text book.txt", "'book.txt': unexpected argument; did you mean --data book.txt?"),
+        ("train text --data a b", "'b': unexpected argument; see memtrain train text --help"),
+        ("train --data x", "RECIPE: is missing before --data"),
+        ("train my.yaml", "my.yaml: a config is a config.json"),
+        ("train text --config my.yaml", "memtrain train config.json"),
+        ("train text --data a --data b", "--data: given twice; leave one out"),
+        ("train digits --smt.steps=1 --smt.steps 2", "--smt.steps: given twice"),
+        ("train digits --smt.learning_rate 1 --smt.learning-rate 2", "--smt.learning-rate: given"),
+        ("train images --data a --option size 8 --option levels 4", "all pairs go to one"),
+        ("generate x --seed 1 --seed 1", "--seed: given twice"),
     ],
 )
 def test_wrong_values_are_refused_in_plain_words(capsys, arguments: str, words: str):
@@ -107,6 +121,15 @@ def test_recipes_are_listed_in_whole_sentences(capsys):
     assert main(["train", "--help"]) == 0
     listed = capsys.readouterr().out.split("Recipes:\n")[1].split("\n\n")[0].splitlines()
     assert len(listed) == len(RECIPES) and all(line.endswith(".") for line in listed)
+
+
+def test_help_lists_the_options_of_each_kind_of_data(capsys):
+    with pytest.raises(SystemExit):
+        main(["data", "--help"])
+    told = capsys.readouterr().out
+    for function in (prepare_text, prepare_images, prepare_tokens):
+        for option in get_type_hints(function).keys() - NOT_OPTIONS:
+            assert re.search(rf"\b{option}\b", told), option
 
 
 def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
@@ -199,7 +222,7 @@ def test_train_eval_resume_from_a_config_file(here: Path, capsys):
     assert json.loads(Path("mine/config.json").read_text())["smt"]["steps"] == 6
 
     assert main(["eval", "mine"]) == 0
-    assert "nats a target" in capsys.readouterr().out
+    assert "nats per target" in capsys.readouterr().out
     assert main(["eval", "mine", "--json", "--sequences", "16"]) == 0
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert result["sequences"] == 16
@@ -225,7 +248,7 @@ def test_digits_are_drawn_as_a_png(here: Path, capsys):
     assert main(["train", save(config)]) == 0
     assert "memtrain generate runs/digits" in capsys.readouterr().out
     assert main(["eval", "runs/digits"]) == 0
-    assert "bits a pixel" in capsys.readouterr().out
+    assert "bits per pixel" in capsys.readouterr().out
     assert main(["generate", "runs/digits", "--count", "4", "--out", "a.png"]) == 0
     assert main(["generate", "runs/digits", "--count", "4", "--out", "b.png"]) == 0
     assert main(["generate", "runs/digits", "--count", "4", "--seed", "1", "--out", "c.png"]) == 0
@@ -262,7 +285,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(here: Path, monkeypatc
     os.kill(child.pid, signal.SIGINT)
     _, told = child.communicate()
     assert child.returncode == 130
-    assert "go on with: memtrain resume cut" in told and "Traceback" not in told
+    assert "continue with: memtrain resume cut" in told and "Traceback" not in told
     subprocess.run([*command, "resume", "cut"], check=True, capture_output=True)
     ends = [sorted(Path(name, "checkpoints").iterdir())[-1] for name in ("whole", "cut")]
     assert ends[0].name == ends[1].name
@@ -361,6 +384,71 @@ def test_mistakes_get_one_line_with_the_nearest_name(here: Path, capsys):
     assert not list(here.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        ("train digits --lr 0.001", "--smt.learning-rate"),
+        ("train digits --smt.lr 0.001", "--smt.learning-rate"),
+        ("train retrieval-bptt --lr 0.001", "--bptt.learning-rate"),
+        ("train digits --dmt.lr=0.001", "--dmt.learning-rate"),
+        ("train digits --epochs 3", "--smt.steps"),
+        ("train digits --batch 3", "--smt.batch-size"),
+        ("train digits --batch-size 3", "--smt.batch-size"),
+        ("train digits --cell.hidden 3", "--cell.width"),
+        ("train digits --device cpu", "--engine.device"),
+        ("train text --dataset x", "--data"),
+        ("train text -d x", "--data"),
+        ("eval x --lenght 4", "--length"),
+        ("train digits --smt.lerning-rate 4", "--smt.learning-rate"),
+        ("train digits --wandb", ""),
+        ("train digits --smt.optimizer muon", ""),
+        ("train digits --optimizer muon", ""),
+        ("train digits -d x", ""),
+        ("train digits --bf16", ""),
+        ("train digits --smt.foo 1", ""),
+        ("eval x --lr 1", ""),
+    ],
+)
+def test_only_what_is_near_is_suggested(capsys, arguments: str, suggestion: str):
+    line = refused(capsys, *arguments.split())
+    if suggestion:
+        assert f"no such option; did you mean {suggestion}?" in line
+    else:
+        assert "no such option; see memtrain " in line and "did you mean" not in line
+
+
+def test_the_bare_name_of_a_run_is_told_from_no_run(here: Path, capsys):
+    Path("runs/digits").mkdir(parents=True)
+    save(TINY, Path("runs/digits/config.json"))
+    for command in ("eval", "resume", "generate"):
+        line = refused(capsys, command, "digits")
+        assert "digits: no run there; did you mean runs/digits?" in line
+    assert "did you mean" not in refused(capsys, "eval", "digit")
+
+
+def test_the_version_is_printed_however_it_is_called_for(capsys):
+    for word in ("--version", "-V", "version"):
+        assert main([word]) == 0
+    assert len(set(capsys.readouterr().out.split())) == 1
+    assert "did you mean" not in refused(capsys, "vision")
+
+
+def test_commands_are_named_so_that_they_work_as_typed(here: Path, monkeypatch):
+    monkeypatch.setattr(suggest.shutil, "which", lambda name: "/usr/bin/memtrain")
+    assert command_name() == "memtrain"
+    monkeypatch.setattr(suggest.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(here / ".venv/bin/python"))
+    assert command_name() == f"{here}/.venv/bin/python -m memtrain"
+    (here / ".venv/bin").mkdir(parents=True)
+    (here / ".venv/bin/memtrain").touch()
+    assert command_name() == ".venv/bin/memtrain"
+    monkeypatch.chdir(here / ".venv")
+    assert command_name() == "bin/memtrain"
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    assert command_name() == str(here / ".venv/bin/memtrain")
+
+
 def test_a_config_with_an_unknown_field_is_refused_by_name(here: Path, capsys):
     Path("bad.json").write_text(to_json(TINY).replace('"joint"', '"jiont"'))
     assert "jiont: SMTConfig has no such field; did you mean joint?" in refused(
@@ -440,7 +528,7 @@ def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys)
 
     assert main([*look, "--sequences", "2"]) == 0
     table = capsys.readouterr().out
-    assert "bits a byte" in table and "counts, previous three" in table
+    assert "bits per byte" in table and "counts, previous three" in table
     assert main(["eval", "runs/text", "--sequences", "2", "--length", "60", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["length"] == 60 and len(result["by_position"]["rnn"]) == 30

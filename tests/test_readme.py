@@ -2,9 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import get_type_hints
 
 import memtrain
 from memtrain.cli import COMMANDS
+from memtrain.data.sources import prepare_images, prepare_text, prepare_tokens
+from memtrain.data.sources.options import NOT_OPTIONS
 from memtrain.experiments import FIGURES
 from memtrain.recipes import RECIPES
 
@@ -62,3 +65,13 @@ def test_the_tree_names_files_that_are_there():
 def test_pictures_named_are_there():
     for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
         assert (ROOT / path).is_file(), path
+
+
+def test_the_options_of_each_kind_of_data_are_those_that_there_are():
+    for name, function in (
+        ("text", prepare_text),
+        ("images", prepare_images),
+        ("tokens", prepare_tokens),
+    ):
+        (row,) = re.findall(rf"^\| {name} \| (.*`held_out`.*) \|$", README, flags=re.MULTILINE)
+        assert set(re.findall("`([a-z_]+)`", row)) == get_type_hints(function).keys() - NOT_OPTIONS

@@ -16,9 +16,10 @@ from memtrain.config import CellConfig, Custom, Stream
 from memtrain.data.sources import prepare_tokens
 from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
+from memtrain.eval.evaluate import Evaluation
 from memtrain.run import Interrupted, Run
 from memtrain.shapes import Batch
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 
 
 class StopAt(Reporter):
@@ -362,3 +363,46 @@ def test_weights_of_another_shape_are_refused_in_words(tmp_path: Path):
 def test_no_sequences_are_too_few_to_score(tmp_path: Path):
     with pytest.raises(MemtrainError, match="sequences=0: must be at least 1"):
         Run.create(TINY, tmp_path / "run").evaluate(0)
+
+
+# --------------------------------------------------------------------------------------- report
+
+SHORT = replace(
+    TINY,
+    smt=replace(TINY.smt, steps=6),
+    dmt=replace(TINY.dmt, steps=0),
+    bptt=replace(TINY.bptt, steps=0),
+)
+
+
+def test_reporters_receive_the_held_out_losses_when_they_are_computed(tmp_path: Path):
+    received = []
+
+    class Log(Reporter):
+        def evaluated(self, step: int, evaluation: Evaluation, unit: str) -> None:
+            received.append((step, evaluation.rnn.nats, unit))
+
+        def advance(self, step: int, metrics: dict[str, float]) -> None:
+            received.append(step)
+
+    run = Run.create(SHORT, tmp_path / "run").train(Log())
+    records = [record for record in run.metrics.read() if "evaluation" in record]
+    scores = [(one["step"], one["evaluation"]["rnn"]["nats"], "target") for one in records]
+    assert [one for one in received if isinstance(one, tuple)] == scores
+    assert received == [2, 4, scores[0], 5, scores[1], 6]
+
+
+def test_a_run_reports_unless_it_is_silenced(tmp_path: Path, capsys):
+    Run.create(SHORT, tmp_path / "one").train(Reporter())
+    assert capsys.readouterr() == ("", "")
+    Run.create(SHORT, tmp_path / "other").train()
+    out, err = capsys.readouterr()
+    assert not out and "smt  6/6  took 0:" in err
+    assert "smt  step 5: held-out " in err and " nats per target (teacher " in err
+
+
+def test_a_run_is_one_line(tmp_path: Path):
+    run = Run.create(TINY, tmp_path / "run")
+    assert repr(run) == f"<Run tiny in {tmp_path}/run: smt 0/12, dmt 0/8, bptt 0/4 steps, cpu>"
+    run.train(Reporter(), until="smt")
+    assert "smt 12/12, dmt 0/8, bptt 0/4 steps" in repr(run)

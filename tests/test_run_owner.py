@@ -27,7 +27,8 @@ from memtrain.run_owner import make_folder, read_run_file
 from memtrain.train import checkpoint as checkpoints
 from memtrain.train.checkpoint import latest_checkpoint
 from memtrain.train.distributed import Group
-from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.metrics import MetricsFile
+from memtrain.train.reporter import Reporter
 from test_run import CountingReporter, assert_same_weights, comparable, weights
 
 SHORT = replace(
@@ -99,7 +100,7 @@ import sys
 from pathlib import Path
 from memtrain.config_json import read_config
 from memtrain.run import Run
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 
 class Wait(Reporter):
     def advance(self, step, metrics):

@@ -1,6 +1,7 @@
 """`generate`, the one function with which a model writes."""
 
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,16 @@ def test_text_for_a_picture_file_is_refused_before_it_is_written(tmp_path: Path,
     with pytest.raises(MemtrainError, match=r"end it in \.txt"):
         write_wish(model(TEXT), "tiny", Wish(out=tmp_path / "x.png"))
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_written_is_one_line_and_pictures_are_shown_in_notebooks():
+    pictures = Written(np.zeros((2, 6), np.int64), 1, PICTURE)
+    assert repr(pictures) == "<Written: 2 pictures of 6 tokens, 1 of them given>"
+    shown = pictures._repr_png_()
+    assert shown is not None and shown.startswith(b"\x89PNG")
+    texts = Written(np.array([list(b"one")]), 0, TEXT)
+    assert repr(texts) == "<Written: 1 texts of 3 tokens, 0 of them given>"
+    assert texts._repr_png_() is None
+    assert re.fullmatch(
+        r"<Pretrained tiny: [\d,]+ parameters, transformer cell>", repr(model(TEXT))
+    )

@@ -16,7 +16,7 @@ from memtrain.run import Run
 from memtrain.stage import StageLoop
 from memtrain.train import heartbeat
 from memtrain.train.distributed import Group, join
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.train.stop import Interrupted
 
 STEPS = 50

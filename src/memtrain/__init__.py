@@ -1,12 +1,34 @@
 """memtrain: train recurrent networks without unrolling them.
 
 The public names. They are imported when first used, so that `import memtrain` costs nothing.
+
+Threads of torch's OpenMP library (libgomp) that wait for one another spin for milliseconds before
+they sleep. Where other programs use the cores too, they take the time of the very thread that they
+wait for. Unless torch is imported already or GOMP_SPINCOUNT or OMP_WAIT_POLICY is set, importing
+memtrain makes that microseconds: SPINS below. scripts/busy.py measures it.
 """
 
+import os
+import sys
+from collections.abc import Container, MutableMapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memtrain.version import VERSION as __version__
+
+SPINS = 1000
+"""Times that a waiting thread looks again before it sleeps; libgomp's own default is 300,000.
+Not 0: on an idle machine that takes a third longer."""
+
+
+def _spin_briefly(environment: MutableMapping[str, str], imported: Container[str]) -> None:
+    """Set SPINS for this process and those it starts; libgomp reads it when torch is imported."""
+    chosen = "GOMP_SPINCOUNT" in environment or "OMP_WAIT_POLICY" in environment
+    if "torch" not in imported and not chosen:
+        environment["GOMP_SPINCOUNT"] = str(SPINS)
+
+
+_spin_briefly(os.environ, sys.modules)
 
 if TYPE_CHECKING:
     from memtrain.config import (
@@ -33,6 +55,8 @@ if TYPE_CHECKING:
     from memtrain.recipes import RECIPES, recipe
     from memtrain.run import Run
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
+    from memtrain.train.console import make_reporter
+    from memtrain.train.reporter import Reporter
     from memtrain.writer import Written, generate
 
 _HOME = {
@@ -72,6 +96,8 @@ _HOME = {
     "IGNORE_INDEX": "shapes",
     "Batch": "shapes",
     "Losses": "shapes",
+    "Reporter": "train.reporter",
+    "make_reporter": "train.console",
 }
 
 __all__ = [
@@ -90,6 +116,7 @@ __all__ = [
     "Pretrained",
     "RECIPES",
     "RNN",
+    "Reporter",
     "Run",
     "RunConfig",
     "SMTConfig",
@@ -107,6 +134,7 @@ __all__ = [
     "generate",
     "load_pretrained",
     "load_rnn",
+    "make_reporter",
     "pretrained_names",
     "read",
     "recipe",

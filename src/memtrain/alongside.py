@@ -13,7 +13,8 @@ from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.processes import die_with_parent, hear_interrupts, start_process
 from memtrain.run import Interrupted, Run
-from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.metrics import MetricsFile
+from memtrain.train.reporter import Reporter
 
 MOST = 50
 """Times the equal steps that BPTT takes at most, however fast its steps are."""

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from memtrain.cli.suggest import refuse_name_of_run
 from memtrain.errors import MemtrainError, printable
 from memtrain.eval.sampling import Sampler
 from memtrain.files import refuse_links
 from memtrain.pretrained import load_pretrained, load_rnn, pretrained_names
 from memtrain.run import Run
 from memtrain.run_folder import is_run
-from memtrain.train.metrics import Reporter
+from memtrain.train.console import drawing
+from memtrain.train.reporter import Reporter
 from memtrain.writer import Writer, Written, check_text_file, generate
 
 
@@ -65,6 +67,7 @@ def find_writer(
         return Run.open(name, allow_code=allow_code, best=best)  # it knows its held-out pictures
     names = pretrained_names()
     if name not in names:
+        refuse_name_of_run(Path(name))
         held = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
         raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {held}")
     return load_pretrained(name, device="cuda" if torch.cuda.is_available() else "cpu")
@@ -93,7 +96,9 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
     if originals is not None:
         count, length = originals.shape
         prompt = originals[:, : min(length - 1, max(1, round((wish.given or 0.5) * length)))]
-    written = _generate(model, wish, count, prompt)
+    length = spelling.picture.length - (0 if prompt is None else prompt.shape[1])
+    with drawing(count, length) as listen:
+        written = _generate(model, wish, count, prompt, listen)
     path = wish.out
     if path is None:
         path = _place(name) / f"{_kind(wish)}{count}-seed{wish.seed}.png"

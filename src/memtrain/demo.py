@@ -22,7 +22,7 @@ from memtrain.page import Columns, Heading, Text, render_page
 from memtrain.page import Table as PageTable
 from memtrain.recipes import recipe
 from memtrain.run import Run
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.train.trainer import Trainer
 
 SEQUENCES = 2048

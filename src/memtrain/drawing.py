@@ -1,7 +1,8 @@
 """The look that all figures share."""
 
 import io
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,24 @@ def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:
     axes.xaxis.set_major_locator(ticks)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+
+
+def along_powers_upwards(axes: "Axes", values: Sequence[float]) -> None:
+    """A logarithmic y axis around these values, with ticks at 1, 2, 5, 10, 20, ... or, where it is
+    long, at 1, 10, 100."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    least, most = min(values), max(values)
+    middle, half = math.sqrt(least * most), max(1.3 * math.sqrt(most / least), 2.0)
+    bottom, top = middle / half, middle * half
+    digits = (1, 2, 5) if top / bottom < 2000 else (1,)
+    decades = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)) + 1)
+    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+    axes.set_yscale("log")
+    axes.set_ylim(bottom, top)
+    axes.yaxis.set_major_locator(FixedLocator([y for y in ticks if bottom <= y <= top]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:.10g}")
 
 
 def legend(figure: "Figure", axes: "Axes") -> None:

@@ -68,6 +68,6 @@ def _shortened(message: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The ending of an error about an unknown name: a guess if there is one, then all names."""
     known = sorted(known)
-    guess = get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = get_close_matches(name, known, n=1, cutoff=0.6)
     ending = f"one of {', '.join(known)}"
     return f"did you mean {guess[0]}? ({ending})" if guess else f"must be {ending}"

@@ -47,9 +47,11 @@ from memtrain.run_owner import (
 )
 from memtrain.stage import Agreement, StageLoop, totals
 from memtrain.train.checkpoint import Checkpoint, latest_checkpoint
+from memtrain.train.console import make_reporter
 from memtrain.train.distributed import ALONE, Group, last_saved, lost_worker
 from memtrain.train.engine import Engine
-from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.metrics import MetricsFile
+from memtrain.train.reporter import Reporter
 from memtrain.train.saving import CheckpointWriter
 from memtrain.train.stop import Interrupted, stop_signals
 from memtrain.train.trainer import Trainer
@@ -217,6 +219,14 @@ class Run:
             models["teacher"] = self.teacher
         return nn.ModuleDict(models)
 
+    def __repr__(self) -> str:
+        stages = self.config.stages()
+        done = {stage["name"]: stage.get("steps", 0) for stage in self.progress["stages"]}
+        steps = ", ".join(
+            f"{name} {done.get(name, 0)}/{stages[name].steps}" for name in self.stages
+        )
+        return f"<Run {self.config.name} in {self.folder}: {steps} steps, {self.engine.device}>"
+
     @property
     def spelling(self) -> Spelling | None:
         """What the RNN writes; None if its task asks for answers."""
@@ -246,7 +256,8 @@ class Run:
         """Run the stages that are left, from where the run stands.
 
         Args:
-            reporter: hears how it goes.
+            reporter: receives how it proceeds. By default a bar in a terminal, lines elsewhere;
+                `memtrain.Reporter()` shows nothing.
             until: the last stage to run now (None: all).
 
         Raises:
@@ -260,7 +271,7 @@ class Run:
         if until is not None and until not in self.stages:
             raise MemtrainError(f"until={until!r}: this run's stages are {', '.join(self.stages)}")
         last = len(self.stages) if until is None else self.stages.index(until) + 1
-        reporter = reporter if reporter and self.group.main else Reporter()
+        reporter = (reporter or make_reporter()) if self.group.main else Reporter()
         if self.progress["stage"] >= last:
             reporter.close()
             return self
@@ -302,7 +313,7 @@ class Run:
 
     def _saved(self) -> str:
         """What a run that ends abruptly leaves, in words."""
-        return f"{last_saved(self.writer.last_whole())}; go on with: memtrain resume {self.folder}"
+        return f"{last_saved(self.writer.last_whole())}; continue with: memtrain resume {self.folder}"
 
     def _take(self, stack: ExitStack, reporter: Reporter) -> None:
         """Hold the run's folder until the stack ends, if it is as it was opened."""

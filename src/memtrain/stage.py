@@ -15,7 +15,8 @@ from memtrain.eval.evaluate import Evaluation
 from memtrain.train.checkpoint import Checkpoint
 from memtrain.train.distributed import Group
 from memtrain.train.engine import out_of_memory
-from memtrain.train.metrics import MetricsFile, Reporter
+from memtrain.train.metrics import MetricsFile
+from memtrain.train.reporter import Reporter
 from memtrain.train.saving import CheckpointWriter
 from memtrain.train.stop import Interrupted, StopRequest
 from memtrain.train.trainer import Trainer
@@ -146,6 +147,7 @@ class StageLoop:
                 trainer.objective.settle()
                 evaluation = self.evaluate(log.evaluate_sequences)
                 record["evaluation"] = asdict(evaluation)
+                self.reporter.evaluated(trainer.step, evaluation, trainer.task.unit)
                 saved |= self._is_best(evaluation.rnn.nats)
             if trainer.group.main:
                 self.metrics.append(record)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +45,21 @@ class Written:
     given: int
     """How many tokens at the beginning of each were given."""
     spelling: Spelling
+
+    def __repr__(self) -> str:
+        count, length = self.tokens.shape
+        kind = (
+            "pictures" if self.spelling.picture else "texts" if self.spelling.text else "sequences"
+        )
+        return f"<Written: {count} {kind} of {length} tokens, {self.given} of them given>"
+
+    def _repr_png_(self) -> bytes | None:
+        """The pictures as a grid, for notebooks."""
+        if self.spelling.picture is None:
+            return None
+        with TemporaryDirectory() as folder:
+            self.save(path := Path(folder) / "grid.png")
+            return path.read_bytes()
 
     def texts(self) -> list[str]:
         return [self.spelling.decode_text(row) for row in self.tokens]

@@ -8,6 +8,7 @@ import torch
 from memtrain.bench import measure as measuring
 from memtrain.bench.cases import SUITES, Noise, cases
 from memtrain.bench.measure import _goes_on, differs, matrix_peak, measure
+from memtrain.bench.report import print_results
 from memtrain.cli import main
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
@@ -134,3 +135,25 @@ def test_a_table_shows_every_case(capsys):
 def test_no_time_is_refused(capsys):
     assert main(["bench", "--seconds", "0"]) == 2
     assert "seconds=0.0: must be above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("peak", "expected"), [(2e14, ("0.00628", "200 TFLOP/s")), (5e10, ("6.28", "50 GFLOP/s"))]
+)
+def test_rates_are_in_the_unit_that_suits_the_machine(capsys, peak: float, expected: tuple):
+    timing = measuring.Timing(seconds=1.0, start_up=1.0, peak_bytes=None)
+    result = measuring.Result(
+        suite="smt",
+        label="SMT step",
+        batch=4,
+        tokens_per_second=9.0,
+        flops=6_280_000_000,
+        fast=timing,
+        reference=None,
+    )
+    print_results([result], peak, torch.device("cpu"))
+    out = capsys.readouterr().out
+    assert all(words in out for words in expected)
+    assert out.count("FLOP/s") == 2  # of the machine, and one column
+    threads = torch.get_num_threads()
+    assert f"{threads} thread{'s' * (threads > 1)}, " in out

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from memtrain.eval import figure, training_figure
+from memtrain.eval.evaluate import ByPosition, Evaluation, Score
 from memtrain.eval.training_figure import POINTS, save_training_figure, smoothed
 
 
@@ -45,3 +47,49 @@ def test_looks_have_a_panel_of_their_own(tmp_path: Path):
         save_training_figure(lines, tmp_path / f"{name}.png", name, "pixel")
     widths = [imread(tmp_path / f"{name}.png").shape[1] for name in ("plain", "looked")]
     assert widths[1] == 2 * widths[0]
+
+
+def panels_of(monkeypatch, lines: list[dict]) -> list:
+    """The axes of a figure, drawn but not saved."""
+    kept = []
+    monkeypatch.setattr(training_figure, "save", lambda figure, path: kept.append(figure))
+    save_training_figure(lines, Path("nowhere/training.png"), "run", "pixel")
+    kept[0].canvas.draw()
+    return kept[0].axes
+
+
+def test_the_first_losses_are_on_the_page_and_the_legend_is_off_the_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [line(step, decode=8.0 if step == 1 else 1.0 / step) for step in range(1, 41)]
+    axis = panels_of(monkeypatch, lines)[0]
+    bottom, top = axis.get_ylim()
+    assert bottom < 1 / 40 and top > 8.0
+    assert axis.get_legend().get_window_extent().y1 < axis.get_window_extent().y0
+
+
+@pytest.mark.parametrize("least", [0.002, 0.0031, 0.5, 1.9])
+@pytest.mark.parametrize("ratio", [1.05, 3.0, 5.0, 40.0, 1e5])
+def test_ticks_are_few_and_plain(tmp_path, monkeypatch, least: float, ratio: float):
+    monkeypatch.chdir(tmp_path)
+    lines = [line(1, dynamics=least * ratio), line(2, dynamics=least)]
+    axis = panels_of(monkeypatch, lines)[1]
+    bottom, top = axis.get_ylim()
+    shown = [tick for tick in axis.get_yticks() if bottom <= tick <= top]
+    assert 2 <= len(shown) <= 11
+    assert not any(label.get_text() for label in axis.get_yticklabels(minor=True))
+
+
+def test_curves_of_an_evaluation_that_agree_are_both_seen(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept = []
+    monkeypatch.setattr(figure, "save", lambda drawn, path: kept.append(drawn))
+    curve: list[float | None] = [2.0, 1.0]
+    by_position = ByPosition([0, 1, 2], curve, curve, [None, 1.0], [0.1, 0.2])
+    score = Score(1.5, 0.5)
+    result = Evaluation(4, 2, 8, score, score, score, score, 0, None, by_position)
+    figure.save_figure(result, Path("nowhere/evaluation.png"), "run", "pixel")
+    axis = kept[0].axes[0]
+    _, own, handed = axis.lines
+    assert own.get_linestyle() == "-" and handed.is_dashed()
+    assert handed.get_linewidth() < own.get_linewidth()
+    assert axis.get_ylabel() == "nats per pixel"

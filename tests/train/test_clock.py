@@ -13,7 +13,7 @@ from memtrain.errors import MemtrainError
 from memtrain.run import Interrupted, Run
 from memtrain.train import clock
 from memtrain.train.clock import START_STEPS
-from memtrain.train.metrics import Pace
+from memtrain.train.reporter import Pace
 from test_run import StopAt
 
 TICK = 0.125

@@ -155,7 +155,7 @@ def test_when_a_process_hangs_the_other_names_it_and_ends(tmp_path: Path, job: s
     assert all(process.returncode > 0 for process in processes)
     (line,) = said.splitlines()
     assert line.startswith(f"memtrain: process {frozen}") and "has not answered for" in line
-    assert "the last whole checkpoint is step 65; go on with: memtrain resume" in line
+    assert "the last whole checkpoint is step 65; continue with: memtrain resume" in line
     assert Run.open(tmp_path / f"frozen {frozen}").progress["global_step"] == 50 + 15
 
 
@@ -183,7 +183,7 @@ def test_a_launcher_that_is_stopped_or_killed_leaves_a_saved_run_and_no_process(
     said = launcher.communicate(timeout=240)[0]  # to the end of the last process that may speak
     assert launcher.returncode == (143 if number == signal.SIGTERM else -9)
     *progress, line = said.splitlines()
-    assert line.endswith("all is saved; go on with: memtrain resume run"), said
+    assert line.endswith("all is saved; continue with: memtrain resume run"), said
     assert all(one.startswith("smt  ") for one in progress), said
     assert Run.open(tmp_path / "run").progress["step"] > 20
 

@@ -1,13 +1,11 @@
-"""metrics.jsonl, and progress for people."""
+"""metrics.jsonl."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from memtrain.errors import MemtrainError
-from memtrain.train.metrics import LineReporter, MetricsFile, Pace, TerminalReporter
+from memtrain.train.metrics import MetricsFile
 
 
 def line(step: int) -> dict:
@@ -42,65 +40,3 @@ def test_lines_that_are_no_metrics_are_refused_by_number(tmp_path: Path, text: s
         file.write(text + "\n")
     with pytest.raises(MemtrainError, match="line 2 has no stage or no step"):
         metrics.read()
-
-
-def test_a_log_gets_plain_lines_with_rate_and_time_left():
-    out = io.StringIO()
-    reporter = LineReporter(Console(file=out, width=200), seconds=0.0)
-    reporter.stage("smt", 0, 100)
-    reporter.advance(50, {"loss": 0.25, "gradient_norm_cell": 3.0})
-    line = out.getvalue()
-    assert line.startswith("smt  50/100") and "steps/s" in line and "left 0:" in line
-    assert "loss 0.250" in line and "norm" not in line
-
-
-def test_brackets_are_said_as_they_are():
-    out = io.StringIO()
-    for reporter in (LineReporter, TerminalReporter):
-        reporter(Console(file=out, width=200)).say("[/x.cc:1] closed [enforce fail]")
-    assert out.getvalue() == 2 * "[/x.cc:1] closed [enforce fail]\n"
-
-
-def test_a_log_is_not_flooded_but_hears_the_end():
-    out = io.StringIO()
-    reporter = LineReporter(Console(file=out, width=200), seconds=3600.0)
-    reporter.stage("smt", 0, 100)
-    for step in range(1, 101):
-        reporter.advance(step, {"loss": 1.0})
-    assert out.getvalue().count("\n") == 1 and "100/100" in out.getvalue()
-
-
-def test_a_terminal_gets_a_bar_with_time_left():
-    out = io.StringIO()
-    reporter = TerminalReporter(Console(file=out, width=160, force_terminal=True))
-    reporter.stage("dmt", 0, 10)
-    reporter.advance(10, {"loss": 0.5})
-    reporter.close()
-    text = out.getvalue()
-    assert "dmt" in text and "10/10" in text and "left" in text and "loss 0.500" in text
-
-
-def test_a_stage_that_goes_on_beyond_its_steps_has_no_time_left():
-    forecast = Pace(10, 20).at(25)
-    assert forecast.steps == 25 and forecast.left == 0
-
-
-def test_the_rate_is_that_of_late_whatever_came_before(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    pace = Pace(50, 1000)
-    now[0] += 40.0  # compiling
-    assert pace.at(51).rate == 1 / 40
-    for step in range(52, 300):  # then two steps a second, for 124 seconds
-        now[0] += 0.5
-        rate = pace.at(step).rate
-    assert rate == pytest.approx(2.0, rel=0.02)
-    assert pace.at(299).left == pytest.approx(701 / 2, rel=0.02)
-    now[0] += 1000.0  # the lid was closed
-    for step in range(300, 2 * 1200 + 300):
-        now[0] += 0.5
-        rate = pace.at(step).rate
-    assert rate == pytest.approx(2.0, rel=0.02)
-    assert len(pace.marks) < 1300
-    now[0] = 0.0  # a clock that was set back says nothing
-    assert pace.at(step).rate == 0

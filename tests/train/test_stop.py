@@ -14,7 +14,7 @@ from memtrain.cli import COMMANDS, main
 from memtrain.config_json import to_json
 from memtrain.run import Interrupted, Run
 from memtrain.train import stop as stopping
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.train.stop import command_signals, stop_signals
 from test_run import StopAt, assert_same_weights, comparable
 
@@ -172,7 +172,7 @@ def test_a_stopped_training_ends_with_the_signals_status(config, monkeypatch, ca
     signalled_in_evaluation(monkeypatch, number, 3)  # the last of smt
     assert main(["train", config, "--folder", "run"]) == 128 + number
     *_, line = capsys.readouterr().err.splitlines()
-    said = "memtrain: stopped after step 12 of smt, all is saved; go on with: memtrain resume run"
+    said = "memtrain: stopped after step 12 of smt, all is saved; continue with: memtrain resume run"
     assert line == said
     assert main(["resume", "run"]) == 0
 

@@ -1,18 +1,14 @@
 """Growth as a table and a figure."""
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from memtrain.bench.curves import Curves
-from memtrain.drawing import COLOURS, along_powers, legend, panels, save
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from memtrain.drawing import COLOURS, along_powers, along_powers_upwards, legend, panels, save
 
 LOOKS: dict[str, dict[str, Any]] = {
     "SMT": dict(color=COLOURS[0], marker="o", linewidth=2.2),
@@ -103,7 +99,7 @@ def draw_curves(curves: Curves, path: Path) -> None:
                 place.plot(x, y, label=step, markersize=5, **LOOKS[step])
         row[0].set_ylabel(label)
         numbers = [getattr(point, measure) / unit for point in curves.points]
-        _plain_logarithms(row[0], min(numbers), max(numbers))
+        along_powers_upwards(row[0], numbers)
     for column, axis in zip(grid.T, curves.axes, strict=True):
         values = sorted({point.value for point in curves.points if point.axis == axis})
         along_powers(column[0], values)
@@ -115,22 +111,6 @@ def draw_curves(curves: Curves, path: Path) -> None:
     figure.legends[0].set_title("\n".join(_caption(curves)))
     figure.legends[0].get_title().set(fontsize=8, color=QUIET, multialignment="center")
     save(figure, path)
-
-
-def _plain_logarithms(place: "Axes", least: float, most: float) -> None:
-    """A logarithmic axis with ticks at 1, 2, 5, 10, 20, ... or, where it is long, 1, 10, 100."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    middle, half = math.sqrt(least * most), max(1.3 * math.sqrt(most / least), 2.0)
-    bottom, top = middle / half, middle * half
-    digits = (1, 2, 5) if top / bottom < 2000 else (1,)
-    decades = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)) + 1)
-    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
-    place.set_yscale("log")
-    place.set_ylim(bottom, top)
-    place.yaxis.set_major_locator(FixedLocator([y for y in ticks if bottom <= y <= top]))
-    place.yaxis.set_minor_locator(NullLocator())
-    place.yaxis.set_major_formatter("{x:.10g}")
 
 
 def _caption(curves: Curves) -> list[str]:

@@ -15,9 +15,11 @@ from memtrain.train.engine import pick_device
 
 WIDEST = 120
 """Columns of a terminal that the whole table takes; with fewer it comes in two parts."""
+RATES = {"TFLOP/s": 1e12, "GFLOP/s": 1e9}
+"""Units of operations per second: whichever suits the machine."""
 PARTS = (
     ("batch", "plain", "fast", "ratio", "start-up"),
-    ("tokens/s", "TFLOP/s", "peak", "GB, plain", "GB, fast"),
+    ("tokens/s", *RATES, "peak", "GB, plain", "GB, fast"),
 )
 
 
@@ -25,16 +27,19 @@ def machine(device: torch.device) -> str:
     """The device in words, and what runs on it."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    plural = "" if threads == 1 else "s"
+    return f"{platform.machine()}, {threads} thread{plural}, torch {torch.__version__}"
 
 
 def print_results(results: Sequence[Result], peak: float, device: torch.device) -> None:
     """One line a case; what this machine cannot tell has no column."""
-    rows = [_row(result, peak) for result in results]
+    unit = "TFLOP/s" if peak >= 1e12 else "GFLOP/s"
+    rows = [_row(result, peak, unit) for result in results]
     console = Console(highlight=False)
     if not console.is_terminal:  # a file has room
         console = Console(highlight=False, width=max(WIDEST, console.width))
-    console.print(f"{machine(device)}; a matrix product reaches {peak / 1e12:.3g} TFLOP/s")
+    console.print(f"{machine(device)}; a matrix product reaches {peak / RATES[unit]:.3g} {unit}")
     parts = PARTS if console.width < WIDEST else (sum(PARTS, ()),)
     for part in parts:
         columns = [name for name in part if any(row[name] for row in rows)]
@@ -47,7 +52,7 @@ def print_results(results: Sequence[Result], peak: float, device: torch.device) 
         console.print(table)
 
 
-def _row(result: Result, peak: float) -> dict[str, str]:
+def _row(result: Result, peak: float, unit: str) -> dict[str, str]:
     rate = result.flops / result.fast.seconds if result.flops else None
     reference = result.reference
     return {
@@ -56,7 +61,7 @@ def _row(result: Result, peak: float) -> dict[str, str]:
         "fast": _duration(result.fast.seconds),
         "ratio": f"{result.ratio:.1f}x" if result.ratio else "",
         "tokens/s": f"{result.tokens_per_second:,.0f}",
-        "TFLOP/s": f"{rate / 1e12:.3g}" if rate else "",
+        **{name: f"{rate / RATES[unit]:.3g}" if rate and name == unit else "" for name in RATES},
         "peak": f"{rate / peak:.0%}" if rate else "",
         "GB, plain": _gigabytes(reference),
         "GB, fast": _gigabytes(result.fast),

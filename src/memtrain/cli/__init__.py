@@ -19,9 +19,9 @@ usage: memtrain COMMAND [OPTIONS]
 
   demo              one minute each of SMT -> DMT and of BPTT on the same cell, a table, a page
   train RECIPE      train a recipe, or a config.json, into a run folder
-  resume RUN        go on where a run stopped
+  resume RUN        continue a run that was stopped
   eval RUN          losses, accuracy, drift and cost of a run
-  generate RUN      let the recurrent network write: text, or pictures as a PNG grid
+  generate RUN      sample from the recurrent network: text, or pictures as a PNG grid
   data [NAME]       list tasks and data sets, show samples, or prepare real data
   bench [SUITE]     time training steps and generation on this machine
   reproduce FIGURE  run the grid of a figure of the paper, draw it, say whether its claim holds
@@ -79,7 +79,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(OVERVIEW, end="")
         return 0
-    if arguments[0] in ("--version", "-V"):
+    if arguments[0] in ("--version", "-V", "version"):
         print(VERSION)
         return 0
     name, *rest = arguments

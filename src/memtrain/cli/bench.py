@@ -28,15 +28,15 @@ def bench(arguments: list[str]) -> int:
             "all"
         )
         """What to time. growth times steps against length, memory tokens, width and batch, which
-        takes minutes; Ctrl-C ends it after the step at work, twice at once, and what was timed by
-        then is drawn."""
+        takes minutes. Ctrl-C stops it after the step that is running, a second one at once; what
+        was timed by then is drawn."""
         size: Literal["auto", "paper", "tiny"] = "auto"
         """Models of the paper's size, or tiny ones; auto: the paper's on a GPU."""
         seconds: float | None = None
         """How long each case is timed, on each path; at least three steps are. 3, for growth 0.5,
         unless given."""
         device: str = "auto"
-        """auto takes a GPU if there is one; else cpu, cuda, cuda:1, ..."""
+        """auto takes a CUDA GPU if there is one; else cpu, cuda, cuda:1, ..., or mps."""
         compile: bool = True
         """torch.compile what our kernels do not serve, on a GPU."""
         reference: bool = True
@@ -105,7 +105,7 @@ def _growth(options: Any) -> int:
     else:
         _, size, engine = _machine(options)
         seconds = 0.5 if options.seconds is None else options.seconds
-        _say("Ctrl-C ends after the step at work, twice at once, and draws what was timed")
+        _say("Ctrl-C stops after the running step, a second one at once, and draws what was timed")
         timed = time_points(points(size), engine, seconds, _say, options.minutes)
         status = 128 + timed.signal_number if timed.signal_number else int(timed.failed)
         if not timed.points and timed.signal_number:

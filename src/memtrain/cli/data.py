@@ -32,7 +32,13 @@ def data(arguments: list[str]) -> int:
         overwrite: bool = False
         """Replace data that was prepared there before."""
         option: dict[str, int | float | bool | str] = field(default_factory=dict)
-        """Options of the preparation, for example: --option threshold 128 held_out 0.05."""
+        """Options of the preparation, as pairs of a name and a value: --option size 28 levels 16.
+        Of all files of yours: held_out, the share for evaluation (0.1). Of text: mode (bytes, or
+        ascii without what is beyond it), separator (true puts token 0 between documents). Of
+        images: size to resize to, levels of grey (256), patch, the side of the squares that make
+        a token (1), threshold, below which a pixel is ink (with levels 2), mirror (true learns
+        from mirrored images too), shift, by how many pixels images are also moved (0). Of a .npy:
+        vocab_size."""
 
     options = parse(Data, arguments, "memtrain data")
 

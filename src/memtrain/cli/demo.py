@@ -28,7 +28,7 @@ def demo(arguments: list[str]) -> int:
 
     from memtrain.demo import run_demo
     from memtrain.processes import cores
-    from memtrain.train.metrics import make_reporter
+    from memtrain.train.console import make_reporter
     from memtrain.train.stop import Interrupted, exit_status
 
     try:

@@ -70,13 +70,13 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def generate(arguments: list[str]) -> int:
-    """Let the recurrent network write, from the empty memory and without its teacher."""
+    """Sample from the recurrent network, from the empty memory and without its teacher."""
     import tyro
 
     @dataclass(frozen=True)
     class Generate:
-        """Let the recurrent network write: text to the terminal, pictures as a PNG grid. It starts
-        from the empty memory; the teacher is not used."""
+        """Sample from the recurrent network: text to the terminal, pictures as a PNG grid. It
+        starts from the empty memory; the teacher is not used."""
 
         run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
         """The run's folder, or the name of a pretrained model."""
@@ -111,7 +111,7 @@ def generate(arguments: list[str]) -> int:
     options = parse(Generate, arguments, "memtrain generate")
 
     from memtrain.authoring import Wish, find_writer, write_wish
-    from memtrain.train.metrics import make_reporter
+    from memtrain.train.console import make_reporter
 
     values = {one.name: getattr(options, one.name) for one in fields(Wish)}
     wish = Wish(**values)

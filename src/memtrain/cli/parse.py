@@ -5,10 +5,10 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memtrain.cli.suggest import REMEDIES, nearest_option, refuse_name_of_run
 from memtrain.errors import MemtrainError
 
 Parsed = TypeVar("Parsed")
@@ -38,14 +38,31 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
         ending = next((i for i, line in enumerate(told) if line.startswith("Argument help")), None)
         message = _plainly(" ".join(told[1:ending]), program)
         raise MemtrainError(f"{message}; see {program} --help") from None
+    known = _option_names(kind, parsed)
+    _refuse_twice(arguments, known)
     if unknown and not unknown[0].startswith("-"):
-        raise MemtrainError(f"{unknown[0]!r}: is one argument too many; see {program} --help")
+        data = "--data" in known and peek(arguments, "--data") is None
+        hint = f"did you mean --data {unknown[0]}?" if data else f"see {program} --help"
+        raise MemtrainError(f"{unknown[0]!r}: unexpected argument; {hint}")
     if unknown:
-        known = _option_names(kind, parsed)
-        guess = get_close_matches(unknown[0].replace("_", "-"), known, n=1, cutoff=0.5)
-        hint = f"did you mean {guess[0]}?" if guess else f"see {program} --help"
-        raise MemtrainError(f"{unknown[0]}: no such option; {hint}")
+        option = unknown[0].partition("=")[0]
+        hint = REMEDIES.get(option.lstrip("-"), "")
+        if not hint:
+            guess = nearest_option(option, known)
+            hint = f"did you mean {guess}?" if guess else f"see {program} --help"
+        raise MemtrainError(f"{option}: no such option; {hint}")
     return parsed
+
+
+def _refuse_twice(arguments: list[str], known: list[str]) -> None:
+    """The last value would win without a word."""
+    given = [one.partition("=")[0].replace("_", "-") for one in arguments if one.startswith("--")]
+    plain = [name.replace("--no-", "--").replace(".no-", ".") for name in given]
+    for name in known:
+        if plain.count(name) > 1:
+            pairs = "all pairs go to one: --option size 28 levels 16"
+            hint = pairs if name == "--option" else "leave one out"
+            raise MemtrainError(f"{name}: given twice; {hint}")
 
 
 @contextlib.contextmanager
@@ -95,15 +112,17 @@ def _plainly(message: str, program: str) -> str:
 
 
 def _option_names(kind: type, value: Any, prefix: str = "--") -> list[str]:
-    names = []
+    """All options, first those outside groups, last those of stages that have no steps."""
+    names, grouped, unused = [], [], []
     for one in fields(kind):
         inner = getattr(value, one.name)
         name = "" if one.name == "run" and is_dataclass(inner) else one.name.replace("_", "-")
         if is_dataclass(inner):
-            names += _option_names(type(inner), inner, f"{prefix}{name}." if name else prefix)
+            group = unused if getattr(inner, "steps", 1) == 0 else grouped
+            group += _option_names(type(inner), inner, f"{prefix}{name}." if name else prefix)
         else:
             names.append(prefix + name)
-    return names
+    return names + grouped + unused
 
 
 def peek(arguments: list[str], option: str) -> str | None:
@@ -119,8 +138,9 @@ def peek(arguments: list[str], option: str) -> str | None:
 def open_run(folder: Path, allow_code: bool, best: bool = False) -> Any:
     """A run from its folder, if it was ever trained."""
     from memtrain.run import Run
-    from memtrain.train.metrics import make_reporter
+    from memtrain.train.console import make_reporter
 
+    refuse_name_of_run(folder)
     run = Run.open(folder, allow_code=allow_code, best=best, reporter=make_reporter())
     if not run.progress["stages"]:
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")

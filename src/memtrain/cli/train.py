@@ -1,5 +1,6 @@
 """memtrain train and memtrain resume."""
 
+import shlex
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memtrain.cli.parse import parse, peek
+from memtrain.cli.suggest import command_name, refuse_name_of_run
 from memtrain.errors import MemtrainError
 
 
@@ -36,7 +38,7 @@ class _StreamOptions(_TrainOptions):
     or the options are, so earlier runs keep their data."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)
     """Options of the preparation, for example of images: --option size 28 levels 16. Those that
-    are not given have their defaults."""
+    are not given have their defaults; memtrain data --help lists them."""
 
 
 def train(arguments: list[str]) -> int:
@@ -44,6 +46,11 @@ def train(arguments: list[str]) -> int:
     from memtrain.config_json import read_config
     from memtrain.recipes import RECIPES
 
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+        raise MemtrainError(
+            f"RECIPE: is missing before {arguments[0]}, as in memtrain train text --data book.txt; "
+            "memtrain train lists the recipes"
+        )
     if not arguments or arguments[0].startswith("-"):
         print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
         for name, function in RECIPES.items():
@@ -61,6 +68,11 @@ def train(arguments: list[str]) -> int:
             f"{name}: is a run; memtrain resume {name} goes on with it, "
             f"memtrain train {path / 'config.json'} trains the same anew"
         )
+    if path.suffix in (".yaml", ".yml", ".toml"):
+        raise MemtrainError(
+            f"{name}: a config is a config.json, such as every run folder holds; "
+            "memtrain train runs/NAME/config.json trains it again"
+        )
     default = read_config(path) if path.suffix == ".json" else _recipe(name, rest)
     options, config = _parse_train(rest, name, default)
     if options.resume and options.overwrite:
@@ -69,8 +81,8 @@ def train(arguments: list[str]) -> int:
         _check_named(config, rest, name)
 
     from memtrain.run import Run
+    from memtrain.train.console import make_reporter
     from memtrain.train.distributed import join, restarts
-    from memtrain.train.metrics import make_reporter
 
     group = join()
     if isinstance(options, _StreamOptions) and options.data is not None:
@@ -232,10 +244,11 @@ def resume(arguments: list[str]) -> int:
     options = parse(Resume, arguments, "memtrain resume")
 
     from memtrain.run import Run
+    from memtrain.train.console import make_reporter
     from memtrain.train.distributed import join
-    from memtrain.train.metrics import make_reporter
 
     reporter = make_reporter()
+    refuse_name_of_run(options.run)
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
         run.group.leave()
@@ -263,13 +276,14 @@ def _train(run: Any, reporter: Any) -> int:
             print_evaluation(run, result)
             print(f"\nrun folder  {run.folder}")
             if run.spelling is not None:
-                print(f"let it write  memtrain generate {run.folder}")
+                print(f"sample from it  {command_name()} generate {shlex.quote(str(run.folder))}")
     except (Interrupted, KeyboardInterrupt) as stopped:
         said = str(stopped) if isinstance(stopped, Interrupted) else "stopped, all is saved"
+        where = shlex.quote(str(run.folder))
         if run.finished:
-            said += f"; the run is finished: memtrain eval {run.folder}"
+            said += f"; the run is finished: memtrain eval {where}"
         elif isinstance(stopped, Interrupted):
-            said += f"; go on with: memtrain resume {run.folder}"
+            said += f"; continue with: memtrain resume {where}"
         else:
             raise
         if run.group.main:

@@ -16,7 +16,7 @@ class EngineConfig:
     """How a step runs."""
 
     device: str = "auto"
-    """auto takes a GPU if there is one; else cpu, cuda, cuda:1, ..."""
+    """auto takes a CUDA GPU if there is one; else cpu, cuda, cuda:1, ..., or mps (Apple's GPU)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 computes in bfloat16 where that is safe; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = False
@@ -26,7 +26,7 @@ class EngineConfig:
     """On a GPU, use captured graphs and kernels of our own; on a CPU, written-out gradients in
     fewer operations; off: plain PyTorch, as a reference."""
     threads: int = 0
-    """CPU threads, at most one a core (0: as many as torch takes)."""
+    """CPU threads, at most one a core (0: one per core)."""
     deterministic: bool = False
     """The same run twice gives the same bits on a GPU too; somewhat slower. A CPU always does."""
     shard_teacher: bool = False

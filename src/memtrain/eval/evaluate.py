@@ -65,6 +65,28 @@ class Evaluation:
     baselines: list[Baseline] = field(default_factory=list)
     """Count models on the same targets, if asked for."""
 
+    def __repr__(self) -> str:
+        names = " ".join(f"{name}={score.nats:.4f}" for name, score in self._scores().items())
+        return f"<Evaluation of {self.sequences} sequences of {self.length}, nats: {names}>"
+
+    def _repr_html_(self) -> str:
+        """A table of the scores, for notebooks."""
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{one.nats:.4f}</td><td>{one.accuracy:.4f}</td></tr>"
+            for name, one in self._scores().items()
+        )
+        title = f"{self.sequences} held-out sequences of {self.length}"
+        return f"<table><tr><th>{title}</th><th>nats</th><th>accuracy</th></tr>{rows}</table>"
+
+    def _scores(self) -> dict[str, Score]:
+        scores = {
+            "rnn": self.rnn,
+            "teacher": self.teacher,
+            "rnn_from_teacher": self.rnn_from_teacher,
+            "rnn_after_start": self.rnn_after_start,
+        }
+        return {name: score for name, score in scores.items() if score is not None}
+
 
 def evaluate(
     task: Task,

@@ -27,6 +27,9 @@ class Score:
     def __post_init__(self) -> None:
         object.__setattr__(self, "bits", self.nats / math.log(2))
 
+    def __repr__(self) -> str:
+        return f"Score(nats={self.nats:.4f}, bits={self.bits:.4f}, accuracy={self.accuracy:.4f})"
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from memtrain.drawing import COLOURS, GREY, panels, save
+from memtrain.drawing import COLOURS, GREY, along_powers_upwards, panels, save
 from memtrain.eval.figure import INK, LABEL
 
 LOSSES = {"decode": INK["teacher"], "next": COLOURS[1], "readout": INK["rnn"]}
 """Losses in nats, as metrics name them; dynamics, which is none, has an axis of its own."""
 DYNAMICS = COLOURS[2]
+WIDE = 4
+"""From which ratio of largest to smallest value on an axis is logarithmic."""
 POINTS = 60
 """Means that a curve is drawn with at most: single batches are noisy."""
 
@@ -33,57 +35,67 @@ def save_training_figure(records: list[dict], path: Path, name: str, unit: str) 
     axes = grid[0]
     for axis, (stage, lines) in zip(axes, stages, strict=False):
         _draw_stage(axis, stage, lines)
-        axis.set_ylabel(f"nats a {unit}")
+        axis.set_ylabel(f"nats per {unit}")
     if looks:
         _draw_looks(axes[-1], looks)
-        axes[-1].set_ylabel(f"nats a {unit}")
+        axes[-1].set_ylabel(f"nats per {unit}")
     figure.suptitle(name, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
 
 
 def _draw_stage(axis, stage: str, lines: list[dict]) -> None:
-    tops = []
+    drawn: list[float] = []
     for key, colour in LOSSES.items():
         steps, values = smoothed(lines, key)
         if len(values):
-            axis.plot(steps, values, color=colour, linewidth=1, label=key)
-            tops.append(np.quantile(values, 0.97))
-    if tops:  # the first losses are far above all others
-        axis.set_ylim(top=1.05 * max(tops))
+            axis.plot(steps, values, color=colour, linewidth=1.2, label=key)
+            drawn += values.tolist()
+    _scale(axis, drawn)
     steps, values = smoothed(lines, "dynamics")
     if len(values):
         other = axis.twinx()
-        other.semilogy(steps, values, color=DYNAMICS, linewidth=1)
+        other.plot(steps, values, color=DYNAMICS, linewidth=1)
+        _scale(other, values.tolist())
         other.set_ylabel("dynamics", color=DYNAMICS)
-        _plain(other)
+        other.tick_params(axis="y", labelsize=8)
+        other.grid(visible=False)  # the other axis has one
         other.spines["top"].set_visible(False)
     axis.set_title(f"{stage}: losses on its batches")
     axis.set_xlabel("step")
-    if axis.lines:
-        axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
 def _draw_looks(axis, looks: list[dict]) -> None:
+    drawn = []
     for key in ("teacher", "rnn"):
         points = [(look["total_steps"], nats) for look in looks if (nats := _nats(look, key))]
         if points:
             axis.plot(*zip(*points, strict=True), color=INK[key], label=LABEL[key], marker=".")
+            drawn += [nats for _, nats in points]
     for one, other in pairwise(looks):
         if one["stage"] != other["stage"]:
             axis.axvline(one["total_steps"], color=GREY, linestyle=":", linewidth=1)
-    axis.set_yscale("log")
-    _plain(axis)
+    _scale(axis, drawn)
     axis.set_title("held-out sequences while training")
     axis.set_xlabel("step of all stages")
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
 
 
-def _plain(axis) -> None:
-    """A logarithmic axis in plain numbers."""
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    axis.tick_params(axis="y", which="both", labelsize=8)
+def _scale(axis, values: list[float]) -> None:
+    """Show all values: the first losses are far above the others, which a logarithm makes room
+    for."""
+    axis.tick_params(axis="y", labelsize=8)
+    if values and min(values) > 0 and max(values) > WIDE * min(values):
+        along_powers_upwards(axis, values)
+
+
+def _legend(axis) -> None:
+    """Below the panel, where it hides no line."""
+    if axis.lines:
+        axis.legend(
+            frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16)
+        )
 
 
 def smoothed(lines: list[dict], key: str) -> tuple[np.ndarray, np.ndarray]:

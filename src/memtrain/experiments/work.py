@@ -157,7 +157,7 @@ def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
 
 def _trained(work: Work, config: RunConfig, place: Path, tell: Tell) -> tuple[Any, str]:
     from memtrain.run import Run
-    from memtrain.train.metrics import Reporter
+    from memtrain.train.reporter import Reporter
 
     class Teller(Reporter):
         def stage(self, name: str, step: int, steps: int) -> None:

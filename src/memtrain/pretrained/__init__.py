@@ -32,7 +32,7 @@ from memtrain.run_folder import check_imports, load_weights, read_folder
 from memtrain.run_owner import whole_run_file
 from memtrain.train.checkpoint import latest_checkpoint
 from memtrain.train.engine import Engine
-from memtrain.train.metrics import Reporter
+from memtrain.train.reporter import Reporter
 from memtrain.version import VERSION
 
 PRETRAINED_VERSION = 1
@@ -54,6 +54,10 @@ class Pretrained:
     """The run that trained it."""
     trained: dict[str, Any]
     """Steps, tokens and seconds of each stage, and whatever the exporter added."""
+
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.rnn.parameters())
+        return f"<Pretrained {self.name}: {size:,} parameters, {self.config.cell.kind} cell>"
 
 
 def load_rnn(
