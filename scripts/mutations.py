@@ -28,9 +28,9 @@ SMT = ("objectives/test_smt.py",)
 DMT = ("objectives/test_dmt.py",)
 BPTT = ("objectives/test_bptt.py",)
 WINDOWS = ("objectives/test_windows.py",)
-TRAINER = ("train/test_trainer.py", "test_run.py")
+TRAINER = ("train/test_trainer.py",)
 CHECKPOINT = ("train/test_checkpoint.py",)
-STAGE = ("test_stage.py", "test_run.py")
+STAGE = ("test_stage.py",)
 STREAM = ("data/test_stream.py",)
 STORE = ("data/test_store.py",)
 TEACHER = ("nn/test_teacher.py",)
@@ -149,7 +149,7 @@ MUTATIONS = [
         "objectives/smt.py",
         "self.rnn.readout.load_state_dict(full_tensors(self.teacher.decoder.state_dict()))",
         "pass",
-        (*SMT, "test_run.py"),
+        SMT,
         "the RNN keeps a readout that never learned",
     ),
     Mutation(
@@ -584,8 +584,7 @@ MUTATIONS = [
         "data/stream.py",
         "order = torch.randperm(len(starts), generator=generator)\n"
         '        return self._gather(self._tokens["test"]',
-        "order = torch.randperm(len(starts))\n"
-        '        return self._gather(self._tokens["test"]',
+        'order = torch.randperm(len(starts))\n        return self._gather(self._tokens["test"]',
         STREAM,
         "evaluations of one seed look at other sequences each time",
     ),

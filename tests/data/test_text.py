@@ -143,6 +143,13 @@ def test_a_gzip_cut_short_is_one_line(tmp_path: Path, cut: int):
         read_text(path)
 
 
+def test_a_gzip_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path: Path):
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(bytes(2**26 + 1), compresslevel=1))
+    with pytest.raises(MemtrainError, match="bomb.txt.gz.* more than"):
+        read_text(path)
+
+
 def test_a_gzip_that_is_none_is_one_line(tmp_path: Path):
     (tmp_path / "fake.gz").write_bytes(b"just text")
     with pytest.raises(MemtrainError, match="damaged or cut short"):
