@@ -90,7 +90,9 @@ class Watch:
 
     STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "pty.spawn")
     RUNS = ("pickle.find_class", "webbrowser.open", "socket.connect", *STARTS)
-    CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod")
+    CHANGES = {"os.remove": (1, 1), "os.rename": (2, 2), "os.rmdir": (1, 1), "os.mkdir": (1, 2)}
+    CHANGES |= {"os.truncate": (1, 2), "os.chmod": (1, 2), "os.link": (2, 2)}
+    """How many paths each begins with, and from where on it has descriptors of folders."""
     WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
     def __init__(self, allowed: Path) -> None:
@@ -109,9 +111,12 @@ class Watch:
             told = f"import {arguments[0]}"
         elif event == "open" and self._writes(*arguments[1:3]) and self._outside(arguments[0]):
             told = f"writes {arguments[0]}"
-        elif event in self.CHANGES and not self._by_descriptor(arguments):
-            paths = arguments[:2] if event == "os.rename" else arguments[:1]
-            told = "".join(f"{event} {path} " for path in paths if self._outside(path))
+        elif event in self.CHANGES:
+            paths, folders = self.CHANGES[event]
+            if not any(type(one) is int and one >= 0 for one in arguments[folders:]):
+                # Relative to an open folder, a path tells nothing of where it is.
+                changed = [path for path in arguments[:paths] if self._outside(path)]
+                told = f"{event} {changed}" if changed else ""
         if told:
             self.seen.append(told)
             raise PermissionError(f"forbidden here: {told}")
@@ -119,10 +124,6 @@ class Watch:
     def _writes(self, mode: object, flags: object) -> bool:
         by_mode = isinstance(mode, str) and any(letter in mode for letter in "wax+")
         return by_mode or (isinstance(flags, int) and bool(flags & self.WRITES))
-
-    def _by_descriptor(self, arguments: tuple) -> bool:
-        """Whether a path is relative to an open folder, which tells nothing of where it is."""
-        return any(type(one) is int and one >= 0 for one in arguments[1:])
 
     def _outside(self, path: object) -> bool:
         if not isinstance(path, (str, bytes, os.PathLike)):

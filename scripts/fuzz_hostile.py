@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -161,11 +162,11 @@ def received(source: Path, folder: Path, chance: random.Random) -> tuple[str, Pa
     return kind, folder / kind
 
 
-def victim(kind: str, place: Path, chance: random.Random, *, files: bool) -> Path:
-    """A file of a folder, or a folder in it, or what may come to be one; it is removed."""
-    there = [path for path in sorted(place.rglob("*")) if not (files and path.is_dir())]
+def victim(kind: str, place: Path, chance: random.Random, share: float) -> Path:
+    """A file of a folder, or a folder in it; a share are what may come to be one. It is removed."""
+    there = sorted(place.rglob("*"))
     new = [place / name for name in TO_COME[kind].split()]
-    chosen = chance.choice(there if chance.random() < 0.6 else new)
+    chosen = chance.choice(new if chance.random() < share else there)
     chosen.parent.mkdir(parents=True, exist_ok=True)
     if chosen.is_dir():
         shutil.rmtree(chosen)
@@ -207,7 +208,7 @@ def fuzz_links(source: Path, folder: Path, chance: random.Random) -> None:
     kind, place = received(source, folder, chance)
     kept = folder / "kept"
     shutil.copytree(place, kept)
-    chosen = victim(kind, place, chance, files=False)
+    chosen = victim(kind, place, chance, 0.4)
     same = kept / chosen.relative_to(place)
     if same.exists() and chance.random() < 0.4:  # a link to what belongs there
         target = outside / "moved"
@@ -225,7 +226,7 @@ def fuzz_links(source: Path, folder: Path, chance: random.Random) -> None:
 
 def fuzz_pipes(source: Path, folder: Path, chance: random.Random) -> None:
     kind, place = received(source, folder, chance)
-    chosen = victim(kind, place, chance, files=chance.random() < 0.9)
+    chosen = victim(kind, place, chance, 0.2)
     what = chance.choice(["pipe", "pipe", "zero", "socket", "folder", "loop"])
     if what == "pipe":
         os.mkfifo(chosen)
@@ -311,8 +312,9 @@ def fuzz_bombs(source: Path, folder: Path, chance: random.Random) -> None:
         if path.suffix in (".npy", ".txt"):
             path.touch()
             os.truncate(path, HUGE)
-        size = {"size": 8} if chance.random() < 0.5 and "text" not in path.name else {}
-        prepare_path(path, folder / "out", **size)
+        pictures = path.name in ("pixels.zip", "entries.zip", "pictures")
+        options: dict[str, Any] = {"size": 8} if pictures and chance.random() < 0.5 else {}
+        prepare_path(path, folder / "out", **options)
         return
     kind, place = received(source, folder, chance)
     files = [path for path in sorted(place.rglob("*.json*")) if path.is_file()]
