@@ -34,15 +34,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others reserve more than they use
-sys.path.insert(0, str(Path(__file__).parent))
+import fuzz_damage as damage
+import fuzz_hostile as hostile
+import torch
 
-import fuzz_damage as damage  # noqa: E402
-import fuzz_hostile as hostile  # noqa: E402
-import torch  # noqa: E402
-
-from memtrain.config import Digits  # noqa: E402
-from memtrain.errors import MemtrainError  # noqa: E402
+from memtrain.config import Digits
+from memtrain.errors import MemtrainError
 
 LINES = 5
 """A refusal has fewer."""
@@ -206,6 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--show", type=int, default=3, help="how many failures to print")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others reserve address space
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, hang)
     chosen = {name: KINDS[name] for name in options.kinds}

@@ -24,10 +24,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mutations import MUTATIONS, Mutation  # noqa: E402
+from mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = (".git", ".venv", "runs", "data", "build", "dist", "__pycache__", ".*_cache")
@@ -84,17 +83,10 @@ class Copy:
         }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-m", QUICK]
         command += ["-p", "no:cacheprovider", *options, *files]
+        said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        said |= {"text": True, "errors": "replace", "timeout": SECONDS}
         try:
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=SECONDS,
-            )
+            done = subprocess.run(command, cwd=self.folder, env=environment, **said)
         except subprocess.TimeoutExpired:
             return 1, "FAILED (hangs)"
         return done.returncode, done.stdout
@@ -152,13 +144,8 @@ def check_unchanged(copy: Copy, chosen: Sequence[Mutation]) -> None:
     """End here if the tests fail without any mutation, or test another memtrain."""
     code = "import memtrain, sys; sys.stdout.write(memtrain.__file__)"
     source = str(copy.folder / "src")
-    where = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": source},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
+    environment = os.environ | {"PYTHONPATH": source}
+    where = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
     if not where.startswith(source):
         sys.exit(f"tests would import {where}, not the copy's")
     files = existing(copy.folder, list(dict.fromkeys(t for one in chosen for t in one.tests)))
@@ -199,9 +186,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no mutation is called {', '.join(sorted(unknown))}")
     chosen = [known[name] for name in options.only] if options.only else MUTATIONS
     verdicts = []
-    for verdict in run(
-        ROOT, chosen, options.jobs, whole=options.whole, check=not options.unchecked
-    ):
+    check = not options.unchecked
+    for verdict in run(ROOT, chosen, options.jobs, whole=options.whole, check=check):
         verdicts.append(verdict)
         mutation, state, by, seconds = verdict
         told = by if state == "killed" else f"{mutation.fault} {by and f'({by})'}"

@@ -32,27 +32,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pairs_checks as checks
+import torch
+from kill_test import lines, tiny, wait
+from pairs_checks import Alone, Ended
 
-import torch  # noqa: E402
-from kill_test import tiny  # noqa: E402
-from pairs_checks import (  # noqa: E402
-    Alone,
-    Ended,
-    check_ending,
-    check_evaluation,
-    check_run,
-    check_stores,
-    result_of,
-)
-
-from memtrain import cli  # noqa: E402
-from memtrain.config import LogConfig, Stream  # noqa: E402
-from memtrain.config_json import read_config, to_json  # noqa: E402
-from memtrain.data.sources import prepare_path  # noqa: E402
-from memtrain.run import Run  # noqa: E402
-from memtrain.train.metrics import Reporter  # noqa: E402
-from memtrain.train.stop import Interrupted  # noqa: E402
+from memtrain import cli
+from memtrain.config import LogConfig, Stream
+from memtrain.config_json import read_config, to_json
+from memtrain.data.sources import prepare_path
+from memtrain.run import Run
+from memtrain.train.metrics import Reporter
+from memtrain.train.stop import Interrupted
 
 STEPS = 20
 """Of each of the two stages."""
@@ -85,10 +76,17 @@ def start(words: list[str], place: Path) -> subprocess.Popen:
     )
 
 
-def run_pair(pair: list[list[str]], place: Path, chance: random.Random) -> list[Ended]:
-    """Both commands, one a little after the other; perhaps one is told to end."""
+def run_pair(pair: list[list[str]], folder: Path, chance: random.Random) -> list[Ended]:
+    """Both commands, beside the first one's run folder; perhaps one is told to end.
+
+    The second begins at once, a little later, or when the first is a few steps on.
+    """
+    place, target = folder.parent, lines(folder) + chance.randrange(1, STEPS)
     first = start(pair[0], place)
-    time.sleep(chance.choice([0.0, chance.uniform(0, 0.2), chance.uniform(0, 4)]))
+    if chance.random() < 0.4:
+        wait(first, lambda: lines(folder) >= target)
+    else:
+        time.sleep(chance.choice([0.0, chance.uniform(0, 0.2), chance.uniform(0, 4)]))
     both = [first, start(pair[1], place)]
     hit = None
     if chance.random() < 0.25:
@@ -133,7 +131,7 @@ class Runs:
         (self.root / f"{seed}.json").write_text(to_json(config))
         run = Run.create(config, self.root / f"alone-{seed}")
         before = run.evaluate(LOG.evaluate_sequences).rnn.nats
-        alone = result_of(run.train().folder)
+        alone = checks.result_of(run.train().folder)
         return alone._replace(nats=alone.nats | {0: before})
 
     def _stopped_half_way(self) -> None:
@@ -163,17 +161,17 @@ class Runs:
         }
         chosen = [chance.choice(list(commands)[:4]), chance.choice(list(commands))]
         chance.shuffle(chosen)
-        ended = run_pair([commands[name] for name in chosen], place, chance)
-        problems = [problem for one in ended for problem in check_ending(one)]
+        ended = run_pair([commands[name] for name in chosen], folder, chance)
+        problems = [problem for one in ended for problem in checks.check_ending(one)]
         for one in ended:
             if one.words[0] == "eval" and one.status == 0:
-                problems += check_evaluation(one.out, self.alone)
+                problems += checks.check_evaluation(one.out, self.alone)
         there = (folder / "config.json").exists()
         status, said = here(place, commands["resume"] if there else train)
         if status:
             problems.append(f"the next command ended with {status}: {said[-200:]}")
         else:
-            problems += check_run(folder, self.alone)
+            problems += checks.check_run(folder, self.alone)
         shutil.rmtree(place)
         return " + ".join(sorted(chosen)), problems
 
@@ -189,12 +187,12 @@ class Data:
             self._place(place)
             status, said = here(place, self._train(option, "run"))
             assert status == 0, said
-            self.alone[option] = result_of(place / "run")
+            self.alone[option] = checks.result_of(place / "run")
 
     def _place(self, place: Path) -> None:
         place.mkdir()
-        lines = (f"line {n} of a story says {n * n % 89}\n" for n in range(400))
-        (place / "book.txt").write_text("".join(lines))
+        story = (f"line {n} of a story says {n * n % 89}\n" for n in range(400))
+        (place / "book.txt").write_text("".join(story))
 
     def _train(self, option: str, folder: str) -> list[str]:
         asked = ["--data", "book.txt", "--option", "held_out", option]
@@ -212,11 +210,11 @@ class Data:
             again = ["data", "book.txt", "--overwrite", "--option", "held_out", option]
             commands.append(self._train(option, f"run-{number}") if trains else again)
             names.append(f"{commands[-1][0]} {option}")
-        ended = run_pair(commands, place, chance)
-        problems = [problem for one in ended for problem in check_ending(one)]
+        ended = run_pair(commands, place / "run-0", chance)
+        problems = [problem for one in ended for problem in checks.check_ending(one)]
         for number, (one, option) in enumerate(zip(ended, options, strict=True)):
             if one.words[0] == "train" and one.status == 0 and not one.signalled:
-                problems += check_run(place / f"run-{number}", {0: self.alone[option]})
+                problems += checks.check_run(place / f"run-{number}", {0: self.alone[option]})
         if options[0] == options[1] and not any(one.signalled for one in ended):
             problems += [f"needless refusal: {one.err.strip()}" for one in ended if one.status]
         for option in dict.fromkeys(options):
@@ -224,8 +222,8 @@ class Data:
             if status:
                 problems.append(f"the next command ended with {status}: {said[-200:]}")
             else:
-                problems += check_run(place / f"after-{option}", {0: self.alone[option]})
-        problems += check_stores(place / "data")
+                problems += checks.check_run(place / f"after-{option}", {0: self.alone[option]})
+        problems += checks.check_stores(place / "data")
         shutil.rmtree(place)
         return "data: " + " + ".join(sorted(names)), problems
 

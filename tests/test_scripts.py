@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,17 @@ from conftest import TINY, load_script
 from memtrain.errors import MemtrainError
 from memtrain.run import Run
 from memtrain.train.checkpoint import latest_checkpoint, save_checkpoint
+
+SCRIPTS = str(Path(__file__).parents[1] / "scripts")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def siblings() -> Iterator[None]:
+    """Scripts import one another."""
+    sys.path.insert(0, SCRIPTS)
+    yield
+    sys.path.remove(SCRIPTS)
+
 
 # --------------------------------------------------------------------------------------- mutate
 
@@ -242,3 +254,12 @@ def test_half_a_store_and_a_draft_are_seen(checks: ModuleType, fuzz: ModuleType,
     (tmp_path / "data" / ".draft-book-1").mkdir()
     told = " ".join(checks.check_stores(tmp_path / "data"))
     assert "half a store" in told and "a draft stays: .draft-book-1" in told
+
+
+@pytest.mark.slow
+def test_eight_pairs_of_commands_leave_what_they_should():
+    environment = {**os.environ, "PYTHONPATH": str(Path(SCRIPTS).parent / "src")}
+    command = [sys.executable, "pairs.py", "--pairs", "8", "--seed", "5"]
+    done = subprocess.run(command, cwd=SCRIPTS, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 pairs, 0 wrong" in done.stdout
