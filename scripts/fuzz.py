@@ -68,10 +68,10 @@ KINDS = {
     "config": Kind(damage.make_config, damage.fuzz_config),
     "store": Kind(damage.make_store, damage.fuzz_store),
     "file": Kind(damage.make_files, damage.fuzz_file),
-    "links": Kind(hostile.make_folders, hostile.fuzz_links, 2.0, 10.0),
-    "pipes": Kind(hostile.make_folders, hostile.fuzz_pipes, 2.0, 10.0),
-    "reproduce": Kind(hostile.make_reproduced, hostile.fuzz_reproduced, 1.0, 10.0),
-    "bombs": Kind(hostile.make_bombs, hostile.fuzz_bombs, 0.2, 10.0),
+    "links": Kind(hostile.make_folders, hostile.fuzz_links, 3.0, 10.0),
+    "pipes": Kind(hostile.make_folders, hostile.fuzz_pipes, 3.0, 10.0),
+    "reproduce": Kind(hostile.make_reproduced, hostile.fuzz_reproduced, 2.0, 10.0),
+    "bombs": Kind(hostile.make_bombs, hostile.fuzz_bombs, 0.3, 10.0),
 }
 
 
@@ -97,6 +97,12 @@ class Watch:
         self.on = False
         self.seen: list[str] = []
         sys.addaudithook(self.hear)
+        sys.meta_path.insert(0, self)  # no audit event tells of importlib.import_module
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Asked first when a module is imported: a finder that finds nothing."""
+        if self.on and name.split(".")[0] in damage.EVIL:
+            self.forbid(f"import {name}")
 
     def hear(self, event: str, arguments: tuple) -> None:
         if not self.on:
@@ -104,10 +110,11 @@ class Watch:
         told = ""
         if event in self.RUNS:
             told = f"{event} {arguments[:2]}"
-        elif event == "import" and str(arguments[0]).split(".")[0] in damage.EVIL:
-            told = f"import {arguments[0]}"
-        elif event == "open" and self._writes(*arguments[1:3]) and self._outside(arguments[0]):
-            told = f"writes {arguments[0]}"
+        elif event == "exec" and str(arguments[0].co_filename).startswith(self.allowed):
+            told = f"runs {arguments[0].co_filename}"
+        elif event == "open" and self._writes(*arguments[1:3]):
+            follows = not (arguments[2] or 0) & (os.O_NOFOLLOW | os.O_EXCL)
+            told = f"writes {arguments[0]}" if self._outside(arguments[0], follows) else ""
         elif event in self.CHANGES:
             paths, folders = self.CHANGES[event]
             if not any(type(one) is int and one >= 0 for one in arguments[folders:]):
@@ -115,18 +122,23 @@ class Watch:
                 changed = [path for path in arguments[:paths] if self._outside(path)]
                 told = f"{event} {changed}" if changed else ""
         if told:
-            self.seen.append(told)
-            raise PermissionError(f"forbidden here: {told}")
+            self.forbid(told)
+
+    def forbid(self, told: str) -> None:
+        self.seen.append(told)
+        raise PermissionError(f"forbidden here: {told}")
 
     def _writes(self, mode: object, flags: object) -> bool:
         by_mode = isinstance(mode, str) and any(letter in mode for letter in "wax+")
         return by_mode or (isinstance(flags, int) and bool(flags & self.WRITES))
 
-    def _outside(self, path: object) -> bool:
+    def _outside(self, path: object, follows: bool = False) -> bool:
+        """Whether a path leads out of the case; a link at its end may be replaced or removed."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-        place = os.path.join(os.path.realpath(folder), name)  # a link itself may be replaced
+        place = os.path.join(os.path.realpath(folder), name)
+        place = os.path.realpath(place) if follows else place
         return not place.startswith((self.allowed, "/dev/null", "/proc/"))
 
 

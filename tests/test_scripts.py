@@ -1,9 +1,11 @@
 """The scripts that attack the program: that they notice what they are for."""
 
 import ast
+import importlib
 import json
 import os
 import random
+import runpy
 import shutil
 import signal
 import subprocess
@@ -106,7 +108,9 @@ def fuzz() -> ModuleType:
 def watch(fuzz: ModuleType, tmp_path: Path) -> Iterator:
     (tmp_path / "case").mkdir()
     before = signal.signal(signal.SIGALRM, fuzz.hang)
-    yield fuzz.Watch(tmp_path / "case")
+    watch = fuzz.Watch(tmp_path / "case")
+    yield watch
+    sys.meta_path.remove(watch)
     signal.signal(signal.SIGALRM, before)
 
 
@@ -129,10 +133,15 @@ def test_what_a_file_must_not_do_is_seen_and_does_not_happen(
     outside.mkdir()
     (outside / "diary").write_text("dear")
     (tmp_path / "case" / "link").symlink_to(outside)
+    (tmp_path / "case" / "diary").symlink_to(outside / "diary")
+    (tmp_path / "case" / "theirs.py").write_text("x = 1")
     deeds = {
-        "import evil": lambda: __import__("evil"),
+        "import evil": lambda: importlib.import_module("evil.cells"),
+        "import x": lambda: __import__("x"),
+        "runs": lambda: runpy.run_path(str(tmp_path / "case" / "theirs.py")),
         "subprocess.Popen": lambda: subprocess.run(["true"]),
         "writes": lambda: (tmp_path / "case" / "link" / "new").write_text("x"),
+        "case/diary": lambda: (tmp_path / "case" / "diary").write_text("x"),
         "os.remove": lambda: os.remove(outside / "diary"),
         "os.truncate": lambda: os.truncate(outside / "diary", 1),
         "os.rename": lambda: os.rename(outside / "diary", tmp_path / "case" / "mine"),
