@@ -33,7 +33,6 @@ LEFT_OUT = (".git", ".venv", "runs", "data", "build", "dist", "__pycache__", ".*
 QUICK = "not slow and not gpu"
 SECONDS = 600.0
 """Tests that take longer hang, which is noticed."""
-ALLOWANCE = 0
 
 
 class Verdict(NamedTuple):
@@ -76,11 +75,7 @@ class Copy:
 
     def test(self, files: Sequence[str], *options: str) -> tuple[int, str]:
         """Run tests of this copy; returns pytest's status and its output."""
-        environment = os.environ | {
-            "PYTHONPATH": str(self.folder / "src"),
-            "OMP_NUM_THREADS": "1",
-            "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / ".hypothesis"),
-        }
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-m", QUICK]
         command += ["-p", "no:cacheprovider", *options, *files]
         said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -178,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutations alone")
     parser.add_argument("--jobs", type=int, default=1, help="how many at once")
     parser.add_argument("--whole", action="store_true", help="survivors meet all other tests, too")
-    parser.add_argument("--allowance", type=int, default=ALLOWANCE, help="how many may survive")
+    parser.add_argument("--allowance", type=int, default=0, help="how many may survive")
     parser.add_argument("--unchecked", action="store_true", help="trust that the tests pass")
     options = parser.parse_args(arguments)
     known = {one.name: one for one in MUTATIONS}

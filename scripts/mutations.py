@@ -632,7 +632,7 @@ MUTATIONS = [
         "text-unpacked",
         "data/text.py",
         "limit = max(2**26, 100 * path.stat().st_size)",
-        "limit = 2**40",
+        "limit = 2**28",
         ("data/test_text.py", "data/test_sources.py"),
         "a gzip bomb is unpacked",
     ),

@@ -66,14 +66,10 @@ SMALL = f"""
 
 
 def start(words: list[str], place: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "memtrain", *words],
-        cwd=place,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "memtrain", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=place, env=environment, **said)
 
 
 def run_pair(pair: list[list[str]], folder: Path, chance: random.Random) -> list[Ended]:
@@ -199,9 +195,9 @@ class Data:
         return ["train", "text", "--size", "tiny", "--folder", folder, *asked, *SMALL]
 
     def one(self, chance: random.Random) -> tuple[str, list[str]]:
-        place, prepared = self.root / "pair", chance.random() < 0.5
+        place = self.root / "pair"
         self._place(place)
-        if prepared:
+        if chance.random() < 0.5:
             assert here(place, ["data", "book.txt", "--option", "held_out", "0.1"])[0] == 0
         options = [chance.choice(OPTIONS) for _ in range(2)]
         commands, names = [], []
