@@ -1,24 +1,25 @@
 """Damage files at random, thousands of times, and see that each is taken or refused in words.
 
     python scripts/fuzz.py --cases 10000
+    python scripts/fuzz.py --seed 7 --case 1234           # one case again
+    python scripts/fuzz.py --cases 500 --kinds links pipes
 
-A case is a copy of a run folder, a prepared data set or a raw data file in which one file was
-changed: bytes flipped, cut, doubled or replaced, JSON values swapped for others, a pickle put in
-its place; half of the changed checkpoints get fitting checksums, so that what lies behind the
-checksums is reached too. It is then opened as a user would, and a resumed run trains a step. A case
-fails if anything but a MemtrainError comes out, if it takes too long, if it takes too much memory,
-if a pickle is opened, a module named by a file is imported, a process is started, or a file outside
-the case's folder is written, and if a refusal is empty or longer than a few lines.
+A case is a copy of a run folder, a prepared data set, a reproduced figure or a raw data file in
+which something was changed. Damaged (fuzz_damage.py): bytes flipped, cut, doubled or replaced,
+JSON values swapped for others, a pickle put in a file's place; half of the changed checkpoints get
+fitting checksums, so that what lies behind the checksums is reached too. Hostile
+(fuzz_hostile.py): links, pipes, devices, bombs. It is then opened as a user would, and a resumed
+run trains a step.
+
+A case fails if anything but a MemtrainError comes out, if it takes too long, if it takes too much
+memory, if a pickle is opened, a module named by a file is imported, a process is started, or a
+file outside the case's folder is written, and if a refusal is empty or longer than a few lines.
+Seed and number say all of a case.
 """
 
 import argparse
 import contextlib
-import gzip
-import hashlib
-import io
-import json
 import os
-import pickle
 import random
 import resource
 import shutil
@@ -27,277 +28,130 @@ import sys
 import tempfile
 import time
 import traceback
-import zipfile
 from collections import Counter
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
+import fuzz_damage as damage
+import fuzz_hostile as hostile
 import torch
-from kill_test import tiny
 
-from memtrain.config import DataConfig, Digits, LogConfig, Stream
-from memtrain.config_json import read_config, to_json
-from memtrain.data.sources import prepare_path
-from memtrain.data.store import Split, StoreMeta, open_store, write_store
-from memtrain.data.stream import StreamTask
+from memtrain.config import Digits
 from memtrain.errors import MemtrainError
-from memtrain.pretrained import load_rnn
-from memtrain.run import Run
-from memtrain.train.reporter import Reporter
-from memtrain.train.stop import Interrupted
-from memtrain.writer import generate
 
-SECONDS = 20.0
-"""A case that takes longer hangs."""
 LINES = 5
 """A refusal has fewer."""
 MEGABYTES = 1024
 """A case may take this much address space more than there was before."""
-VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf")]
-VALUES += ["", "x", "evil:Cell", "../../x", "a" * 5000, [], {}, [[[]]], {"x": 1}]
+FILLED = 512
+"""Megabytes: a case that runs out of memory after it took more than this did not look ahead."""
+
+
+class Kind(NamedTuple):
+    """Something to damage, and what is then done with it."""
+
+    make: Callable[[Path], None]
+    """Makes the original, once."""
+    act: Callable[[Path, Path, random.Random], None]
+    """Copies it, damages the copy and uses it."""
+    weight: float = 3.0
+    """How often, beside the others."""
+    seconds: float = 20.0
+    """A case that takes longer hangs."""
+
+
+KINDS = {
+    "run": Kind(damage.make_run, damage.fuzz_run),
+    "writer": Kind(partial(damage.make_run, data=Digits()), damage.fuzz_writer),
+    "config": Kind(damage.make_config, damage.fuzz_config),
+    "store": Kind(damage.make_store, damage.fuzz_store),
+    "file": Kind(damage.make_files, damage.fuzz_file),
+    "links": Kind(hostile.make_folders, hostile.fuzz_links, 3.0, 10.0),
+    "pipes": Kind(hostile.make_folders, hostile.fuzz_pipes, 3.0, 10.0),
+    "reproduce": Kind(hostile.make_reproduced, hostile.fuzz_reproduced, 2.0, 10.0),
+    "bombs": Kind(hostile.make_bombs, hostile.fuzz_bombs, 0.3, 10.0),
+}
 
 
 class Hang(BaseException):
     """A case ran past its time."""
 
 
-class Evil:
-    """A pickle that would leave a mark."""
-
-    def __reduce__(self):
-        return os.system, ("touch /tmp/memtrain-fuzz-was-here",)
-
-
-# ------------------------------------------------------------------------------------ mutations
-
-
-def mutate_bytes(content: bytes, chance: random.Random) -> bytes:
-    data = bytearray(content)
-    kind = chance.randrange(8)
-    if kind == 0 or not data:
-        return pickle.dumps(Evil())
-    if kind == 1:
-        return bytes(data[: chance.randrange(len(data))])
-    if kind == 2:
-        return bytes(data) + chance.randbytes(chance.randrange(1, 64))
-    if kind == 3:
-        first = chance.randrange(len(data))
-        return bytes(data[:first] + chance.randbytes(8) + data[first:])
-    if kind == 4:  # a length somewhere near the start becomes huge
-        first = chance.randrange(min(len(data), 64))
-        data[first : first + 8] = chance.choice([b"\xff" * 8, b"\x00" * 8, b"\xff" * 4])
-        return bytes(data)
-    for _ in range(chance.choice([1, 1, 2, 8, 64])):
-        data[chance.randrange(len(data))] = chance.randrange(256)
-    return bytes(data)
-
-
-def mutate_json(content: bytes, chance: random.Random) -> bytes:
-    """Change, add or remove values of an object; sometimes its bytes."""
-    if chance.random() < 0.25:
-        return mutate_bytes(content, chance)
-    plain = json.loads(content)
-    for _ in range(chance.choice([1, 1, 2, 4])):
-        place = plain
-        while True:
-            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-            if not keys:
-                break
-            key = chance.choice(keys)
-            if isinstance(place[key], (dict, list)) and chance.random() < 0.8:
-                place = place[key]
-                continue
-            if chance.random() < 0.15:
-                del place[key]
-            elif chance.random() < 0.1 and isinstance(place, dict):
-                place["unknown"] = deepcopy(chance.choice(VALUES))
-            elif isinstance(place[key], int) and chance.random() < 0.4:
-                place[key] = place[key] * chance.choice([-1, 2, 1000, 10**6]) + chance.choice(
-                    [0, 1]
-                )
-            else:
-                place[key] = deepcopy(chance.choice(VALUES))
-            break
-    return json.dumps(plain).encode()
-
-
-def mutate(path: Path, chance: random.Random) -> None:
-    change = mutate_json if path.suffix == ".json" else mutate_bytes
-    path.write_bytes(change(path.read_bytes(), chance))
-
-
-# ---------------------------------------------------------------------------------------- cases
-
-
-class StopSoon(Reporter):
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-
-def make_run(folder: Path, data: DataConfig | None = None) -> None:
-    """A run that was stopped with a few steps left, and has two checkpoints."""
-    config = tiny(3)
-    config = replace(config, data=data or config.data)
-    log = LogConfig(every=1, evaluate_every=0, evaluate_sequences=4, checkpoint_every=2)
-    try:
-        Run.create(replace(config, log=log), folder).train(StopSoon())
-    except Interrupted:
-        run = Run.open(folder)
-        try:
-            run.train(StopSoon())
-        except Interrupted:
-            return
-    raise AssertionError("it was not stopped")
-
-
-def fix_checksums(checkpoint: Path) -> None:
-    """As one would who wants a changed file to be read."""
-    try:
-        state = json.loads((checkpoint / "state.json").read_bytes())
-        for name in state["sha256"]:
-            state["sha256"][name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
-        state.pop("progress_sha256", None)
-        (checkpoint / "state.json").write_text(json.dumps(state))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        return
-
-
-def damage_run(source: Path, folder: Path, chance: random.Random) -> Path:
-    """A copy of a run with one file changed: which one."""
-    shutil.copytree(source, folder)
-    newest = sorted((folder / "checkpoints").iterdir())[-1]
-    files = [folder / "config.json", folder / "metrics.jsonl", *sorted(newest.iterdir())]
-    chosen = chance.choice(files)
-    mutate(chosen, chance)
-    if chosen.parent == newest and chance.random() < 0.5:
-        fix_checksums(newest)
-    if chance.random() < 0.5:  # nothing to fall back on
-        for other in sorted((folder / "checkpoints").iterdir())[:-1]:
-            shutil.rmtree(other)
-    return chosen
-
-
-def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
-    chosen = damage_run(source, folder, chance)
-    run = Run.open(folder)
-    run.metrics.read()
-    affordable = all(stage.steps <= 10 for stage in run.config.stages().values())
-    if chosen.name != "config.json" and affordable:
-        try:
-            run.train(StopSoon())
-        except Interrupted:
-            return
-
-
-def fuzz_writer(source: Path, folder: Path, chance: random.Random) -> None:
-    damage_run(source, folder, chance)
-    generate(load_rnn(folder), count=2).save(folder / "written.png")
-
-
-def make_config(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_text(to_json(tiny(3)))
-
-
-def fuzz_config(source: Path, folder: Path, chance: random.Random) -> None:
-    shutil.copytree(source, folder)
-    mutate(folder / "config.json", chance)
-    config = read_config(folder / "config.json")
-    if ":" not in config.cell.kind and config.data.kind != "custom":  # what a user names is run
-        Run.create(config, folder / "run")
-
-
-def make_store(folder: Path) -> None:
-    tokens = np.random.default_rng(0).integers(0, 9, 600)
-    starts = np.arange(0, 600, 50)
-    split = Split(tokens, starts)
-    meta = StoreMeta(name="fuzz", vocab_size=9, source="random")
-    write_store(folder, meta, {"train": split, "test": split})
-
-
-def fuzz_store(source: Path, folder: Path, chance: random.Random) -> None:
-    shutil.copytree(source, folder)
-    mutate(chance.choice(sorted(folder.iterdir())), chance)
-    store = open_store(folder, verify=chance.random() < 0.5)
-    config = Stream(cross_documents=chance.random() < 0.5, document_starts=1.0)
-    task = StreamTask(store, config, 16, from_nothing=1)
-    batch = task.sample(2, torch.Generator().manual_seed(0))
-    assert int(batch.inputs.max()) < task.vocab_size, "a token outside the vocabulary came out"
-    task.held_out(2, torch.Generator().manual_seed(0))
-
-
-def make_files(folder: Path) -> None:
-    """One raw file of each kind that `memtrain data` takes."""
-    from PIL import Image
-
-    folder.mkdir()
-    noise = np.random.default_rng(0).integers(0, 255, (6, 9, 8), dtype=np.uint8)
-    with zipfile.ZipFile(folder / "pictures.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, gray in enumerate(noise):
-            stream = io.BytesIO()
-            Image.fromarray(gray).save(stream, "PNG" if number % 2 else "JPEG")
-            archive.writestr(f"{number}.{'png' if number % 2 else 'jpg'}", stream.getvalue())
-    np.save(folder / "tokens.npy", noise.reshape(6, -1).astype(np.int32))
-    text = b"It was a dark and stormy night. " * 40
-    (folder / "text.txt").write_bytes(text)
-    (folder / "text.txt.gz").write_bytes(gzip.compress(text))
-
-
-def fuzz_file(source: Path, folder: Path, chance: random.Random) -> None:
-    folder.mkdir()
-    name = chance.choice(sorted(path.name for path in source.iterdir()))
-    shutil.copy(source / name, folder / name)
-    mutate(folder / name, chance)
-    prepare_path(folder / name, folder / "out")
-
-
-KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Path, random.Random], None]]] = {
-    "run": (make_run, fuzz_run),
-    "writer": (partial(make_run, data=Digits()), fuzz_writer),
-    "config": (make_config, fuzz_config),
-    "store": (make_store, fuzz_store),
-    "file": (make_files, fuzz_file),
-}
-
 # --------------------------------------------------------------------------------------- bounds
 
 
 class Watch:
-    """Hears of every import, process and opened file while a case runs."""
+    """Hears of every import, process and changed file while a case runs, and forbids the bad."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = str(root)
+    STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "pty.spawn")
+    RUNS = ("pickle.find_class", "webbrowser.open", "socket.connect", *STARTS)
+    CHANGES = {"os.remove": (1, 1), "os.rename": (2, 2), "os.rmdir": (1, 1), "os.mkdir": (1, 2)}
+    CHANGES |= {"os.truncate": (1, 2), "os.chmod": (1, 2), "os.link": (2, 2)}
+    """How many paths each begins with, and from where on it has descriptors of folders."""
+    WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+    def __init__(self, allowed: Path) -> None:
+        self.allowed = os.path.realpath(allowed)
         self.on = False
         self.seen: list[str] = []
         sys.addaudithook(self.hear)
+        sys.meta_path.insert(0, self)  # no audit event tells of importlib.import_module
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Asked first when a module is imported: a finder that finds nothing."""
+        if self.on and name.split(".")[0] in damage.EVIL:
+            self.forbid(f"import {name}")
 
     def hear(self, event: str, arguments: tuple) -> None:
         if not self.on:
             return
-        if event in ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.fork"):
-            self.seen.append(f"{event} {arguments[:2]}")
-        elif event == "import" and str(arguments[0]).split(".")[0] in ("evil", "x"):
-            self.seen.append(f"import {arguments[0]}")
-        elif event == "open" and isinstance(arguments[0], str) and isinstance(arguments[1], str):
-            writes = any(letter in arguments[1] for letter in "wax+")
-            inside = os.path.abspath(arguments[0]).startswith((self.root, "/dev/null", "/proc/"))
-            if writes and not inside:
-                self.seen.append(f"writes {arguments[0]}")
+        told = ""
+        if event in self.RUNS:
+            told = f"{event} {arguments[:2]}"
+        elif event == "exec" and str(arguments[0].co_filename).startswith(self.allowed):
+            told = f"runs {arguments[0].co_filename}"
+        elif event == "open" and self._writes(*arguments[1:3]):
+            follows = not (arguments[2] or 0) & (os.O_NOFOLLOW | os.O_EXCL)
+            told = f"writes {arguments[0]}" if self._outside(arguments[0], follows) else ""
+        elif event in self.CHANGES:
+            paths, folders = self.CHANGES[event]
+            if not any(type(one) is int and one >= 0 for one in arguments[folders:]):
+                # Relative to an open folder, a path tells nothing of where it is.
+                changed = [path for path in arguments[:paths] if self._outside(path)]
+                told = f"{event} {changed}" if changed else ""
+        if told:
+            self.forbid(told)
+
+    def forbid(self, told: str) -> None:
+        self.seen.append(told)
+        raise PermissionError(f"forbidden here: {told}")
+
+    def _writes(self, mode: object, flags: object) -> bool:
+        by_mode = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+        return by_mode or (isinstance(flags, int) and bool(flags & self.WRITES))
+
+    def _outside(self, path: object, follows: bool = False) -> bool:
+        """Whether a path leads out of the case; a link at its end may be replaced or removed."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return False
+        folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+        place = os.path.join(os.path.realpath(folder), name)
+        place = os.path.realpath(place) if follows else place
+        return not place.startswith((self.allowed, "/dev/null", "/proc/"))
 
 
 def hang(number: int, frame: object) -> None:
     raise Hang
 
 
-def one_case(act: Callable[[], None], watch: Watch) -> tuple[str, str]:
+def one_case(act: Callable[[], None], watch: Watch, seconds: float = 20.0) -> tuple[str, str]:
     """How a case ended: taken, refused or failed, and in which words."""
     watch.seen.clear()
+    before = start_of_peak()
     watch.on = True
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         act()
         ended = "taken", ""
@@ -312,43 +166,77 @@ def one_case(act: Callable[[], None], watch: Watch) -> tuple[str, str]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         watch.on = False
+    grown = (peak_memory() - before) / 2**20
+    if ended[0] == "refused" and "not enough memory" in ended[1] and grown > FILLED:
+        ended = "failed", f"took {grown:.0f} MB before it said: {ended[1]}"
     return ("failed", "; ".join(watch.seen)) if watch.seen else ended
 
 
-def bound_memory() -> None:
+def peak_memory() -> int:
+    """The most memory that was held since `start_of_peak`, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def start_of_peak() -> int:
+    """Forget the peak so far; returns what is held now."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak_memory()
+
+
+def bound_memory(megabytes: int) -> None:
+    """Let no more address space be taken than there is now and this much."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MEGABYTES * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit = pages * resource.getpagesize() + megabytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+
+
+def warm_up(root: Path, chosen: dict[str, Kind]) -> None:
+    """Make what is damaged, and use it a few times: what is imported late is imported now."""
+    bound_memory(4 * MEGABYTES)
+    for name, kind in chosen.items():
+        kind.make(root / name)
+        for seed in range(0 if name == "bombs" else 8):
+            signal.setitimer(signal.ITIMER_REAL, 5)
+            with contextlib.suppress(Exception, Hang):
+                kind.act(root / name, root / "warm" / "case", random.Random(seed))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            shutil.rmtree(root / "warm", ignore_errors=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--show", type=int, default=3, help="how many failures to print")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others reserve address space
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, hang)
+    chosen = {name: KINDS[name] for name in options.kinds}
+    weights = [kind.weight for kind in chosen.values()]
+    numbers = range(options.cases) if options.case is None else [options.case]
     counts: Counter[str] = Counter()
     reasons: set[str] = set()
     slowest, failures = 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        for kind, (make, act) in KINDS.items():
-            make(root / kind)
-            for seed in range(5):  # what is imported late is imported now
-                with contextlib.suppress(MemtrainError):
-                    act(root / kind, root / "warm", random.Random(seed))
-                shutil.rmtree(root / "warm", ignore_errors=True)
-        watch = Watch(root)
-        bound_memory()
-        case = root / "case"
-        for number in range(options.cases):
+        warm_up(root, chosen)
+        case = root / "case" / "files"
+        watch = Watch(case.parent)
+        bound_memory(MEGABYTES)
+        for number in numbers:
             chance = random.Random(options.seed * 1_000_003 + number)
-            kind = chance.choice(list(KINDS))
+            kind = chance.choices(list(chosen), weights)[0]
+            case.parent.mkdir()
             began = time.monotonic()
-            act = partial(KINDS[kind][1], root / kind, case, chance)
-            ended, words = one_case(act, watch)
+            act = partial(chosen[kind].act, root / kind, case, chance)
+            ended, words = one_case(act, watch, chosen[kind].seconds)
             slowest = max(slowest, time.monotonic() - began)
             counts[f"{kind} {ended}"] += 1
             if ended == "refused":
@@ -356,13 +244,13 @@ def main(arguments: list[str] | None = None) -> int:
             failures += ended == "failed"
             if ended == "failed" and failures <= options.show:
                 print(f"case {number} ({kind}) of seed {options.seed} failed:\n{words}", flush=True)
-            shutil.rmtree(case, ignore_errors=True)
+            shutil.rmtree(case.parent, ignore_errors=True)
             if (number + 1) % 1000 == 0:
                 print(f"{number + 1} cases, {failures} failed", flush=True)
     print({key: counts[key] for key in sorted(counts)})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{options.cases} cases, {failures} failed; {len(reasons)} different reasons; "
+        f"{len(numbers)} cases, {failures} failed; {len(reasons)} different reasons; "
         f"slowest {slowest:.2f} s, peak {peak:.0f} MB"
     )
     return 1 if failures else 0

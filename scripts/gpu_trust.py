@@ -35,7 +35,7 @@ from memtrain.data.store import Split, StoreMeta, write_store
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
 from memtrain.run import Run
-from memtrain.stage import StageLoop
+from memtrain.stage import Agreement, StageLoop
 from memtrain.train.checkpoint import load_checkpoint, numbered
 from memtrain.train.files import Files
 from memtrain.train.metrics import MetricsFile
@@ -87,8 +87,10 @@ class TimedRun(Run):
         self.host: list[float] = []
         """Seconds in which the host was busy with a checkpoint instead of launching steps."""
 
-    def _stage_loop(self, name: str, trainer: Trainer, reporter: Reporter) -> StageLoop:
-        loop = super()._stage_loop(name, trainer, reporter)
+    def _stage_loop(
+        self, name: str, trainer: Trainer, reporter: Reporter, stop: Agreement
+    ) -> StageLoop:
+        loop = super()._stage_loop(name, trainer, reporter, stop)
         return TimedLoop(run=self, **{one.name: getattr(loop, one.name) for one in fields(loop)})
 
     def now(self) -> torch.cuda.Event | float:

@@ -96,8 +96,8 @@ def write_wish(model: Writer, name: str, wish: Wish) -> None:
     if originals is not None:
         count, length = originals.shape
         prompt = originals[:, : min(length - 1, max(1, round((wish.given or 0.5) * length)))]
-    length = spelling.picture.length - (0 if prompt is None else prompt.shape[1])
-    with drawing(count, length) as listen:
+    given = prompt.shape[1] if isinstance(prompt, np.ndarray) else 0
+    with drawing(count, spelling.picture.length - given) as listen:
         written = _generate(model, wish, count, prompt, listen)
     path = wish.out
     if path is None:

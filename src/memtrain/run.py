@@ -313,7 +313,8 @@ class Run:
 
     def _saved(self) -> str:
         """What a run that ends abruptly leaves, in words."""
-        return f"{last_saved(self.writer.last_whole())}; continue with: memtrain resume {self.folder}"
+        saved = last_saved(self.writer.last_whole())
+        return f"{saved}; continue with: memtrain resume {self.folder}"
 
     def _take(self, stack: ExitStack, reporter: Reporter) -> None:
         """Hold the run's folder until the stack ends, if it is as it was opened."""

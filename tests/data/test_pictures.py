@@ -317,6 +317,19 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: P
         read_folder(path)
 
 
+def test_a_zip_that_claims_more_bytes_than_it_has_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch
+):
+    path = put(tmp_path / "files.zip", {"a.png": png(FIRST)})
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")  # of the directory: Python makes room for what it says
+    content[entry + 20 : entry + 24] = (2**31 - 1).to_bytes(4, "little")
+    path.write_bytes(content)
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(MemtrainError, match="'a.png' claims 2,147,483,647 bytes"):
+        read_folder(path)
+
+
 @pytest.mark.parametrize("side", [8193, 2**14, 2**31 - 1])
 @PLACES
 def test_an_image_bomb_is_refused_from_its_header(tmp_path: Path, place: str, side: int):

@@ -305,6 +305,13 @@ def test_each_side_of_a_split_by_name_holds_something(names: set[str], share: fl
     assert held == held_out_names(sorted(names), share)
 
 
+def test_a_split_by_name_holds_out_about_the_share_and_more_of_it_keeps_the_same():
+    names = [f"{number}.png" for number in range(1000)]
+    tenth, third = held_out_names(names, 0.1), held_out_names(names, 0.3)
+    assert 70 < len(tenth) < 130 and 250 < len(third) < 350
+    assert tenth < third
+
+
 # ------------------------------------------------------------------------------------------- text
 
 

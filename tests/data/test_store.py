@@ -424,6 +424,12 @@ def test_a_file_cut_short_is_refused(folder: Path):
     assert "train.bin has 2 bytes, 5 were written" in refusal(lambda: open_store(folder))
 
 
+def test_a_file_with_bytes_added_to_it_is_refused(folder: Path):
+    with (folder / "train.bin").open("ab") as file:
+        file.write(b"\0")
+    assert "train.bin has" in refusal(lambda: open_store(folder))
+
+
 def test_a_file_that_is_gone_is_refused(folder: Path):
     (folder / "test.bin").unlink()
     assert "test.bin" in refusal(lambda: open_store(folder))

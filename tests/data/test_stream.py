@@ -412,3 +412,23 @@ def test_a_store_with_changed_tokens_is_refused_before_training(text: StreamTask
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(MemtrainError, match=r"train.bin is not what was written .*prepare it"):
         StreamTask.from_config(text.config)
+
+
+def test_the_share_that_begins_documents_is_rounded_to_rows(pictures: Path):
+    config = Stream(path=str(pictures), evaluate_length=20, document_starts=0.6)
+    task = StreamTask.from_config(config).windows(9, from_nothing=3)  # 1.8 rows
+    length = task.store.meta.document_length
+    assert length is not None
+    train = bytes(task.store.tokens("train").tolist())
+    starts = {train[first : first + 9] for first in range(0, len(train), length)}
+    batches = [task.sample(8, seeded(seed)).inputs.tolist() for seed in range(20)]
+    assert all(bytes(row) in starts for rows in batches for row in rows[:2])
+    assert not all(bytes(rows[2]) in starts for rows in batches)
+
+
+def test_overlapping_windows_of_one_text_reach_from_its_first_to_its_last_token(text: StreamTask):
+    task = text.windows(20)
+    rows = task.held_out(task.held_out_sequences + 5, seeded())
+    held_out = STORY.encode()[-len(task.store.tokens("test")) :]
+    assert list(held_out[:20]) in rows.inputs.tolist()
+    assert list(held_out[-20:]) in rows.targets.tolist()

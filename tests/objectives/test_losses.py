@@ -137,6 +137,12 @@ class TestUniformityLoss:
         memory = normal(1, 1, 16).expand(20, 2, 16)
         assert float(uniformity_loss(memory, 512, seeded())) == pytest.approx(0, abs=1e-5)
 
+    def test_the_empty_memory_has_no_direction_and_does_not_count(self):
+        memory = torch.randn(5, 2, 3, generator=seeded())
+        with_empty = torch.cat([memory, torch.zeros(3, 2, 3)])
+        expected = uniformity_loss(memory, 100, seeded())
+        torch.testing.assert_close(uniformity_loss(with_empty, 100, seeded()), expected)
+
     def test_is_about_minus_4_for_memories_spread_evenly_in_many_dimensions(self):
         loss = float(uniformity_loss(normal(256, 2, 256), 512, seeded()))
         assert loss == pytest.approx(-4, abs=0.1)

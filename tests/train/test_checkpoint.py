@@ -92,6 +92,28 @@ def test_whatever_operation_a_crash_hits_a_whole_checkpoint_is_found(
         assert not list(folder.glob(".*")) and not list(folder.glob("*.old"))
 
 
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_was_reported_saved_survives_a_power_cut(tmp_path: Path, situation: str):
+    before, number = SITUATIONS[situation]
+    prepared(tmp_path, before)
+    files = FaultyFiles(power_cut=True)
+    save_checkpoint(tmp_path, number, make(9), keep=2, files=files)
+    with pytest.raises(Crash):
+        files.crash()
+    latest, problems = latest_checkpoint(tmp_path)
+    assert value_of(latest) == 9 and problems == []
+
+
+@pytest.mark.parametrize("name", module.FILES)
+def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str):
+    """Even to the very same bytes: what is read must be what the checkpoint holds."""
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    (path / name).rename(tmp_path / "elsewhere")
+    (path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(path)
+
+
 def test_the_best_stays_beside_the_last(tmp_path: Path):
     for number in (5, 10, 15, 20, 25):
         checkpoint = make(number)

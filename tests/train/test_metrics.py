@@ -1,5 +1,6 @@
 """metrics.jsonl."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,22 @@ def test_cutting_back_forgets_what_came_after_even_half_a_line(tmp_path: Path):
     metrics.cut(length)
     metrics.append(line(4))
     assert [record["step"] for record in metrics.read()] == [1, 4]
+
+
+def test_syncing_forces_the_lines_to_disk(tmp_path: Path, monkeypatch):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append(line(1))
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    metrics.sync()
+    assert metrics.path.stat().st_ino in synced
+
+
+def test_cutting_back_to_the_end_leaves_every_byte(tmp_path: Path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append(line(1))
+    before = metrics.path.read_bytes()
+    assert metrics.cut(metrics.length()) == "" and metrics.path.read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["7", "[]", "{}", '{"stage": "smt", "step": "1"}'])

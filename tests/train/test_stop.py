@@ -172,8 +172,8 @@ def test_a_stopped_training_ends_with_the_signals_status(config, monkeypatch, ca
     signalled_in_evaluation(monkeypatch, number, 3)  # the last of smt
     assert main(["train", config, "--folder", "run"]) == 128 + number
     *_, line = capsys.readouterr().err.splitlines()
-    said = "memtrain: stopped after step 12 of smt, all is saved; continue with: memtrain resume run"
-    assert line == said
+    said = "memtrain: stopped after step 12 of smt, all is saved; "
+    assert line == said + "continue with: memtrain resume run"
     assert main(["resume", "run"]) == 0
 
 

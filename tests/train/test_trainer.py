@@ -91,6 +91,43 @@ def test_norms_and_biases_do_not_decay():
     assert all(p.dim() == 1 for p in groups[1]["params"])
 
 
+def test_what_is_saved_of_the_optimizer_is_all_that_the_next_step_needs():
+    stage = StageConfig(steps=10, learning_rate=0.1)
+    one, other = trainer(Pull(), stage), trainer(Pull(), stage)
+    for _ in range(3):
+        one.train_step()
+    other.load_tensors({name: value.clone() for name, value in one.tensors().items()})
+    other.objective.load_state_dict(one.objective.state_dict())
+    other.step = one.step
+    for trained in (one, other):
+        trained.train_step()
+    expected, found = one.objective.state_dict(), other.objective.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+class Draws(Pull):
+    """Pulls every row of the batch with a force that it draws for the whole batch."""
+
+    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+        force = torch.randn(self.part.whole(len(batch.inputs)), 4, generator=generator)
+        total = self.part.sum((self.part.rows(force) @ self.left.weight).sum())
+        total = total + 0 * sum(p.sum() for p in self.parameters())
+        return Losses(total, {})
+
+
+def test_a_batch_in_turns_draws_what_the_batch_at_once_draws():
+    weights = []
+    for turns in (1, 2, 4):
+        torch.manual_seed(0)
+        stage = StageConfig(steps=10, batch_size=8, accumulate=turns, learning_rate=0.1)
+        taken = trainer(Draws(), stage)
+        for _ in range(2):
+            taken.train_step()
+        weights.append(taken.objective.state_dict()["left.weight"])
+    for weight in weights[1:]:
+        torch.testing.assert_close(weight, weights[0])
+
+
 def test_what_does_not_train_is_frozen_during_the_stage_only():
     objective = Pull()
     pulled = trainer(objective, StageConfig(steps=1))

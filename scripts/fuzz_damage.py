@@ -1,0 +1,285 @@
+"""Damaged files: what scripts/fuzz.py changes at random, and what is then done with it.
+
+A kind is made once in a folder of its own; each case copies it, changes one file and opens it as a
+user would.
+"""
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import pickle
+import random
+import shutil
+import signal
+import zipfile
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from kill_test import tiny
+
+from memtrain import cli
+from memtrain.config import DataConfig, LogConfig, Stream
+from memtrain.config_json import read_config, to_json
+from memtrain.data.sources import prepare_path
+from memtrain.data.store import Split, StoreMeta, open_store, write_store
+from memtrain.data.stream import StreamTask
+from memtrain.errors import MemtrainError
+from memtrain.pretrained import load_rnn
+from memtrain.run import Run
+from memtrain.train.reporter import Reporter
+from memtrain.train.stop import Interrupted
+from memtrain.writer import generate
+
+EVIL = ("evil", "x", "antigravity")
+"""Modules that files of strangers name here, and that must not be imported."""
+VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf")]
+VALUES += ["", "x", "evil:Cell", "antigravity:X", "../../x", "a" * 5000, [], {}, [[[]]], {"x": 1}]
+
+
+class Evil:
+    """A pickle that would leave a mark."""
+
+    def __reduce__(self):
+        return os.system, ("touch /tmp/memtrain-fuzz-was-here",)
+
+
+# ------------------------------------------------------------------------------------ mutations
+
+
+def mutate_bytes(content: bytes, chance: random.Random) -> bytes:
+    data = bytearray(content)
+    kind = chance.randrange(8)
+    if kind == 0 or not data:
+        return pickle.dumps(Evil())
+    if kind == 1:
+        return bytes(data[: chance.randrange(len(data))])
+    if kind == 2:
+        return bytes(data) + chance.randbytes(chance.randrange(1, 64))
+    if kind == 3:
+        first = chance.randrange(len(data))
+        return bytes(data[:first] + chance.randbytes(8) + data[first:])
+    if kind == 4:  # a length somewhere near the start becomes huge
+        first = chance.randrange(min(len(data), 64))
+        data[first : first + 8] = chance.choice([b"\xff" * 8, b"\x00" * 8, b"\xff" * 4])
+        return bytes(data)
+    for _ in range(chance.choice([1, 1, 2, 8, 64])):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    return bytes(data)
+
+
+def mutate_json(content: bytes, chance: random.Random) -> bytes:
+    """Change, add or remove values of an object; sometimes its bytes."""
+    if chance.random() < 0.25:
+        return mutate_bytes(content, chance)
+    plain = json.loads(content)
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        place = plain
+        while True:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            if not keys:
+                break
+            key = chance.choice(keys)
+            if isinstance(place[key], (dict, list)) and chance.random() < 0.8:
+                place = place[key]
+                continue
+            if chance.random() < 0.15:
+                del place[key]
+            elif chance.random() < 0.1 and isinstance(place, dict):
+                place["unknown"] = deepcopy(chance.choice(VALUES))
+            elif isinstance(place[key], int) and chance.random() < 0.4:
+                place[key] = place[key] * chance.choice([-1, 2, 1000, 10**6]) + chance.choice(
+                    [0, 1]
+                )
+            else:
+                place[key] = deepcopy(chance.choice(VALUES))
+            break
+    return json.dumps(plain).encode()
+
+
+def mutate_lines(content: bytes, chance: random.Random) -> bytes:
+    """Change the JSON of one line."""
+    lines = content.splitlines(keepends=True)
+    number = chance.randrange(len(lines))
+    lines[number] = mutate_json(lines[number], chance) + b"\n" * (chance.random() < 0.9)
+    return b"".join(lines)
+
+
+def mutate(path: Path, chance: random.Random) -> None:
+    """Change a file, by what its name says it holds."""
+    changes = {".json": mutate_json, ".jsonl": mutate_lines}
+    change = changes.get(path.suffix, mutate_bytes)
+    path.write_bytes(change(path.read_bytes(), chance))
+
+
+# ---------------------------------------------------------------------------------------- cases
+
+
+class StopSoon(Reporter):
+    """Ends a run after its next step."""
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def command(*arguments: object) -> None:
+    """A command of the command line, in this process.
+
+    Raises:
+        MemtrainError: it refused, in the words it printed.
+        AssertionError: it ended in any other way.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = cli.main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            status = ended.code
+    said = err.getvalue()
+    if status == 2 and "memtrain: " in said and "Traceback" not in said:
+        raise MemtrainError(said[said.index("memtrain: ") :].strip())
+    assert status == 0, f"status {status}: {said}"
+
+
+def make_run(folder: Path, data: DataConfig | None = None) -> None:
+    """A run that was stopped with a few steps left, and has two checkpoints."""
+    config = tiny(3)
+    config = replace(config, data=data or config.data)
+    log = LogConfig(every=1, evaluate_every=0, evaluate_sequences=4, checkpoint_every=2)
+    try:
+        Run.create(replace(config, log=log), folder).train(StopSoon())
+    except Interrupted:
+        run = Run.open(folder)
+        try:
+            run.train(StopSoon())
+        except Interrupted:
+            return
+    raise AssertionError("it was not stopped")
+
+
+def fix_checksums(checkpoint: Path) -> None:
+    """As one would who wants a changed file to be read."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_bytes())
+        for name in state["sha256"]:
+            state["sha256"][name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+        state.pop("progress_sha256", None)
+        (checkpoint / "state.json").write_text(json.dumps(state))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        return
+
+
+def damage_run(source: Path, folder: Path, chance: random.Random) -> Path:
+    """A copy of a run with one file changed: which one."""
+    shutil.copytree(source, folder)
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    files = [folder / "config.json", folder / "metrics.jsonl", *sorted(newest.iterdir())]
+    chosen = chance.choice(files)
+    mutate(chosen, chance)
+    if chosen.parent == newest and chance.random() < 0.5:
+        fix_checksums(newest)
+    if chance.random() < 0.5:  # nothing to fall back on
+        for other in sorted((folder / "checkpoints").iterdir())[:-1]:
+            shutil.rmtree(other)
+    return chosen
+
+
+def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
+    chosen = damage_run(source, folder, chance)
+    run = Run.open(folder)
+    run.metrics.read()
+    affordable = all(stage.steps <= 10 for stage in run.config.stages().values())
+    if chosen.name != "config.json" and affordable:
+        try:
+            run.train(StopSoon())
+        except Interrupted:
+            return
+
+
+def fuzz_writer(source: Path, folder: Path, chance: random.Random) -> None:
+    damage_run(source, folder, chance)
+    generate(load_rnn(folder), count=2).save(folder / "written.png")
+
+
+def make_config(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(to_json(tiny(3)))
+
+
+def fuzz_config(source: Path, folder: Path, chance: random.Random) -> None:
+    shutil.copytree(source, folder)
+    mutate(folder / "config.json", chance)
+    config = read_config(folder / "config.json")
+    if ":" in config.cell.kind or config.data.kind == "custom":  # named by the file alone
+        command("train", folder / "config.json", "--folder", folder / "run")
+        raise AssertionError("a class that a received config names was taken without a word")
+    Run.create(config, folder / "run")
+
+
+def make_store(folder: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 9, 600)
+    starts = np.arange(0, 600, 50)
+    split = Split(tokens, starts)
+    meta = StoreMeta(name="fuzz", vocab_size=9, source="random")
+    write_store(folder, meta, {"train": split, "test": split})
+
+
+def fuzz_store(source: Path, folder: Path, chance: random.Random) -> None:
+    shutil.copytree(source, folder)
+    mutate(chance.choice(sorted(folder.iterdir())), chance)
+    store = open_store(folder, verify=chance.random() < 0.5)
+    config = Stream(cross_documents=chance.random() < 0.5, document_starts=1.0)
+    task = StreamTask(store, config, 16, from_nothing=1)
+    batch = task.sample(2, torch.Generator().manual_seed(0))
+    assert int(batch.inputs.max()) < task.vocab_size, "a token outside the vocabulary came out"
+    task.held_out(2, torch.Generator().manual_seed(0))
+
+
+def make_files(folder: Path) -> None:
+    """One raw file of each kind that `memtrain data` takes."""
+    from PIL import Image
+
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (6, 9, 8), dtype=np.uint8)
+    packings = {
+        "pictures": zipfile.ZIP_DEFLATED,
+        "lzma": zipfile.ZIP_LZMA,
+        "bz2": zipfile.ZIP_BZIP2,
+    }
+    for name, packing in packings.items():
+        with zipfile.ZipFile(folder / f"{name}.zip", "w", packing) as archive:
+            for number, gray in enumerate(noise):
+                stream = io.BytesIO()
+                Image.fromarray(gray).save(stream, "PNG" if number % 2 else "JPEG")
+                archive.writestr(f"{number}.{'png' if number % 2 else 'jpg'}", stream.getvalue())
+    np.save(folder / "tokens.npy", noise.reshape(6, -1).astype(np.int32))
+    text = b"It was a dark and stormy night. " * 40
+    (folder / "text.txt").write_bytes(text)
+    (folder / "text.txt.gz").write_bytes(gzip.compress(text))
+    (folder / "text.txt.bz2").write_bytes(bz2.compress(text))
+    (folder / "text.txt.xz").write_bytes(lzma.compress(text))
+    rows = [{"text": f"It was night {number}. " * 8} for number in range(20)]
+    (folder / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.json").write_text(json.dumps(rows))
+    (folder / "text.csv").write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
+    with contextlib.suppress(ImportError):
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.Table.from_pylist(rows)
+        pyarrow.parquet.write_table(table, folder / "text.parquet")
+
+
+def fuzz_file(source: Path, folder: Path, chance: random.Random) -> None:
+    folder.mkdir()
+    name = chance.choice(sorted(path.name for path in source.iterdir()))
+    shutil.copy(source / name, folder / name)
+    mutate(folder / name, chance)
+    prepare_path(folder / name, folder / "out")
