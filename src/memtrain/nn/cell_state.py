@@ -6,9 +6,7 @@ a message.
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from memtrain.errors import CellContractError
-from memtrain.load import rng_kept, said_by
+from memtrain.load import said_by
 from memtrain.train.files import DTYPES
 
 TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -25,31 +23,6 @@ STEPS = 3
 """Training steps that are taken twice from one saved state."""
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 Step = Callable[[Tensor, Tensor], Tensor]
-
-
-@contextmanager
-def unchanged(cell: nn.Module) -> Iterator[None]:
-    """Leave the cell as it was: tensors, attributes, modes; and the RNG states of the process."""
-    attributes = {module: dict(vars(module)) for module in cell.modules()}
-    plain = [value for found in attributes.values() for value in found.values()]
-    containers = [(c, c.copy()) for c in plain if type(c) in (dict, OrderedDict, list, set)]
-    tensors = [*cell.parameters(), *cell.buffers(), *(v for v in plain if isinstance(v, Tensor))]
-    before = [(t, t.detach().clone()) for t in tensors if t.layout is torch.strided]
-    try:
-        with rng_kept():
-            yield
-    finally:
-        for module, found in attributes.items():
-            for name in vars(module).keys() - found.keys():
-                del vars(module)[name]
-            vars(module).update(found)
-        for container, copy in containers:  # in place: handles of hooks refer to theirs
-            container.clear()
-            container.extend(copy) if isinstance(container, list) else container.update(copy)
-        with torch.no_grad():
-            for tensor, value in before:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
 
 
 def check_tensors(cell: nn.Module) -> None:

@@ -8,7 +8,9 @@
 - parameters and buffers are all its state, and a checkpoint can hold them (cell_state.py).
 """
 
-from contextlib import suppress
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from memtrain.errors import CellContractError
-from memtrain.load import said_by
-from memtrain.nn.cell_state import check_resume, check_tensors, gradients_of, unchanged
+from memtrain.load import rng_kept, said_by
+from memtrain.nn.cell_state import check_resume, check_tensors, gradients_of
 
 
 def memory_shape(cell: nn.Module) -> tuple[int, int]:
@@ -36,14 +38,14 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
     try:
         checked = _check_kind(cell)
         check_tensors(checked)
-        with unchanged(checked):
+        with _unchanged(checked):
             checked.eval()
             probe = _Probe(checked, vocab_size)
             with torch.no_grad():
                 probe.check_values()
                 probe.check_rows()
             probe.check_gradients()
-        with unchanged(checked):  # again as it was made: what a first call does counts, too
+        with _unchanged(checked):  # again as it was made: what a first call does counts, too
             check_resume(checked, probe.step, probe.memory, probe.token)
     except CellContractError:
         raise
@@ -82,6 +84,31 @@ def _check_kind(cell: object) -> nn.Module:
                 f"{name}: {key}={size!r}: the cell must state it as a whole number above 0"
             )
     return cell
+
+
+@contextmanager
+def _unchanged(cell: nn.Module) -> Iterator[None]:
+    """Leave the cell as it was: tensors, attributes, modes; and the RNG states of the process."""
+    attributes = {module: dict(vars(module)) for module in cell.modules()}
+    plain = [value for found in attributes.values() for value in found.values()]
+    containers = [(c, c.copy()) for c in plain if type(c) in (dict, OrderedDict, list, set)]
+    tensors = [*cell.parameters(), *cell.buffers(), *(v for v in plain if isinstance(v, Tensor))]
+    before = [(t, t.detach().clone()) for t in tensors if t.layout is torch.strided]
+    try:
+        with rng_kept():
+            yield
+    finally:
+        for module, found in attributes.items():
+            for name in vars(module).keys() - found.keys():
+                del vars(module)[name]
+            vars(module).update(found)
+        for container, copy in containers:  # in place: handles of hooks refer to theirs
+            container.clear()
+            container.extend(copy) if isinstance(container, list) else container.update(copy)
+        with torch.no_grad():
+            for tensor, value in before:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
 
 
 class _Probe:
