@@ -33,8 +33,7 @@ from memtrain.data.store import Split, StoreMeta, open_store, write_store
 from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
 from memtrain.pretrained import load_rnn
-from memtrain.run import Run
-from memtrain.train.metrics import Reporter
+from memtrain.run import Reporter, Run
 from memtrain.train.stop import Interrupted
 from memtrain.writer import generate
 

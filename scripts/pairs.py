@@ -41,8 +41,7 @@ from memtrain import cli
 from memtrain.config import LogConfig, Stream
 from memtrain.config_json import read_config, to_json
 from memtrain.data.sources import prepare_path
-from memtrain.run import Run
-from memtrain.train.metrics import Reporter
+from memtrain.run import Reporter, Run
 from memtrain.train.stop import Interrupted
 
 STEPS = 20
@@ -127,7 +126,7 @@ class Runs:
         (self.root / f"{seed}.json").write_text(to_json(config))
         run = Run.create(config, self.root / f"alone-{seed}")
         before = run.evaluate(LOG.evaluate_sequences).rnn.nats
-        alone = checks.result_of(run.train().folder)
+        alone = checks.result_of(run.train(Reporter()).folder)
         return alone._replace(nats=alone.nats | {0: before})
 
     def _stopped_half_way(self) -> None:
