@@ -34,7 +34,7 @@ from memtrain.data.store import open_store
 from memtrain.data.stream import StreamTask
 from memtrain.experiments import load
 from memtrain.experiments.experiment import Result, Setup
-from memtrain.experiments.report import make_report
+from memtrain.experiments.reproduce import open_folder
 from memtrain.pretrained import load_rnn
 from memtrain.run import Run
 from memtrain.train.stop import Interrupted
@@ -130,11 +130,17 @@ def use_store(folder: Path, chance: random.Random) -> None:
 
 
 def use_reproduced(folder: Path, chance: random.Random) -> None:
-    """Draw and judge, or write the page."""
-    if chance.random() < 0.5:
-        make_report([folder])
-    else:
+    """Look at what is there, draw and judge it, or write the page."""
+    what = chance.choice(["open", "draw", "report", "report elsewhere"])
+    if what == "open":
+        open_folder(folder)
+    elif what == "draw":
+        settings = ["--scale", "smoke", "--device", "cpu", "--minutes", "0", "--no-mps"]
+        command("reproduce", "joint", "--folder", folder, *settings)
+    elif what == "report":
         command("report", folder)
+    else:
+        command("report", folder, "--out", folder / "page.html")
 
 
 def use_raw(folder: Path, chance: random.Random) -> None:

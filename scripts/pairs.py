@@ -127,7 +127,7 @@ class Runs:
         (self.root / f"{seed}.json").write_text(to_json(config))
         run = Run.create(config, self.root / f"alone-{seed}")
         before = run.evaluate(LOG.evaluate_sequences).rnn.nats
-        alone = checks.result_of(run.train().folder)
+        alone = checks.result_of(run.train(Reporter()).folder)
         return alone._replace(nats=alone.nats | {0: before})
 
     def _stopped_half_way(self) -> None:

@@ -105,6 +105,16 @@ def test_what_was_reported_saved_survives_a_power_cut(tmp_path: Path, situation:
 
 
 @pytest.mark.parametrize("name", module.FILES)
+def test_a_changed_number_is_seen(tmp_path: Path, name: str):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1  # still a file of tensors
+    (path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name} is not what was written"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", module.FILES)
 def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str):
     """Even to the very same bytes: what is read must be what the checkpoint holds."""
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)

@@ -33,7 +33,12 @@ TOO_SMALL = "too small to judge"
 """The word for every claim at the scale smoke."""
 ROOT = "{folder}"
 """How configs write the folder of a sweep."""
-LATER: dict[str, Any] = {}
+LATER: dict[str, Any] = {
+    "data.needle_within": 1.0,
+    "smt.dynamics_steps": 1,
+    "smt.normalize_dynamics": False,
+    "smt.memory_noise": 0.0,
+}
 """Fields that configs got after the first sweeps were run ("data.field"), with their defaults: at
 its default such a field is not part of a key, so that earlier folders keep their results."""
 Tag = str | int | float | bool
