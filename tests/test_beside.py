@@ -182,7 +182,7 @@ def test_a_rate_is_chosen_when_all_were_tried_and_what_was_lost_is_tried_again(
                 yield Failed(work.key, "nothing to divide by")
                 continue
             nats = {"validation_nats": -tags["rate"], "rnn": {"nats": 1.0}, "baselines": []}
-            cost: dict[str, int | float] = {"steps": 1, "tokens": 1, "sequential_ops": 1}
+            cost: dict[str, int | float] = dict(steps=1, tokens=1, sequential_ops=1, seconds=1.0)
             asked = work.asked[0]
             result = Result(
                 figure=asked.figure,

@@ -170,7 +170,7 @@ def test_generate_imports_neither_compiler_nor_figures(tmp_path: Path):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"train", "reproduce"}))
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"train", "reproduce", "torchrun"}))
 def test_every_command_explains_itself(command: str, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -701,7 +701,7 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
     for path in capsys.readouterr().out.splitlines():
         assert imread(path).ndim == 3
     for options, message in {
-        ("--prompt", "a"): "this model writes pictures; complete one with --image",
+        ("--prompt", "a"): "this model writes pictures; give the tokens of a picture",
         ("--given", "1.5"): "given=1.5: must be above 0 and below 1",
         ("--given", "0"): "given=0.0: must be above 0 and below 1",
         ("--length", "9"): "pictures have 25 tokens",

@@ -101,7 +101,7 @@ def test_what_goes_wrong_beside_is_told_in_one_line(tmp_path: Path, monkeypatch)
     monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
     (tmp_path / "bptt").mkdir()
     (tmp_path / "bptt" / "precious.txt").write_text("mine")
-    with pytest.raises(MemtrainError, match="holds files that are no run"):
+    with pytest.raises(MemtrainError, match="holds files that are not a run"):
         run_demo(tmp_path, 0, 6, Reporter, alongside=True)
 
 

@@ -21,6 +21,7 @@ from memtrain.files import (
     read_bytes,
     read_text,
     refuse_links,
+    strict_json,
     write_named,
     write_whole,
 )
@@ -180,3 +181,8 @@ def test_named_file_is_replaced_and_a_descriptor_is_written_to(tmp_path):
     os.close(writer)
     assert os.read(reader, 9) == b"3"
     os.close(reader)
+
+
+def test_json_for_programs_has_no_nan():
+    value = {"a": [1, float("nan"), (2.5, float("inf"))], "b": {"c": -float("inf"), "d": "x"}}
+    assert strict_json(value) == '{"a": [1, null, [2.5, null]], "b": {"c": null, "d": "x"}}'

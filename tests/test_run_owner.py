@@ -398,7 +398,7 @@ def test_figures_are_not_drawn_through_links(run: Path, outside: Path, capsys, n
 def test_samples_are_not_drawn_through_links(tmp_path: Path, outside: Path, capsys, name: str):
     run = tmp_path / "digits"
     config = replace(SHORT, data=Digits(), smt=replace(SHORT.smt, steps=1))
-    Run.create(config, run).train()
+    Run.create(config, run).train(Reporter())
     before = files_of(outside)
     if name == "samples":
         (run / "samples").symlink_to(outside)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from memtrain.alongside import Alongside
 from memtrain.chart import Chart, Mark, Series
+from memtrain.cli.suggest import command_name
 from memtrain.config import Retrieval, RunConfig
 from memtrain.eval.evaluate import Score
 from memtrain.files import write_named
@@ -69,7 +70,8 @@ def run_demo(
     page = folder / "index.html"
     write_named(page, _page(rows, run, baseline).encode())
     console.print(f"curves  {page.resolve().as_uri()}", soft_wrap=True)
-    console.print("next    memtrain train digits; memtrain generate runs/digits")
+    command = command_name()
+    console.print(f"next    {command} train digits; {command} generate runs/digits", markup=False)
     return rows
 
 

@@ -9,7 +9,7 @@ LONGEST = 800
 
 
 class MemtrainError(ValueError):
-    """Something the user can mend. The command line prints its message as one line."""
+    """An error the user can fix. The command line prints its message as one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_shortened(printable(message)))

@@ -7,21 +7,23 @@ end. Writing never follows a symbolic link, and replaces a file whole or not at 
 import errno
 import fcntl
 import json
+import math
 import os
 import secrets
 import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from memtrain.errors import MemtrainError
 
 # ----------------------------------------------------------------------------------------- read
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; a link to one counts as one.
 
     Raises:
@@ -74,6 +76,19 @@ def parse_json(text: str, what: str) -> Any:
         raise MemtrainError(f"{what}: {error}") from None
 
 
+def strict_json(value: Any) -> str:
+    """A value as JSON, in which null takes the place of numbers that are not finite."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 # ---------------------------------------------------------------------------------------- write
 
 
@@ -92,13 +107,13 @@ def refuse_links(path: Path, root: Path) -> None:
             )
 
 
-def open_new(path: Path) -> BinaryIO:
+def open_new(path: Path) -> BufferedWriter:
     """Create a file for writing; one that is there already, or a link, is an error (EEXIST)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
-def open_append(path: Path) -> BinaryIO:
+def open_append(path: Path) -> BufferedWriter:
     """Open a regular file to append to, or create it.
 
     Raises:
@@ -216,7 +231,7 @@ def locked(path: Path, busy: str, *, wait: bool = False, keep: bool = True) -> I
             return
 
 
-def _is_at(file: BinaryIO, path: Path) -> bool:
+def _is_at(file: BufferedWriter, path: Path) -> bool:
     """Whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))

@@ -49,8 +49,7 @@ def test_a_file_is_prepared_once_and_again_when_it_changed(book: Path, capsys, m
     assert said == f"prepared {first.folder}: 1,395 train and 155 test tokens\n"
     assert first.folder.parent == Path("data") and len(first.folder.name) == len("book-12345678")
     with monkeypatch.context() as patch:
-        patch.setattr("memtrain.data.text.read_text", None)  # it is not read again
-        patch.setattr("memtrain.data.sources.own.read_text", None)
+        patch.setattr("memtrain.data.sources.own.read_text", None)  # it is not read again
         again = ready(book)
     assert again == first and not capsys.readouterr().err
     book.write_text(BOOK * 2)
@@ -112,7 +111,12 @@ def test_other_options_make_another_store_and_none_are_the_defaults(book: Path, 
 def test_how_a_store_was_prepared_is_part_of_it(book: Path):
     folder = ready(book, held_out=0.5).folder
     made = json.loads((folder / "options.json").read_text())
-    assert made["options"] == {"mode": "bytes", "separator": False, "held_out": 0.5}
+    assert made["options"] == {
+        "mode": "bytes",
+        "separator": False,
+        "held_out": 0.5,
+        "column": None,
+    }
     assert made["kind"] == "text" and made["key"].startswith(folder.name[-8:])
     assert list(made["sources"]) == [str(book.resolve())]
     for content in ("{", "[]", '{"sources": 3}', '{"key": 1, "sources": [1]}'):
@@ -253,9 +257,9 @@ from pathlib import Path
 from memtrain.data.ready import ready_store
 from memtrain.data.sources import own
 read = own.read_text
-def slow(path):
+def slow(*arguments):
     time.sleep(0.3)
-    return read(path)
+    return read(*arguments)
 own.read_text = slow
 held_out = json.loads(sys.argv[1])
 sys.stdin.read()

@@ -188,7 +188,7 @@ def test_a_stop_at_the_very_end_says_that_the_run_is_finished(config, monkeypatc
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_another_command_ends_in_one_line(config, monkeypatch, capsys, number):
-    Run.create(TINY, "run").train(until="smt")
+    Run.create(TINY, "run").train(Reporter(), until="smt")
     signalled_in_evaluation(monkeypatch, number, 1)
     assert main(["eval", "run"]) == 128 + number
     assert capsys.readouterr().err == "memtrain: stopped\n"

@@ -16,7 +16,8 @@ def data(arguments: list[str]) -> int:
     @dataclass(frozen=True)
     class Data:
         """List tasks and data sets; show samples of a task; or prepare real data for training:
-        mnist, tinystories, sketchy, or files of yours (text, a folder or zip of images, a .npy)."""
+        mnist, tinystories, sketchy, or files of yours (text, JSONL, CSV, parquet, a folder or zip
+        of images, a .npy)."""
 
         name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[NAME]")]] = ""
         """A task, a data set, or a path; nothing lists them all."""
@@ -34,11 +35,11 @@ def data(arguments: list[str]) -> int:
         option: dict[str, int | float | bool | str] = field(default_factory=dict)
         """Options of the preparation, as pairs of a name and a value: --option size 28 levels 16.
         Of all files of yours: held_out, the share for evaluation (0.1). Of text: mode (bytes, or
-        ascii without what is beyond it), separator (true puts token 0 between documents). Of
-        images: size to resize to, levels of grey (256), patch, the side of the squares that make
-        a token (1), threshold, below which a pixel is ink (with levels 2), mirror (true learns
-        from mirrored images too), shift, by how many pixels images are also moved (0). Of a .npy:
-        vocab_size."""
+        ascii without what is beyond it), separator (true puts token 0 between documents), column,
+        whose rows are the documents of JSONL, CSV and parquet (text). Of images: size to resize
+        to, levels of grey (256), patch, the side of the squares that make a token (1), threshold,
+        below which a pixel is ink (with levels 2), mirror (true learns from mirrored images too),
+        shift, by how many pixels images are also moved (0). Of a .npy: vocab_size."""
 
     options = parse(Data, arguments, "memtrain data")
 

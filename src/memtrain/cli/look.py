@@ -1,13 +1,12 @@
 """memtrain eval and memtrain generate: what became of a run."""
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 from memtrain.cli.parse import open_run, parse
 from memtrain.errors import MemtrainError
-from memtrain.files import refuse_links, write_whole
+from memtrain.files import refuse_links, strict_json, write_whole
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -47,7 +46,7 @@ def evaluate(arguments: list[str]) -> int:
     looked_at = {"best": options.best, "step": run.progress["global_step"]}
     record = {"run": str(options.run), "seed": run.config.seed, **looked_at}
     record |= {"unit": run.task.unit, **asdict(result)}
-    text = json.dumps(record | {"stages": run.progress["stages"], **run.totals()})
+    text = strict_json(record | {"stages": run.progress["stages"], **run.totals()})
     best = "-best" if options.best else ""
     figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
     training = figure.with_name("training.png")
@@ -76,7 +75,8 @@ def generate(arguments: list[str]) -> int:
     @dataclass(frozen=True)
     class Generate:
         """Sample from the recurrent network: text to the terminal, pictures as a PNG grid. It
-        starts from the empty memory; the teacher is not used."""
+        starts from the empty memory; the teacher is not used. On a terminal control characters in
+        a text are written out (\\x1b); a pipe, a file and --out get it as it is."""
 
         run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
         """The run's folder, or the name of a pretrained model."""

@@ -6,8 +6,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from memtrain.data.limits import (
     Budget,
@@ -127,7 +127,7 @@ def _foreign_note(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _add(
-    text: "_Joined", file: BinaryIO, path: Path, kind: Kind, column: str, budget: Budget
+    text: "_Joined", file: BufferedIOBase, path: Path, kind: Kind, column: str, budget: Budget
 ) -> bool:
     """Add a file's documents; whether all of them are UTF-8."""
     where = str(path)
@@ -137,7 +137,7 @@ def _add(
         kind = recognise(name, unpacked.peek(HEAD)[:HEAD])
         if kind.recipes != ("text",) or kind.format in ("gzip", "parquet"):
             raise MemtrainError(f"{path}: holds what is {kind.said}; unpack it first")
-        file = cast(BinaryIO, unpacked)
+        file = unpacked
     if kind.format == "text":
         return _add_plain(text, file, where)
     for row in read_rows(file, where, kind.format, column, budget):
@@ -146,7 +146,7 @@ def _add(
     return True
 
 
-def _add_plain(text: "_Joined", file: BinaryIO, where: str) -> bool:
+def _add_plain(text: "_Joined", file: BufferedIOBase, where: str) -> bool:
     """Add a file as one document, in blocks that are checked as they come."""
     decoder: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
     done = 0
@@ -172,7 +172,7 @@ def _add_plain(text: "_Joined", file: BinaryIO, where: str) -> bool:
 class _Metered(gzip.GzipFile):
     """A gzipped file whose unpacked bytes are accounted for as they come."""
 
-    def __init__(self, file: BinaryIO, budget: Budget) -> None:
+    def __init__(self, file: BufferedIOBase, budget: Budget) -> None:
         super().__init__(fileobj=file, mode="rb")
         self.budget = budget
 

@@ -3,7 +3,8 @@
 import csv
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from io import BufferedIOBase
+from typing import Any
 
 from memtrain.data.limits import FREE, GROWTH, Budget, require_memory
 from memtrain.errors import MemtrainError
@@ -24,7 +25,7 @@ _PLAIN = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
 
 
 def read_rows(
-    file: BinaryIO, where: str, layout: str, column: str, budget: Budget
+    file: BufferedIOBase, where: str, layout: str, column: str, budget: Budget
 ) -> Iterator[bytes]:
     """The texts of one column as UTF-8. Half characters, which JSON can spell, become "?".
 
@@ -62,14 +63,14 @@ def _missing(where: str, column: str, found: Iterable[object]) -> MemtrainError:
 # ----------------------------------------------------------------------------------------- JSON
 
 
-def _jsonl(file: BinaryIO, where: str, column: str) -> Iterator[str | None]:
+def _jsonl(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None]:
     for number, line in _lines(file, where):
         if line.strip():
             row = parse_json(line, f"{where}: line {number}: not JSON")
             yield _value(row, f"{where}: line {number}", column)
 
 
-def _json(file: BinaryIO, where: str, column: str) -> Iterator[str | None]:
+def _json(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None]:
     """One array of objects or strings; one object per line is JSONL by another name."""
     jsonl = "write JSONL instead, one object per line"
     raw = file.read(MAX_JSON + 1)
@@ -104,7 +105,7 @@ def _value(row: Any, where: str, column: str) -> str | None:
 # ------------------------------------------------------------------------------------------ CSV
 
 
-def _csv(file: BinaryIO, where: str, column: str, delimiter: str) -> Iterator[str | None]:
+def _csv(file: BufferedIOBase, where: str, column: str, delimiter: str) -> Iterator[str | None]:
     """Comma or semicolon between fields, whichever finds the column in the header."""
     lines = (line for _, line in _lines(file, where))
     with _long_fields():
@@ -159,7 +160,7 @@ def _long_fields() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------- lines
 
 
-def _lines(file: BinaryIO, where: str) -> Iterator[tuple[int, str]]:
+def _lines(file: BufferedIOBase, where: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, without the mark that some editors put before the first."""
     number = 0
     while line := file.readline(MAX_ROW + 1):
@@ -183,7 +184,9 @@ def _decoded(raw: bytes, where: str) -> str:
 # -------------------------------------------------------------------------------------- parquet
 
 
-def _parquet(file: BinaryIO, where: str, column: str, budget: Budget) -> Iterator[bytes | None]:
+def _parquet(
+    file: BufferedIOBase, where: str, column: str, budget: Budget
+) -> Iterator[bytes | None]:
     try:
         import pyarrow
         import pyarrow.parquet

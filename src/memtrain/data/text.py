@@ -61,7 +61,7 @@ def encode_text(
         ends.append(line.start())
         begins.append(line.end())
     ends.append(len(text))
-    first, last = np.array(begins), np.array(ends)
+    first, last = np.array(begins, np.int64), np.array(ends, np.int64)  # and not longlong
     first, last = first[first < last], last[first < last]  # empty documents vanish
     lengths = last - first + separator
     starts = np.cumsum(lengths) - lengths

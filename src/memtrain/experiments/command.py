@@ -1,7 +1,5 @@
 """What `memtrain reproduce` and `memtrain report` do, and what they print."""
 
-import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,7 +19,7 @@ from memtrain.experiments.mps import shared_gpu
 from memtrain.experiments.report import make_report
 from memtrain.experiments.reproduce import Outcome, figure_names, outcome, reproduce
 from memtrain.experiments.sweep import Launch
-from memtrain.files import refuse_links, write_named
+from memtrain.files import refuse_links, strict_json, write_named
 from memtrain.train.engine import pick_device
 
 
@@ -38,7 +36,7 @@ def run_reproduce(options: Any) -> int:
     missing = sum(len(one.jobs) - len(one.results) for one in found)
     if options.json:
         record = {"scale": setup.scale, "figures": _plain(found), "failed": failed}
-        print(json.dumps(_finite(record | {"missing": missing})))
+        print(strict_json(record | {"missing": missing}))
     else:
         _print_verdicts(found, setup)
         print(f"\nfolder  {folder}\npage    memtrain report {quote(str(folder))}")
@@ -79,15 +77,6 @@ def _plain(found: Sequence[Outcome]) -> dict[str, Any]:
         }
         for one in found
     }
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no nan: null takes its place."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_verdicts(found: Sequence[Outcome], setup: Setup) -> None:

@@ -39,7 +39,7 @@ class MetricsFile:
                 file.flush()
                 self._end = os.fstat(file.fileno()).st_size
         except OSError as error:
-            raise MemtrainError(f"{self.path}: {error.strerror}; mend that, then resume") from None
+            raise MemtrainError(f"{self.path}: {error.strerror}; fix that, then resume") from None
 
     def length(self) -> int:
         """The file's length in bytes."""

@@ -86,7 +86,7 @@ class CheckpointWriter:
             reason = f"{error.filename or self.folder}: {error.strerror or error}"
         last = f"the last whole one is step {self.saved}" if self.saved >= 0 else "none is new"
         raise CheckpointError(
-            f"a checkpoint could not be written ({reason}); {last}; mend that, then resume"
+            f"a checkpoint could not be written ({reason}); {last}; fix that, then resume"
         ) from error
 
     def wait(self) -> None:

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from io import BufferedIOBase
 from pathlib import Path, PureWindowsPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from memtrain.data.limits import show, unpacking
 from memtrain.errors import MemtrainError
@@ -47,7 +48,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
-def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BinaryIO | None:
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BufferedIOBase | None:
     """A file of a zip in memory; None if it cannot be read."""
     try:
         if member.compress_type in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
@@ -98,7 +99,7 @@ def _lzma(properties: bytes) -> Any:
 class _DirectoryLimit:
     """An open file from which no more bytes are read at once than a limit, which may change."""
 
-    def __init__(self, file: BinaryIO, where: str) -> None:
+    def __init__(self, file: BufferedIOBase, where: str) -> None:
         self.where, self.limit = where, MAX_DIRECTORY_BYTES
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
         self._read = file.read

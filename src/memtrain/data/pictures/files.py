@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import IO, Any, cast
 
 import numpy as np
 from jaxtyping import UInt8
@@ -134,7 +135,7 @@ class _File:
 
     size: int
     """Its bytes as they are stored."""
-    open: Callable[[], BinaryIO | None]
+    open: Callable[[], BufferedIOBase | None]
     """None if it cannot be read."""
 
 
@@ -176,7 +177,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _open_file(path: Path) -> BinaryIO | None:
+def _open_file(path: Path) -> BufferedIOBase | None:
     try:
         return open_regular(path)
     except (OSError, MemtrainError):
@@ -212,7 +213,7 @@ def _none_found(skipped: list[str], passed_over: Counter[str]) -> str:
 
 
 def _decode_image(
-    data: BinaryIO, where: str, size: tuple[int, int] | None, budget: Budget
+    data: BufferedIOBase, where: str, size: tuple[int, int] | None, budget: Budget
 ) -> UInt8[np.ndarray, "H W"] | None:
     """One image in grey, upright, on white where it is transparent; None if it cannot be read."""
     try:
@@ -224,7 +225,7 @@ def _decode_image(
             # Of damaged files, which are counted, and from 89 megapixels on, where the limit
             # here is lower and an error.
             warnings.simplefilter("ignore")
-            with Image.open(data, formats=("PNG", "JPEG")) as image:
+            with Image.open(cast(IO[bytes], data), formats=("PNG", "JPEG")) as image:
                 pixels = image.width * image.height
                 claim = f"{image.width}x{image.height} pixels"
                 if pixels <= MAX_PIXELS:
