@@ -226,6 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
     slowest, failures = 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
+        # torch's compiler, which counts models that are too large, makes folders of its own.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "case" / "torch")
         warm_up(root, chosen)
         case = root / "case" / "files"
         watch = Watch(case.parent)

@@ -30,7 +30,12 @@ def open_regular(path: Path) -> BufferedReader:
         MemtrainError: it is a folder, a named pipe, a socket or a device.
         OSError: it cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket, links that go round in a circle
+            raise MemtrainError(f"{path}: is not a regular file") from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise MemtrainError(f"{path}: is not a regular file")
@@ -125,7 +130,7 @@ def open_append(path: Path) -> BufferedWriter:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise MemtrainError(f"{path}: is a symbolic link; remove it") from None
-        if error.errno == errno.ENXIO:  # a named pipe that nobody reads
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe that nobody reads, a socket
             raise MemtrainError(f"{path}: is not a regular file") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
