@@ -139,7 +139,9 @@ class Watch:
         folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
         place = os.path.join(os.path.realpath(folder), name)
         place = os.path.realpath(place) if follows else place
-        return not place.startswith((self.allowed, "/dev/null", "/proc/"))
+        torch_cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", self.allowed)
+        own = (self.allowed, torch_cache, "/dev/null", "/proc/")
+        return not place.startswith(own)
 
 
 def hang(number: int, frame: object) -> None:
@@ -226,8 +228,9 @@ def main(arguments: list[str] | None = None) -> int:
     slowest, failures = 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        # torch's compiler, which counts models that are too large, makes folders of its own.
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "case" / "torch")
+        # torch's compiler, which counts models that are too large, makes a folder of its own.
+        (root / "torch").mkdir()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "torch")
         warm_up(root, chosen)
         case = root / "case" / "files"
         watch = Watch(case.parent)
