@@ -295,6 +295,16 @@ def test_a_run_whose_making_broke_off_is_made_again_without_overwriting(tmp_path
     assert Run.open(tmp_path / "run").config == OTHER
 
 
+def test_what_a_killed_overwrite_left_goes_with_the_next_training(run: Path, outside: Path):
+    (run / ".trash-checkpoints-0123" / "00000004").mkdir(parents=True)
+    (run / ".draft-config.json-4567").touch()
+    (run / ".trash-link").symlink_to(outside)
+    before = files_of(outside)
+    Run.open(run).train(Reporter())
+    assert not [path.name for path in run.iterdir() if path.name.startswith((".trash", ".draft"))]
+    assert files_of(outside) == before
+
+
 def test_checkpoints_that_cannot_be_removed_are_named(run: Path, monkeypatch):
     def fails(path: Path, *_, **__) -> None:
         raise PermissionError(13, "Permission denied", str(path))

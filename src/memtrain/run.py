@@ -40,6 +40,7 @@ from memtrain.run_owner import (
     Guard,
     RunFile,
     check_unchanged,
+    clear_leftovers,
     held,
     make_folder,
     newest_number,
@@ -320,6 +321,7 @@ class Run:
         """Hold the run's folder until the stack ends, if it is as it was opened."""
         stack.enter_context(held(self.folder))
         check_unchanged(self.folder, self.id, self._newest)
+        clear_leftovers(self.folder)
         if problem := self.metrics.cut(self.progress["metrics_bytes"]):
             reporter.say(problem)
         if lost := self.progress.get("metrics_lost", 0):

@@ -143,8 +143,8 @@ def _clear(folder: Path, files: Files) -> None:
             trash = folder / unique_name(".trash-checkpoints-")
             files.rename(path, trash)
             files.sync(folder)
-        leftovers = [path for path in folder.iterdir() if path.name.startswith(OURS)]
-        for name in (*sorted(leftovers), "metrics.jsonl", "figures", "samples"):
+        clear_leftovers(folder, files)
+        for name in ("metrics.jsonl", "figures", "samples"):
             path = folder / name
             if path.exists() or path.is_symlink():
                 files.remove(path)
@@ -153,6 +153,13 @@ def _clear(folder: Path, files: Files) -> None:
             f"{error.filename or path}: could not be removed ({error.strerror}); remove it, or "
             "choose another folder"
         ) from None
+
+
+def clear_leftovers(folder: Path, files: Files = DISK) -> None:
+    """Remove what a process left that was killed while it made or replaced the run."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(OURS):
+            files.remove(path)
 
 
 def _write_whole(path: Path, content: bytes, files: Files) -> None:
