@@ -622,6 +622,33 @@ def test_a_run_keeps_its_data_when_others_prepare_the_source_with_other_options(
     assert main(look) == 0
     assert json.loads(capsys.readouterr().out)["rnn"] == scores
     assert main(["resume", "second"]) == 0
+    assert main([*train, "--folder", "third", "--resume"]) == 0  # the same data, said again
+    for folder, options in (("first", []), ("third", SPLIT)):  # the source changed; the options did
+        assert main([*train, *options, "--folder", folder, "--resume"]) == 2
+        *_, said = capsys.readouterr().err.splitlines()
+        assert "data=book.txt: is prepared as data/book-" in said and "keeps its data" in said
+
+
+@pytest.mark.parametrize("command", ["bench", "eval", "generate", "resume", "report"])
+def test_an_unknown_option_is_named_before_anything_else(command: str, capsys):
+    assert refused(capsys, command, "--foo", "3").startswith("memtrain: --foo: no such option")
+
+
+def test_a_home_folder_is_expanded(here: Path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(here / "home"))
+    assert "home/runs/x: no run there" in refused(capsys, "eval", "~/runs/x")
+    assert main(["data", "--out=~/x"]) == 0 and not Path("~").exists()
+
+
+def test_a_finished_run_is_not_lengthened_by_its_config(here: Path, capsys):
+    assert main(["train", "retrieval", *FEW[2:], "--folder", "run"]) == 0
+    capsys.readouterr()
+    path = Path("run", "config.json")
+    plain = json.loads(path.read_text())
+    plain["dmt"]["steps"] += 5
+    path.write_text(json.dumps(plain))
+    said = refused(capsys, "resume", "run")
+    assert "finished this stage after" in said and "not lengthened" in said
 
 
 def test_a_run_writes_without_its_data(here: Path, capsys):

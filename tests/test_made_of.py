@@ -107,7 +107,7 @@ def test_without_the_task_nothing_is_evaluated_or_trained(either: Path, capsys):
     ("task", "cell", "said"),
     [
         (Echo(1), Cell(normalize=True), r"task=test_made_of:Echo \(back=1\): is not the task .*"),
-        (Echo(), Cell(), r"cell=.*Cell \(normalize=False\): is not the cell .*output differ"),
+        (Echo(), Cell(), r"cell=.*Cell \(normalize=False\): is not the cell .*outputs differ"),
         (Echo(), Cell(normalize=True, drop=0.5), "is not the cell .*layers differ"),
     ],
     ids=["task", "cell", "dropout"],
@@ -129,7 +129,7 @@ def test_a_class_made_without_the_arguments_is_recognised_as_another(either: Pat
     for command in ("eval", "resume", "generate"):
         said = refused(capsys, command, str(either), "--allow-code")
         assert "test_made_of:Cell (normalize=False): is not the cell" in said
-        assert "made with, test_made_of:Cell (normalize=True): its output differ" in said
+        assert "made with, test_made_of:Cell (normalize=True): its outputs differ" in said
     assert (either / "metrics.jsonl").read_bytes() == before
 
 

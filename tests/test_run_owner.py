@@ -602,7 +602,7 @@ def test_resume_refuses_options_that_the_run_does_not_have(run: Path, tmp_path: 
     said = refused(capsys, "resume", str(run), "--smt.steps", "100")
     assert "--smt.steps: no such option of resume: a run keeps its config" in said
     retrieval = ["train", "digits", "--folder", str(run), "--resume"]
-    assert "data.kind=digits: the run has data.kind=retrieval" in refused(capsys, *retrieval)
+    assert "recipe digits: is of digits, the run of retrieval" in refused(capsys, *retrieval)
     assert files_of(run) == before
     assert cli.main([*again, "--smt.steps", "8"]) == 0
 

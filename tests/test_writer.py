@@ -245,7 +245,7 @@ def test_what_is_written_is_one_line_and_pictures_are_shown_in_notebooks():
     shown = pictures._repr_png_()
     assert shown is not None and shown.startswith(b"\x89PNG")
     texts = Written(np.array([list(b"one")]), 0, TEXT)
-    assert repr(texts) == "<Written: 1 texts of 3 tokens, 0 of them given>"
+    assert repr(texts) == "<Written: 1 text of 3 tokens, 0 of them given>"
     assert texts._repr_png_() is None
     assert re.fullmatch(
         r"<Pretrained tiny: [\d,]+ parameters, transformer cell>", repr(model(TEXT))

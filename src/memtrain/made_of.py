@@ -33,7 +33,7 @@ WORDS = {
     "memory": "memory's shape",
     "state": "names, shapes or types of weights",
     "modules": "layers",
-    "step": "output",
+    "step": "outputs",
 }
 """What a field of a behaviour is called in an error."""
 UNSTABLE = ("sample", "held_out", "modules", "step")

@@ -272,6 +272,9 @@ class Run:
         if until is not None and until not in self.stages:
             raise MemtrainError(f"until={until!r}: this run's stages are {', '.join(self.stages)}")
         last = len(self.stages) if until is None else self.stages.index(until) + 1
+        if not isinstance(reporter, Reporter | None):
+            kind = type(reporter).__name__
+            raise MemtrainError(f"reporter={kind}: must be a memtrain.Reporter")
         reporter = (reporter or make_reporter()) if self.group.main else Reporter()
         if self.progress["stage"] >= last:
             reporter.close()

@@ -48,10 +48,9 @@ class Written:
 
     def __repr__(self) -> str:
         count, length = self.tokens.shape
-        kind = (
-            "pictures" if self.spelling.picture else "texts" if self.spelling.text else "sequences"
-        )
-        return f"<Written: {count} {kind} of {length} tokens, {self.given} of them given>"
+        kind = "picture" if self.spelling.picture else "text" if self.spelling.text else "sequence"
+        several = "" if count == 1 else "s"
+        return f"<Written: {count} {kind}{several} of {length} tokens, {self.given} of them given>"
 
     def _repr_png_(self) -> bytes | None:
         """The pictures as a grid, for notebooks."""

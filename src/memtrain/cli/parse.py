@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
         told = [line for line in lines if line and not line.startswith(("---", "For full"))]
         ending = next((i for i, line in enumerate(told) if line.startswith("Argument help")), None)
         message = _plainly(" ".join(told[1:ending]), program)
+        _refuse_unknown(arguments, _option_names(kind), program)  # else it is taken for a value
         raise MemtrainError(f"{message}; see {program} --help") from None
     known = _option_names(kind, parsed)
     _refuse_twice(arguments, known)
@@ -45,13 +46,38 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
         hint = f"did you mean --data {unknown[0]}?" if data else f"see {program} --help"
         raise MemtrainError(f"{unknown[0]!r}: unexpected argument; {hint}")
     if unknown:
-        option = unknown[0].partition("=")[0]
-        hint = REMEDIES.get(option.lstrip("-"), "")
-        if not hint:
-            guess = nearest_option(option, known)
-            hint = f"did you mean {guess}?" if guess else f"see {program} --help"
-        raise MemtrainError(f"{option}: no such option; {hint}")
-    return parsed
+        raise _no_such_option(unknown[0], known, program)
+    return replace(parsed, **_expanded(parsed))  # type: ignore[type-var]
+
+
+def _refuse_unknown(arguments: list[str], known: list[str], program: str) -> None:
+    """Refuse the first option that there is not."""
+    for one in arguments:
+        name = one.partition("=")[0].replace("_", "-")
+        plain = name.replace("--no-", "--").replace(".no-", ".")
+        if name.startswith("--") and name not in known and plain not in known:
+            raise _no_such_option(one, known, program)
+
+
+def _no_such_option(given: str, known: list[str], program: str) -> MemtrainError:
+    option = given.partition("=")[0]
+    hint = REMEDIES.get(option.lstrip("-"), "")
+    if not hint:
+        guess = nearest_option(option, known)
+        hint = f"did you mean {guess}?" if guess else f"see {program} --help"
+    return MemtrainError(f"{option}: no such option; {hint}")
+
+
+def _expanded(parsed: Any) -> dict[str, Any]:
+    """The paths among the options, with ~ expanded: a shell leaves --folder=~/x as it is."""
+    found: dict[str, Any] = {}
+    for one in fields(parsed):
+        value = getattr(parsed, one.name)
+        if isinstance(value, Path):
+            found[one.name] = value.expanduser()
+        elif isinstance(value, tuple) and any(isinstance(item, Path) for item in value):
+            found[one.name] = tuple(item.expanduser() for item in value)
+    return found
 
 
 def _refuse_twice(arguments: list[str], known: list[str]) -> None:
@@ -111,11 +137,14 @@ def _plainly(message: str, program: str) -> str:
     return message
 
 
-def _option_names(kind: type, value: Any, prefix: str = "--") -> list[str]:
-    """All options, first those outside groups, last those of stages that have no steps."""
+def _option_names(kind: type, value: Any = None, prefix: str = "--") -> list[str]:
+    """All options, first those outside groups, last those of stages that have no steps.
+
+    Without a value of the kind, its defaults say which fields are groups.
+    """
     names, grouped, unused = [], [], []
     for one in fields(kind):
-        inner = getattr(value, one.name)
+        inner = one.default if value is None else getattr(value, one.name)
         name = "" if one.name == "run" and is_dataclass(inner) else one.name.replace("_", "-")
         if is_dataclass(inner):
             group = unused if getattr(inner, "steps", 1) == 0 else grouped

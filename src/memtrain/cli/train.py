@@ -101,6 +101,8 @@ def train(arguments: list[str]) -> int:
         own = read_config(folder / "config.json")
         if options.resume:
             _check_options(rest, name, config, own)
+            if isinstance(options, _StreamOptions) and options.data is not None:
+                _check_same_data(options.data, config.data, own.data)
         allowed = options.allow_code or not _unnamed(own, rest)
         run = Run.open(folder, allow_code=allowed, reporter=reporter, group=group)
     else:
@@ -137,28 +139,45 @@ def _check_options(arguments: list[str], name: str, asked: Any, own: Any) -> Non
         asked: the config that they make from the recipe.
         own: the run's.
     """
-    differing: list[tuple[str, Any, Any]] = []
+    keeps = "and a run keeps its config; leave the option out, or train a new run with --folder"
     if type(asked.data) is not type(own.data):
-        differing.append(("data.kind", asked.data.kind, own.data.kind))
-    if peek(arguments, "--size") is not None:
-        differing += _differences(asked.teacher, own.teacher, "teacher.")
-        differing += _differences(asked.cell, own.cell, "cell.")
-    if peek(arguments, "--method") is not None:
-        steps = {key: stage.steps for key, stage in own.stages().items()}
-        differing += [
-            (f"{key}.steps", stage.steps, steps[key])
-            for key, stage in asked.stages().items()
-            if bool(stage.steps) is not bool(steps[key])
-        ]
-    if not differing:
-        _, changed = _parse_train(arguments, name, own)  # the run's config with these options
-        differing = _differences(changed, own)
-    if differing:
-        field, wanted, there = differing[0]
         raise MemtrainError(
-            f"{field}={wanted}: the run has {field}={there}, and a run keeps its config; leave the "
-            "option out, or train a new run with --folder"
+            f"recipe {name}: is of {asked.data.kind}, the run of {own.data.kind}; memtrain resume "
+            "needs no recipe, --folder takes another run"
         )
+    size, method = peek(arguments, "--size"), peek(arguments, "--method")
+    if size is not None and (
+        _differences(asked.teacher, own.teacher) or _differences(asked.cell, own.cell)
+    ):
+        raise MemtrainError(f"size={size}: the run's models have other sizes, {keeps}")
+    used = {key for key, stage in own.stages().items() if stage.steps}
+    if method is not None and used != {k for k, stage in asked.stages().items() if stage.steps}:
+        raise MemtrainError(f"method={method}: the run's stages are {', '.join(used)}, {keeps}")
+    _, changed = _parse_train(arguments, name, own)  # the run's config with these options
+    for key, wanted, there in _differences(changed, own):
+        raise MemtrainError(f"{key}={wanted}: the run has {key}={there}, {keeps}")
+
+
+def _check_same_data(asked: Path, prepared: Any, own: Any) -> None:
+    """Refuse `--data` of a resumed run where it is not the data that the run learns from.
+
+    Args:
+        asked: what the command line names.
+        prepared: the stream that was prepared from it.
+        own: the run's stream.
+    """
+    from memtrain.data.store import identity_of, open_store
+
+    paths = [Path(prepared.path), Path(own.path)]
+    if paths[0] == paths[1]:
+        return
+    known = (paths[1] / "meta.json").is_file()  # else the path has to tell
+    if known and len({identity_of(open_store(path).splits) for path in paths}) == 1:
+        return
+    raise MemtrainError(
+        f"data={asked}: is prepared as {paths[0]}, the run learns from {paths[1]}, and a run keeps "
+        "its data; leave --data and --option out, or train a new run with --folder"
+    )
 
 
 def _differences(one: Any, other: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
@@ -251,11 +270,23 @@ def resume(arguments: list[str]) -> int:
     refuse_name_of_run(options.run)
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
+        _check_not_lengthened(run)
         run.group.leave()
         if run.group.main:
             print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
         return 0
     return _train(run, reporter)
+
+
+def _check_not_lengthened(run: Any) -> None:
+    """Refuse a finished run whose config has other steps than it was trained for."""
+    for done in run.progress["stages"]:
+        stage = run.config.stages()[done["name"]]
+        if not stage.seconds and done.get("steps", stage.steps) != stage.steps:
+            raise MemtrainError(
+                f"{done['name']}.steps={stage.steps}: {run.folder} finished this stage after "
+                f"{done['steps']} steps, and a finished stage is not lengthened; train a new run"
+            )
 
 
 def _train(run: Any, reporter: Any) -> int:
