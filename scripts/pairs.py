@@ -245,6 +245,8 @@ def main(arguments: list[str] | None = None) -> int:
             (wrong if problems else right)[pair] += 1
             if problems:
                 print(f"pair {number}, {pair}:", *problems, sep="\n    ", flush=True)
+            if (number + 1) % 10 == 0:
+                print(f"{number + 1} pairs, {wrong.total()} wrong", flush=True)
     for pair in sorted(right | wrong):
         print(f"{right[pair]:4} right {wrong[pair]:4} wrong  {pair}")
     print(f"{options.pairs} pairs, {wrong.total()} wrong")
