@@ -634,6 +634,13 @@ def test_an_unknown_option_is_named_before_anything_else(command: str, capsys):
     assert refused(capsys, command, "--foo", "3").startswith("memtrain: --foo: no such option")
 
 
+def test_colours_of_a_terminal_do_not_hide_what_is_wrong(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    said = refused(capsys, "train", "retrieval", "--smt.steps", "abc")
+    assert said.startswith("memtrain: --smt.steps=abc: must be a whole number")
+
+
 def test_a_home_folder_is_expanded(here: Path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(here / "home"))
     assert "home/runs/x: no run there" in refused(capsys, "eval", "~/runs/x")

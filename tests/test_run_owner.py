@@ -233,7 +233,11 @@ def test_foreign_checkpoints_beyond_do_not_push_out_the_runs_own(tmp_path: Path,
     assert Run.open(run).progress["global_step"] == 6
 
 
-def test_overwriting_leaves_nothing_of_the_old_run(run: Path):
+@pytest.mark.parametrize("relative", [False, True])
+def test_overwriting_leaves_nothing_of_the_old_run(run: Path, monkeypatch, relative: bool):
+    if relative:
+        monkeypatch.chdir(run.parent)
+        run = Path(run.name)
     (run / "figures").mkdir()
     (run / "figures" / "old.png").write_bytes(b"old")
     (run / "notes.txt").write_text("mine")
@@ -303,6 +307,14 @@ def test_what_a_killed_overwrite_left_goes_with_the_next_training(run: Path, out
     Run.open(run).train(Reporter())
     assert not [path.name for path in run.iterdir() if path.name.startswith((".trash", ".draft"))]
     assert files_of(outside) == before
+
+
+def test_what_is_not_a_folder_of_checkpoints_is_said_before_training(run: Path):
+    opened = Run.open(run)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("not a folder")
+    with pytest.raises(MemtrainError, match="checkpoints: is not a folder"):
+        opened.train(Reporter())
 
 
 def test_checkpoints_that_cannot_be_removed_are_named(run: Path, monkeypatch):

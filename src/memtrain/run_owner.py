@@ -194,6 +194,8 @@ def check_unchanged(folder: Path, run: str, newest: int) -> None:
     if found is not None and found.id != run:
         raise MemtrainError(f"{folder}: another run was made there since it was opened; open it")
     refuse_links(folder / "checkpoints", folder)
+    if (folder / "checkpoints").exists() and not (folder / "checkpoints").is_dir():
+        raise MemtrainError(f"{folder / 'checkpoints'}: is not a folder; remove it")
     if (now := newest_number(folder)) > newest:
         raise MemtrainError(
             f"{folder}: another process trained it to step {now} since it was opened; open it again"

@@ -33,7 +33,8 @@ def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = [line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()]
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())  # coloured on a terminal
+        lines = [line.strip("│╭╮╰╯─ ") for line in plain.splitlines()]
         told = [line for line in lines if line and not line.startswith(("---", "For full"))]
         ending = next((i for i, line in enumerate(told) if line.startswith("Argument help")), None)
         message = _plainly(" ".join(told[1:ending]), program)

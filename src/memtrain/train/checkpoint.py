@@ -19,12 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from memtrain.errors import CheckpointError, MemtrainError
-from memtrain.files import parse_json, read_text
+from memtrain.files import open_regular, parse_json, read_text
 from memtrain.train.files import DISK, Files
 
 CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
 MAX_STATE_BYTES = 2**20
+MAX_HEADER_BYTES = 100 * 2**20
+"""As safetensors itself has it."""
 RETRIES = 5
 """Reads of checkpoints that a training replaces meanwhile."""
 _NAME = re.compile(r"(\d{8,12})(\.old)?")
@@ -116,14 +118,25 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
         for name in FILES:
             if not (path / name).is_file() or (path / name).is_symlink():
                 raise CheckpointError(f"{name} is missing")
+            if not _is_of_its_length(path / name):
+                raise CheckpointError(f"{name} has another length than its header says")
             if _sha256(path / name) != state["sha256"].get(name):
                 raise CheckpointError(f"{name} is not what was written (checksum)")
         weights, optimizer = (load_file(path / name) for name in FILES)
         return Checkpoint(weights, optimizer, progress)
     except MemtrainError as error:
         raise CheckpointError(f"checkpoint {path.name}: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        reason = f"{type(error).__name__}: {error}"
+    # RuntimeError: torch opens the file again by its name, when it may be gone.
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         raise CheckpointError(f"checkpoint {path.name}: {reason}") from None
 
 
@@ -228,6 +241,17 @@ def _is_number(value: Any) -> bool:
 
 def _digest(progress: dict) -> str:
     return hashlib.sha256(json.dumps(progress, sort_keys=True).encode()).hexdigest()
+
+
+def _is_of_its_length(path: Path) -> bool:
+    """Whether a safetensors file ends with its last tensor: what follows would be hashed, too."""
+    with open_regular(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > MAX_HEADER_BYTES:
+            return False
+        header = parse_json(file.read(size).decode(), path.name)
+        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+        return file.seek(0, 2) == 8 + size + max(ends, default=0)
 
 
 def _sha256(path: Path) -> str:
