@@ -62,7 +62,9 @@ def test_the_page_marks_where_dmt_begins_and_says_what_was_measured(demo, tmp_pa
     assert page.count(">DMT begins</span>") == page.count('class="upright"') == 2
     assert smt["total_seconds"] < looks[-1]["total_seconds"]
     before, after = (one["evaluation"]["rnn"]["accuracy"] for one in (smt, looks[-1]))
-    assert page.count(f"It is at {before:.3f} where DMT begins and at {after:.3f} at the end.") == 2
+    assert (
+        page.count(f"It is at {before:.3f} where DMT begins and at {after:.3f} at the end. ") == 2
+    )
     drifts = [one["evaluation"]["drift"] for one in (smt, looks[-1])]
     assert f"leaves {drifts[0]['one_step_unexplained']:.3f} of the variance" in page
     for drift in drifts:

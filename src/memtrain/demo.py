@@ -265,7 +265,8 @@ def _accuracy_chart(ours: Run, baseline: Run, key: str, label: str, log_x: bool)
         y_range=(0, 1),
         note="SMT → DMT: the RNN, rolled out from the empty memory. It is at "
         f"{_rnn_accuracy(last_of_smt):.3f} where DMT begins and at "
-        f"{_rnn_accuracy(_evaluations(ours)[-1]):.3f} at the end.",
+        f"{_rnn_accuracy(_evaluations(ours)[-1]):.3f} at the end. Curves are of "
+        f"{ours.config.log.evaluate_sequences} held-out sequences, the table is of more.",
         marks=[Mark(x=last_of_smt[key], label="DMT begins")],
     )
 
