@@ -176,6 +176,7 @@ def test_a_kernel_prints_lines_to_its_cell(monkeypatch, capsys):
 
 
 def test_pictures_show_how_far_they_are(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     terminal = Console(file=out, width=80, force_terminal=True)
     monkeypatch.setattr(
