@@ -27,16 +27,16 @@ from kill_test import tiny
 
 from memtrain import cli
 from memtrain.config import DataConfig, LogConfig, Stream
-from memtrain.config_json import read_config, to_json
-from memtrain.data.sources import prepare_path
+from memtrain.config.serialize import read_config, to_json
+from memtrain.data.prepare import prepare_path
 from memtrain.data.store import Split, StoreMeta, open_store, write_store
 from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
-from memtrain.pretrained import load_rnn
-from memtrain.run import Run
-from memtrain.train.reporter import Reporter
-from memtrain.train.stop import Interrupted
-from memtrain.writer import generate
+from memtrain.generation.generate import generate
+from memtrain.generation.pretrained import load_rnn
+from memtrain.training.reporter import Reporter
+from memtrain.training.run import Run
+from memtrain.training.signals import Interrupted
 
 EVIL = ("evil", "x", "antigravity")
 """Modules that files of strangers name here, and that must not be imported."""
@@ -236,7 +236,7 @@ def fuzz_store(source: Path, folder: Path, chance: random.Random) -> None:
     mutate(chance.choice(sorted(folder.iterdir())), chance)
     store = open_store(folder, verify=chance.random() < 0.5)
     config = Stream(cross_documents=chance.random() < 0.5, document_starts=1.0)
-    task = StreamTask(store, config, 16, from_nothing=1)
+    task = StreamTask(store, config, 16, empty_start_rows=1)
     batch = task.sample(2, torch.Generator().manual_seed(0))
     assert int(batch.inputs.max()) < task.vocab_size, "a token outside the vocabulary came out"
     task.held_out(2, torch.Generator().manual_seed(0))

@@ -29,16 +29,16 @@ import torch
 from fuzz_damage import EVIL, StopSoon, command, make_run, make_store, mutate
 
 from memtrain.config import Digits, Stream
-from memtrain.data.sources import prepare_path
+from memtrain.data.prepare import prepare_path
 from memtrain.data.store import open_store
 from memtrain.data.stream import StreamTask
-from memtrain.experiments import load
-from memtrain.experiments.experiment import Result, Setup
-from memtrain.experiments.reproduce import open_folder
-from memtrain.pretrained import load_rnn
-from memtrain.run import Run
-from memtrain.train.stop import Interrupted
-from memtrain.writer import generate
+from memtrain.generation.generate import generate
+from memtrain.generation.pretrained import load_rnn
+from memtrain.paper import load
+from memtrain.paper.base import Result, Setup
+from memtrain.paper.reproduce import open_folder
+from memtrain.training.run import Run
+from memtrain.training.signals import Interrupted
 
 TO_COME = {
     "run": "figures figures/evaluation-64.png figures/evaluation-64.json figures/training.png "
@@ -120,7 +120,7 @@ def use_run(folder: Path, chance: random.Random) -> None:
 def use_store(folder: Path, chance: random.Random) -> None:
     """Learn from a store, or replace it."""
     if chance.random() < 0.7:
-        task = StreamTask(open_store(folder), Stream(document_starts=1.0), 16, from_nothing=1)
+        task = StreamTask(open_store(folder), Stream(document_starts=1.0), 16, empty_start_rows=1)
         task.sample(2, torch.Generator().manual_seed(0))
         task.held_out(2, torch.Generator().manual_seed(0))
     else:

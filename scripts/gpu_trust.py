@@ -30,18 +30,18 @@ import numpy as np
 import torch
 
 from memtrain.config import BPTTConfig, EngineConfig, LogConfig, RunConfig, Stream
-from memtrain.config_json import read_config, to_json
+from memtrain.config.serialize import read_config, to_json
 from memtrain.data.store import Split, StoreMeta, write_store
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
-from memtrain.run import Run
-from memtrain.stage import Agreement, StageLoop
-from memtrain.train.checkpoint import load_checkpoint, numbered
-from memtrain.train.files import Files
-from memtrain.train.metrics import MetricsFile
-from memtrain.train.reporter import Reporter
-from memtrain.train.stop import Interrupted
-from memtrain.train.trainer import Trainer
+from memtrain.training.checkpoint import load_checkpoint, numbered
+from memtrain.training.file_ops import Files
+from memtrain.training.loop import Agreement, StageLoop
+from memtrain.training.metrics import MetricsFile
+from memtrain.training.reporter import Reporter
+from memtrain.training.run import Run
+from memtrain.training.signals import Interrupted
+from memtrain.training.step import Trainer
 
 STAGES = ("smt", "dmt", "bptt")
 STEPS, STOP = 10, 5

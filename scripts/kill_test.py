@@ -32,9 +32,9 @@ from memtrain.config import (
     SMTConfig,
     TeacherConfig,
 )
-from memtrain.config_json import to_json
-from memtrain.train.checkpoint import latest_checkpoint
-from memtrain.train.metrics import MetricsFile
+from memtrain.config.serialize import to_json
+from memtrain.training.checkpoint import latest_checkpoint
+from memtrain.training.metrics import MetricsFile
 
 TEACHER = TeacherConfig(
     encoder="causal",

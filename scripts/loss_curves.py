@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from memtrain.accel.engine import pick_device
 from memtrain.config import RunConfig, Stream
 from memtrain.recipes import recipe
-from memtrain.run import Run
-from memtrain.train.engine import pick_device
-from memtrain.train.trainer import Trainer
+from memtrain.training.run import Run
+from memtrain.training.step import Trainer
 
 WITHIN = 0.1
 """Of what another seed does."""
@@ -60,7 +60,7 @@ def distance(one: list[float], other: list[float]) -> float:
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
     """The curves, and how far each is from the reference."""
-    from memtrain.drawing import COLOURS, panels, save
+    from memtrain.plotting.style import COLOURS, panels, save
 
     figure, axes = panels(1, 2, width=4.2, height=3.0)
     reference = np.array(curves["reference"])

@@ -23,10 +23,10 @@ from typing import Any
 
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
-from memtrain.experiments.mps import shared_gpu
-from memtrain.processes import cores
-from memtrain.run import Run
-from memtrain.train.reporter import Reporter
+from memtrain.paper.mps import shared_gpu
+from memtrain.training.processes import cores
+from memtrain.training.reporter import Reporter
+from memtrain.training.run import Run
 
 
 def train(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[str, Any]:

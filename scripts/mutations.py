@@ -28,15 +28,15 @@ SMT = ("objectives/test_smt.py",)
 DMT = ("objectives/test_dmt.py",)
 BPTT = ("objectives/test_bptt.py",)
 WINDOWS = ("objectives/test_windows.py",)
-TRAINER = ("train/test_trainer.py",)
-CHECKPOINT = ("train/test_checkpoint.py",)
-STAGE = ("test_stage.py",)
+TRAINER = ("training/test_step.py",)
+CHECKPOINT = ("training/test_checkpoint.py",)
+STAGE = ("training/test_loop.py",)
 STREAM = ("data/test_stream.py",)
 STORE = ("data/test_store.py",)
-TEACHER = ("nn/test_teacher.py",)
-EVALUATE = ("eval/test_tally.py", "eval/test_evaluate.py")
-SAMPLING = ("eval/test_sampling.py",)
-CONFIG = ("test_config.py",)
+TEACHER = ("models/test_teacher.py",)
+EVALUATE = ("evaluation/test_scores.py", "evaluation/test_evaluate.py")
+SAMPLING = ("models/test_sampler.py",)
+CONFIG = ("config/test_config.py",)
 
 MUTATIONS = [
     # ------------------------------------------------------------------------------- objectives
@@ -98,7 +98,7 @@ MUTATIONS = [
     ),
     Mutation(
         "windows-before-start",
-        "objectives/windows.py",
+        "objectives/futures.py",
         "inside = (due >= 0) & (due < length)",
         "inside = due < length",
         WINDOWS,
@@ -106,7 +106,7 @@ MUTATIONS = [
     ),
     Mutation(
         "windows-off-by-one",
-        "objectives/windows.py",
+        "objectives/futures.py",
         "due = steps[..., None] + torch.arange(",
         "due = steps[..., None] + 1 + torch.arange(",
         WINDOWS,
@@ -114,7 +114,7 @@ MUTATIONS = [
     ),
     Mutation(
         "windows-inputs",
-        "objectives/windows.py",
+        "objectives/futures.py",
         "batch.inputs[rows, due[..., 1:]]",
         "batch.inputs[rows, due[..., :-1]]",
         WINDOWS,
@@ -210,32 +210,32 @@ MUTATIONS = [
     ),
     Mutation(
         "part-rows",
-        "objectives/part.py",
+        "objectives/sharding.py",
         "return whole[self.index * own : (self.index + 1) * own]",
         "return whole[:own]",
-        ("train/test_distributed.py", "train/test_trainer.py"),
+        ("training/test_distributed.py", "training/test_step.py"),
         "every part takes the same rows of the batch",
     ),
     # ----------------------------------------------------------------------------------- models
     Mutation(
         "blocks-causal",
-        "nn/blocks.py",
+        "models/layers.py",
         "past = (positions <= asking[..., None])",
         "past = (positions <= asking[..., None] + 1)",
-        ("nn/test_blocks.py", *TEACHER),
+        ("models/test_layers.py", *TEACHER),
         "the decoder sees the input that it has to predict",
     ),
     Mutation(
         "blocks-rotary",
-        "nn/blocks.py",
+        "models/layers.py",
         "left * cosine - right * sine",
         "left * cosine + right * sine",
-        ("nn/test_blocks.py",),
+        ("models/test_layers.py",),
         "positions are not rotations",
     ),
     Mutation(
         "teacher-window",
-        "nn/teacher.py",
+        "models/teacher.py",
         "token_mask = (age >= 0) & (age < self.context_length)",
         "token_mask = age >= 0",
         TEACHER,
@@ -243,7 +243,7 @@ MUTATIONS = [
     ),
     Mutation(
         "teacher-future",
-        "nn/teacher.py",
+        "models/teacher.py",
         "token_mask = (age >= 0) &",
         "token_mask = (age >= -1) &",
         TEACHER,
@@ -251,7 +251,7 @@ MUTATIONS = [
     ),
     Mutation(
         "teacher-empty-memory",
-        "nn/teacher.py",
+        "models/teacher.py",
         "return memory.where((steps >= 0)[..., None, None], 0)",
         "return memory",
         TEACHER,
@@ -259,7 +259,7 @@ MUTATIONS = [
     ),
     Mutation(
         "teacher-padding",
-        "nn/teacher.py",
+        "models/teacher.py",
         "present = (positions >= 0)",
         "present = (positions >= -1)",
         TEACHER,
@@ -267,48 +267,48 @@ MUTATIONS = [
     ),
     Mutation(
         "teacher-reach",
-        "nn/teacher.py",
+        "models/teacher.py",
         "return layers * (self.config.context_length - 1)",
         "return self.config.context_length - 1",
-        (*TEACHER, "eval/test_evaluate.py"),
+        (*TEACHER, "evaluation/test_evaluate.py"),
         "long sequences are encoded with too little of their past",
     ),
     Mutation(
         "cells-mlp-norm",
-        "nn/cells.py",
+        "models/cells.py",
         "return normalize_memory(x.unflatten(1, (self.memory_tokens, self.memory_dim)))",
         "return x.unflatten(1, (self.memory_tokens, self.memory_dim))",
-        ("nn/test_cells.py",),
+        ("models/test_cells.py",),
         "the MLP cell's memory is not normalized",
     ),
     Mutation(
         "cells-gru-layers",
-        "nn/cells.py",
+        "models/cells.py",
         "below = layer(below, state)\n                states.append(below)",
         "states.append(layer(below, state))",
-        ("nn/test_cells.py", "nn/test_unrolled_gru.py"),
+        ("models/test_cells.py", "accel/test_gru.py"),
         "the layers of a stacked GRU do not read one another",
     ),
     Mutation(
         "contract-rows",
-        "nn/contract.py",
+        "models/check_cell.py",
         "torch.allclose(alone, out[:1], rtol=1e-3, atol=1e-4)",
         "True",
-        ("nn/test_cells.py",),
+        ("models/test_cells.py",),
         "a cell that mixes rows is taken",
     ),
     Mutation(
         "contract-writes",
-        "nn/contract.py",
+        "models/check_cell.py",
         'torch.equal(self.memory, before), "forward',
         'True, "forward',
-        ("nn/test_cells.py",),
+        ("models/test_cells.py",),
         "a cell that writes to its input is taken",
     ),
     # --------------------------------------------------------------------------------- training
     Mutation(
         "trainer-betas",
-        "train/trainer.py",
+        "training/step.py",
         "betas=self.stage.betas,",
         "",
         TRAINER,
@@ -316,7 +316,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-bad-step",
-        "train/trainer.py",
+        "training/step.py",
         "return not bool(bad)",
         "return True",
         TRAINER,
@@ -324,7 +324,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-bad-row-restored",
-        "train/trainer.py",
+        "training/step.py",
         "self._worst_row.fill_(in_a_row)",
         "self._worst_row.fill_(0)",
         TRAINER,
@@ -332,7 +332,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-rng-saved",
-        "train/trainer.py",
+        "training/step.py",
         "return full_tensors(named) | self._other_chance()",
         "return full_tensors(named)",
         TRAINER,
@@ -340,7 +340,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-rng-restored",
-        "train/trainer.py",
+        "training/step.py",
         "self._set_other_chance(dict(named))",
         "pass",
         TRAINER,
@@ -348,7 +348,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-clip",
-        "train/trainer.py",
+        "training/step.py",
         "clip_grad_norm_(parameters, self.stage.clip_norm)",
         "clip_grad_norm_(parameters, math.inf)",
         TRAINER,
@@ -356,7 +356,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-cosine",
-        "train/trainer.py",
+        "training/step.py",
         "peak * 0.5 * (1 + math.cos(math.pi * done))",
         "peak * 0.5 * (1 - math.cos(math.pi * done))",
         TRAINER,
@@ -364,7 +364,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-warmup",
-        "train/trainer.py",
+        "training/step.py",
         "peak * (at + 1) / warmup",
         "peak * at / warmup",
         TRAINER,
@@ -372,7 +372,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-decay",
-        "train/trainer.py",
+        "training/step.py",
         "self.stage.weight_decay if matrix else 0.0",
         "self.stage.weight_decay",
         TRAINER,
@@ -380,7 +380,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-accumulate",
-        "train/trainer.py",
+        "training/step.py",
         "self.generator.set_state(chance)  # each part draws for all",
         "pass  # each part draws for all",
         TRAINER,
@@ -388,7 +388,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trainer-moments",
-        "train/trainer.py",
+        "training/step.py",
         'f"adam.{i}.{key}": value',
         'f"adam.{i}.{key}": value * (key != "exp_avg_sq")',
         TRAINER,
@@ -396,7 +396,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-folder-sync",
-        "train/checkpoint.py",
+        "training/checkpoint.py",
         "files.rename(draft, final)\n    files.sync(folder)",
         "files.rename(draft, final)",
         CHECKPOINT,
@@ -404,7 +404,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-draft-sync",
-        "train/checkpoint.py",
+        "training/checkpoint.py",
         'files.sync(draft / "state.json")\n    files.sync(draft)',
         'files.sync(draft / "state.json")',
         CHECKPOINT,
@@ -412,7 +412,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-state-sync",
-        "train/checkpoint.py",
+        "training/checkpoint.py",
         'files.sync(draft / "state.json")',
         "pass",
         CHECKPOINT,
@@ -420,7 +420,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-links",
-        "train/checkpoint.py",
+        "training/checkpoint.py",
         " or (path / name).is_symlink()",
         "",
         CHECKPOINT,
@@ -428,7 +428,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-checksum",
-        "train/checkpoint.py",
+        "training/checkpoint.py",
         'if _sha256(path / name) != state["sha256"].get(name):',
         "if False:",
         CHECKPOINT,
@@ -436,15 +436,15 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-progress-checksum",
-        "train/checkpoint.py",
+        "training/checkpoint.py",
         'state.get("progress_sha256", _digest(progress)) != _digest(progress)',
         "False",
-        (*CHECKPOINT, "test_hostile.py"),
+        (*CHECKPOINT, "test_untrusted_files.py"),
         "a changed state.json is loaded",
     ),
     Mutation(
         "checkpoint-best-kept",
-        "train/checkpoint.py",
+        "training/checkpoint.py",
         "kept.append(folder / f\"{best['global_step']:08d}\")",
         "pass",
         CHECKPOINT,
@@ -452,32 +452,32 @@ MUTATIONS = [
     ),
     Mutation(
         "saving-copy",
-        "train/saving.py",
+        "training/async_checkpoint.py",
         "self.row = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])",
         "flat = [tensor.reshape(-1) for tensor in tensors.values()]\n"
         "        self.row = flat[0] if len(flat) == 1 else torch.cat(flat)",
-        ("train/test_saving.py",),
+        ("training/test_async_checkpoint.py",),
         "a checkpoint in the making changes as training goes on",
     ),
     Mutation(
         "metrics-sync",
-        "train/metrics.py",
+        "training/metrics.py",
         "            sync(self.path)",
         "            pass",
-        ("train/test_metrics.py",),
+        ("training/test_metrics.py",),
         "a power cut loses lines that a checkpoint counts on",
     ),
     Mutation(
         "metrics-cut-line",
-        "train/metrics.py",
+        "training/metrics.py",
         "return begin + at + 1",
         "return begin + at",
-        ("train/test_metrics.py",),
+        ("training/test_metrics.py",),
         "the last line before a checkpoint loses its end",
     ),
     Mutation(
         "stage-last-save",
-        "stage.py",
+        "training/loop.py",
         "if saved and not last:",
         "if saved:",
         STAGE,
@@ -485,7 +485,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-best-tie",
-        "stage.py",
+        "training/loop.py",
         'not nats < best["nats"]',
         'nats > best["nats"]',
         STAGE,
@@ -493,7 +493,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-best-finite",
-        "stage.py",
+        "training/loop.py",
         "not math.isfinite(nats) or",
         "",
         STAGE,
@@ -501,7 +501,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-evaluate-last",
-        "stage.py",
+        "training/loop.py",
         "looked = last or (log.evaluate_every",
         "looked = (log.evaluate_every",
         STAGE,
@@ -509,7 +509,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-save-every",
-        "stage.py",
+        "training/loop.py",
         "saved = trainer.step % log.checkpoint_every == 0",
         "saved = False",
         STAGE,
@@ -517,7 +517,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-save-best",
-        "stage.py",
+        "training/loop.py",
         "saved |= self._is_best(evaluation.rnn.nats)",
         "self._is_best(evaluation.rnn.nats)",
         STAGE,
@@ -525,7 +525,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-metrics-bytes",
-        "stage.py",
+        "training/loop.py",
         'self.progress["metrics_bytes"] = self.metrics.length()',
         "pass",
         STAGE,
@@ -533,25 +533,25 @@ MUTATIONS = [
     ),
     Mutation(
         "distributed-sum",
-        "train/distributed.py",
+        "training/distributed.py",
         "total = value.clone()\n        dist.all_reduce(total)",
         "total = value.clone()",
-        ("train/test_distributed.py",),
+        ("training/test_distributed.py",),
         "processes do not add up what they share",
     ),
     Mutation(
         "distributed-gather",
-        "train/distributed.py",
+        "training/distributed.py",
         "return torch.stack(everyones)",
         "return torch.stack([value] * self.size)",
-        ("train/test_distributed.py",),
+        ("training/test_distributed.py",),
         "processes compare only their own memories",
     ),
     # ------------------------------------------------------------------------------------- data
     Mutation(
         "stream-starts",
         "data/stream.py",
-        "round(config.document_starts * from_nothing)",
+        "round(config.document_starts * empty_start_rows)",
         "from_nothing",
         STREAM,
         "document_starts does nothing",
@@ -559,8 +559,8 @@ MUTATIONS = [
     Mutation(
         "stream-starts-rounded",
         "data/stream.py",
-        "round(config.document_starts * from_nothing)",
-        "int(config.document_starts * from_nothing)",
+        "round(config.document_starts * empty_start_rows)",
+        "int(config.document_starts * empty_start_rows)",
         STREAM,
         "a share of rows at document starts is cut off instead of rounded",
     ),
@@ -615,34 +615,34 @@ MUTATIONS = [
     ),
     Mutation(
         "held-out-names",
-        "data/sources/held_out.py",
+        "data/prepare/split.py",
         "if place < share}",
         "if place >= share}",
-        ("data/test_sources.py",),
+        ("data/prepare/test_prepare.py",),
         "the larger part of the pictures is held out",
     ),
     Mutation(
         "held-out-split",
-        "data/sources/held_out.py",
+        "data/prepare/split.py",
         '"train": Split(tokens[:cut], starts[:first]),',
         '"train": Split(tokens, starts),',
-        ("data/test_sources.py",),
+        ("data/prepare/test_prepare.py",),
         "what is held out is trained, too",
     ),
     Mutation(
         "text-unpacked",
-        "data/limits.py",
+        "data/prepare/limits.py",
         "GROWTH = 200",
         "GROWTH = 10**9",
-        ("data/test_reading.py", "data/test_pictures.py"),
+        ("data/prepare/test_text_files.py", "data/prepare/test_image_files.py"),
         "a gzip bomb is unpacked",
     ),
     Mutation(
         "pictures-claim",
-        "data/pictures/files.py",
+        "data/prepare/image_files.py",
         "if member.compress_size > ",
         "if False and member.compress_size > ",
-        ("data/test_pictures.py",),
+        ("data/prepare/test_image_files.py",),
         "memory is taken for as many bytes as a zip claims",
     ),
     Mutation(
@@ -680,7 +680,7 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------- evaluation
     Mutation(
         "tally-asked",
-        "eval/tally.py",
+        "evaluation/scores.py",
         "(targets != IGNORE_INDEX).double().sum(0)",
         "torch.ones_like(targets).double().sum(0)",
         EVALUATE,
@@ -688,7 +688,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tally-rows",
-        "eval/tally.py",
+        "evaluation/scores.py",
         "self.rows += len(inputs)",
         "self.rows = len(inputs)",
         EVALUATE,
@@ -696,7 +696,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tally-variance",
-        "eval/tally.py",
+        "evaluation/scores.py",
         "(squares - mean.square()).mean()",
         "squares.mean()",
         EVALUATE,
@@ -704,7 +704,7 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluate-handed-over",
-        "eval/evaluate.py",
+        "evaluation/evaluate.py",
         "rnn.unroll(part[:, start + 1 :], labels[:, start])",
         "rnn.unroll(part[:, start + 1 :])",
         EVALUATE,
@@ -712,7 +712,7 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluate-mode",
-        "eval/evaluate.py",
+        "evaluation/evaluate.py",
         "rnn.train(training)",
         "rnn.train()",
         EVALUATE,
@@ -720,7 +720,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-top-p",
-        "eval/sampling.py",
+        "models/sampler.py",
         "probability.cumsum(dim=-1) - probability >= self.top_p",
         "probability.cumsum(dim=-1) >= self.top_p",
         SAMPLING,
@@ -728,7 +728,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-zero",
-        "eval/sampling.py",
+        "models/sampler.py",
         "(total <= mark)",
         "(total < mark)",
         SAMPLING,
@@ -736,7 +736,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-temperature",
-        "eval/sampling.py",
+        "models/sampler.py",
         "logits = logits / self.temperature",
         "logits = logits * self.temperature",
         SAMPLING,
@@ -744,7 +744,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-top-k",
-        "eval/sampling.py",
+        "models/sampler.py",
         "best = logits.topk(self.top_k)",
         "best = logits.topk(self.top_k + 1)",
         SAMPLING,
@@ -752,24 +752,24 @@ MUTATIONS = [
     ),
     Mutation(
         "counts-strength",
-        "eval/counts.py",
+        "evaluation/ngram.py",
         "/ (seen + strength) for strength",
         "/ (seen + 1) for strength",
-        ("eval/test_counts.py",),
+        ("evaluation/test_ngram.py",),
         "the count models' probabilities do not sum to one",
     ),
     Mutation(
         "counts-edge",
-        "eval/counts.py",
+        "evaluation/ngram.py",
         "inside = (column >= 0) & (column < width)",
         "inside = column < width",
-        ("eval/test_counts.py",),
+        ("evaluation/test_ngram.py",),
         "the left neighbour of a row's first pixel is the last of the row above",
     ),
     # ----------------------------------------------------------------------------------- config
     Mutation(
         "rules-fraction",
-        "config/rules.py",
+        "config/validation.py",
         "if not 0 <= value <= 1:",
         "if not 0 <= value:",
         CONFIG,
@@ -777,7 +777,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rules-nan",
-        "config/rules.py",
+        "config/validation.py",
         "if not value >= minimum:",
         "if value < minimum:",
         CONFIG,
@@ -785,7 +785,7 @@ MUTATIONS = [
     ),
     Mutation(
         "json-unknown",
-        "config_json.py",
+        "config/serialize.py",
         "forbid_extra_keys=True",
         "forbid_extra_keys=False",
         CONFIG,
@@ -793,7 +793,7 @@ MUTATIONS = [
     ),
     Mutation(
         "json-strict",
-        "config_json.py",
+        "config/serialize.py",
         "isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted)",
         "False",
         CONFIG,
@@ -801,7 +801,7 @@ MUTATIONS = [
     ),
     Mutation(
         "json-version",
-        "config_json.py",
+        "config/serialize.py",
         "if version != CONFIG_VERSION:",
         "if False:",
         CONFIG,

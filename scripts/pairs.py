@@ -39,11 +39,11 @@ from pairs_checks import Alone, Ended
 
 from memtrain import cli
 from memtrain.config import LogConfig, Stream
-from memtrain.config_json import read_config, to_json
-from memtrain.data.sources import prepare_path
-from memtrain.run import Run
-from memtrain.train.reporter import Reporter
-from memtrain.train.stop import Interrupted
+from memtrain.config.serialize import read_config, to_json
+from memtrain.data.prepare import prepare_path
+from memtrain.training.reporter import Reporter
+from memtrain.training.run import Run
+from memtrain.training.signals import Interrupted
 
 STEPS = 20
 """Of each of the two stages."""

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from memtrain.config_json import read_config
+from memtrain.config.serialize import read_config
 from memtrain.data.store import open_store
-from memtrain.train.checkpoint import latest_checkpoint
-from memtrain.train.metrics import MetricsFile
+from memtrain.training.checkpoint import latest_checkpoint
+from memtrain.training.metrics import MetricsFile
 
 SIGNALLED = (0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 """How a command may end that was told to."""

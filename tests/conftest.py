@@ -21,9 +21,9 @@ from memtrain.config import (
     SMTConfig,
     TeacherConfig,
 )
-from memtrain.nn.cells import build_cell
-from memtrain.nn.rnn import RNN
-from memtrain.nn.teacher import Decoder, Teacher
+from memtrain.models.cells import build_cell
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Decoder, Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 torch.set_num_threads(1)

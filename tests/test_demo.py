@@ -10,8 +10,8 @@ from conftest import TINY
 from memtrain.config import RunConfig
 from memtrain.demo import run_demo
 from memtrain.errors import MemtrainError
-from memtrain.train.metrics import MetricsFile
-from memtrain.train.reporter import Reporter
+from memtrain.training.metrics import MetricsFile
+from memtrain.training.reporter import Reporter
 
 
 def tiny_recipe(name: str) -> RunConfig:

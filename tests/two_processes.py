@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from conftest import TINY
-from memtrain import stage
 from memtrain.config import EngineConfig, LogConfig, RunConfig
 from memtrain.errors import MemtrainError
-from memtrain.processes import end_if_one_of_several
-from memtrain.run import Run
-from memtrain.stage import StageLoop
-from memtrain.train import heartbeat
-from memtrain.train.distributed import Group, join
-from memtrain.train.reporter import Reporter
-from memtrain.train.stop import Interrupted
+from memtrain.training import heartbeat
+from memtrain.training import loop as stage
+from memtrain.training.distributed import Group, join
+from memtrain.training.loop import StageLoop
+from memtrain.training.processes import end_if_one_of_several
+from memtrain.training.reporter import Reporter
+from memtrain.training.run import Run
+from memtrain.training.signals import Interrupted
 
 STEPS = 50
 SHARED = replace(

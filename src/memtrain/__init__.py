@@ -10,11 +10,12 @@ memtrain makes that microseconds: SPINS below. scripts/busy.py measures it.
 
 import os
 import sys
+import warnings
 from collections.abc import Container, MutableMapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from memtrain.version import VERSION as __version__
+__version__ = "0.1.0.dev0"
 
 SPINS = 1000
 """Times that a waiting thread looks again before it sleeps; libgomp's own default is 300,000.
@@ -42,22 +43,28 @@ if TYPE_CHECKING:
         Stream,
         TeacherConfig,
     )
-    from memtrain.config_json import from_json, to_json
+    from memtrain.config.serialize import from_json, to_json
     from memtrain.data.task import Task, check_task
     from memtrain.errors import CellContractError, MemtrainError
-    from memtrain.eval.evaluate import Evaluation, evaluate
-    from memtrain.eval.rollout import read, write
-    from memtrain.nn.cells import Cell
-    from memtrain.nn.contract import check_cell
-    from memtrain.nn.rnn import RNN
-    from memtrain.nn.teacher import Teacher
-    from memtrain.pretrained import Pretrained, export, load_pretrained, load_rnn, pretrained_names
+    from memtrain.evaluation.evaluate import Evaluation, evaluate
+    from memtrain.generation.generate import Samples, generate
+    from memtrain.generation.pretrained import (
+        Pretrained,
+        export,
+        load_pretrained,
+        load_rnn,
+        pretrained_names,
+    )
+    from memtrain.generation.sampling import read, write
+    from memtrain.models.cells import Cell
+    from memtrain.models.check_cell import check_cell
+    from memtrain.models.rnn import RNN
+    from memtrain.models.teacher import Teacher
     from memtrain.recipes import RECIPES, recipe
-    from memtrain.run import Run
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
-    from memtrain.train.console import make_reporter
-    from memtrain.train.reporter import Reporter
-    from memtrain.writer import Written, generate
+    from memtrain.training.console import make_reporter
+    from memtrain.training.reporter import Reporter
+    from memtrain.training.run import Run
 
 _HOME = {
     "BPTTConfig": "config",
@@ -69,35 +76,35 @@ _HOME = {
     "SMTConfig": "config",
     "Stream": "config",
     "TeacherConfig": "config",
-    "from_json": "config_json",
-    "to_json": "config_json",
+    "from_json": "config.serialize",
+    "to_json": "config.serialize",
     "Task": "data.task",
     "check_task": "data.task",
     "CellContractError": "errors",
     "MemtrainError": "errors",
-    "Evaluation": "eval.evaluate",
-    "evaluate": "eval.evaluate",
-    "read": "eval.rollout",
-    "write": "eval.rollout",
-    "Written": "writer",
-    "generate": "writer",
-    "Cell": "nn.cells",
-    "check_cell": "nn.contract",
-    "RNN": "nn.rnn",
-    "Teacher": "nn.teacher",
-    "Pretrained": "pretrained",
-    "export": "pretrained",
-    "load_pretrained": "pretrained",
-    "load_rnn": "pretrained",
-    "pretrained_names": "pretrained",
+    "Evaluation": "evaluation.evaluate",
+    "evaluate": "evaluation.evaluate",
+    "read": "generation.sampling",
+    "write": "generation.sampling",
+    "Samples": "generation.generate",
+    "generate": "generation.generate",
+    "Cell": "models.cells",
+    "check_cell": "models.check_cell",
+    "RNN": "models.rnn",
+    "Teacher": "models.teacher",
+    "Pretrained": "generation.pretrained",
+    "export": "generation.pretrained",
+    "load_pretrained": "generation.pretrained",
+    "load_rnn": "generation.pretrained",
+    "pretrained_names": "generation.pretrained",
     "RECIPES": "recipes",
     "recipe": "recipes",
-    "Run": "run",
+    "Run": "training.run",
     "IGNORE_INDEX": "shapes",
     "Batch": "shapes",
     "Losses": "shapes",
-    "Reporter": "train.reporter",
-    "make_reporter": "train.console",
+    "Reporter": "training.reporter",
+    "make_reporter": "training.console",
 }
 
 __all__ = [
@@ -124,7 +131,7 @@ __all__ = [
     "Task",
     "Teacher",
     "TeacherConfig",
-    "Written",
+    "Samples",
     "__version__",
     "check_cell",
     "check_task",
@@ -143,7 +150,15 @@ __all__ = [
 ]
 
 
+_RENAMED = {"Written": "Samples"}
+"""Old public names, which still work and warn."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"memtrain.{name} is now memtrain.{new}", DeprecationWarning, stacklevel=2)
+        name = new
     if name not in _HOME:
         raise AttributeError(f"module 'memtrain' has no attribute {name!r}")
     return getattr(import_module(f"memtrain.{_HOME[name]}"), name)

@@ -13,18 +13,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from memtrain.alongside import Alongside
-from memtrain.chart import Chart, Mark, Series
 from memtrain.cli.suggest import command_name
 from memtrain.config import Retrieval, RunConfig
-from memtrain.eval.evaluate import Score
+from memtrain.demo_baseline import BaselineProcess
+from memtrain.evaluation.evaluate import Score
 from memtrain.files import write_named
-from memtrain.page import Columns, Heading, Text, render_page
-from memtrain.page import Table as PageTable
+from memtrain.plotting.chart import Chart, Mark, Series
+from memtrain.plotting.html import Columns, Heading, Text, render_page
+from memtrain.plotting.html import Table as PageTable
 from memtrain.recipes import recipe
-from memtrain.run import Run
-from memtrain.train.reporter import Reporter
-from memtrain.train.trainer import Trainer
+from memtrain.training.reporter import Reporter
+from memtrain.training.run import Run
+from memtrain.training.step import Trainer
 
 SEQUENCES = 2048
 """Held-out sequences behind every figure of the table."""
@@ -100,7 +100,7 @@ def _train_alongside(
 ) -> tuple[Run, list[Row], Run]:
     run = Run.create(ours, folder / "smt-dmt", overwrite=True)
     steps = sum(stage.steps for stage in ours.stages().values())
-    with Alongside(theirs, folder / "bptt", steps) as baseline:
+    with BaselineProcess(theirs, folder / "bptt", steps) as baseline:
         rows = _train_ours(run, make_reporter())
         console.print("BPTT: the same cell, unrolled; it has trained at the same time")
         return run, rows, baseline.finish(run.totals()["total_seconds"], make_reporter())

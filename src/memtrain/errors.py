@@ -65,7 +65,7 @@ def _shortened(message: str) -> str:
     return f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 2 :]}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The ending of an error about an unknown name: a guess if there is one, then all names."""
     known = sorted(known)
     guess = get_close_matches(name, known, n=1, cutoff=0.6)

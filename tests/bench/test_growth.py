@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from memtrain.bench import growth
 from memtrain.bench.cases import Case, models
-from memtrain.bench.curves import as_curves, power, read_curves, to_json
 from memtrain.bench.growth import MIDDLE, VALUES, points, time_points
+from memtrain.bench.growth_curves import as_curves, power, read_curves, to_json
 from memtrain.bench.growth_report import draw_curves, held
 from memtrain.bench.measure import Timing
 from memtrain.cli import main

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtrain import files
-from memtrain.data.pictures import Picture
+from memtrain.data.images import ImageFormat
 from memtrain.data.store import (
     Split,
     StoreMeta,
@@ -115,7 +115,7 @@ def test_tokens_are_a_read_only_map_of_the_file(folder: Path):
 
 
 def test_documents_of_one_length_need_no_starts_file(tmp_path: Path):
-    picture = Picture(height=2, width=3)
+    picture = ImageFormat(height=2, width=3)
     pictures = meta(vocab_size=256, document_length=6, picture=picture)
     split = Split(np.arange(12, dtype=np.uint8))
     store = write_store(tmp_path / "p", pictures, {"train": split, "test": split})
@@ -151,7 +151,7 @@ def test_a_stream_longer_than_a_block_is_written_whole(tmp_path: Path, monkeypat
 
 
 def test_these_modules_do_not_import_torch():
-    code = "import sys, memtrain.data.sources; sys.exit('torch' in sys.modules)"
+    code = "import sys, memtrain.data.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -188,7 +188,7 @@ def test_bad_tokens_are_refused_and_leave_nothing(
         ({"vocab_size": 65537}, "vocab_size=65537"),
         ({"document_length": 0}, "document_length=0"),
         ({"separator": 10}, "separator=10: must be 0..9"),
-        ({"document_length": 4, "picture": Picture(height=2, width=3)}, "picture has 6 tokens"),
+        ({"document_length": 4, "picture": ImageFormat(height=2, width=3)}, "picture has 6 tokens"),
     ],
 )
 def test_a_meta_that_cannot_be_is_refused(changes: dict, message: str):

@@ -13,13 +13,13 @@ import torch
 from conftest import TINY, seeded
 from memtrain.config import Stream
 from memtrain.data.build import build_task
-from memtrain.data.sources import prepare_path, prepare_text, prepare_tokens
+from memtrain.data.prepare import prepare_path, prepare_text, prepare_tokens
 from memtrain.data.store import Split, StoreMeta, open_store, opening, write_store
 from memtrain.data.stream import StreamTask
 from memtrain.data.task import check_task
 from memtrain.errors import MemtrainError
-from memtrain.run import Run
-from memtrain.train.trainer import Trainer
+from memtrain.training.run import Run
+from memtrain.training.step import Trainer
 
 STORY = "".join(f"the {n}th line says {n * n}\n" for n in range(400))
 
@@ -96,13 +96,13 @@ def test_where_there_are_too_few_pieces_of_one_text_windows_overlap(text: Stream
 
 
 @pytest.mark.parametrize(
-    ("share", "from_nothing", "at_least"), [(1.0, 6, 6), (0.5, 6, 3), (0.0, 6, 0), (1.0, 0, 0)]
+    ("share", "empty_start_rows", "at_least"), [(1.0, 6, 6), (0.5, 6, 3), (0.0, 6, 0), (1.0, 0, 0)]
 )
 def test_windows_read_from_nothing_may_begin_documents(
-    pictures: Path, share: float, from_nothing: int, at_least: int
+    pictures: Path, share: float, empty_start_rows: int, at_least: int
 ):
     config = Stream(path=str(pictures), evaluate_length=20, document_starts=share)
-    task = StreamTask.from_config(config).windows(9, from_nothing)
+    task = StreamTask.from_config(config).windows(9, empty_start_rows)
     tokens, starts = task.store.tokens("train"), task.store.starts("train")
     firsts = {tuple(tokens[s : s + 9].tolist()) for s in starts if s + 10 <= len(tokens)}
     for seed in range(20):
@@ -271,7 +271,7 @@ def test_no_batch_of_any_stage_holds_a_window_twice(
 
 def test_of_one_text_windows_read_from_nothing_begin_with_the_end_of_a_line(text: StreamTask):
     """As generation does."""
-    task = text.windows(9, from_nothing=16)
+    task = text.windows(9, empty_start_rows=16)
     batch = task.sample(16, seeded())
     assert task.spelling.start_token == ord("\n")
     firsts = batch.inputs[:8]
@@ -301,7 +301,7 @@ def test_stories_are_begun_as_before(tmp_path: Path):
         {"train": split, "test": split},
     )
     task = StreamTask.from_config(Stream(path=str(tmp_path / "stories"), evaluate_length=8))
-    windows = task.windows(5, from_nothing=64)
+    windows = task.windows(5, empty_start_rows=64)
     chance, again = seeded(1), seeded(1)
     same = 0
     for _ in range(40):
@@ -317,7 +317,7 @@ def test_stories_are_begun_as_before(tmp_path: Path):
 
 def numbers(task: StreamTask) -> list[torch.Tensor]:
     """All that a training draws from its data."""
-    windows = task.windows(12, from_nothing=8)
+    windows = task.windows(12, empty_start_rows=8)
     corpus = task.corpus()
     assert corpus is not None
     return [
@@ -416,7 +416,7 @@ def test_a_store_with_changed_tokens_is_refused_before_training(text: StreamTask
 
 def test_the_share_that_begins_documents_is_rounded_to_rows(pictures: Path):
     config = Stream(path=str(pictures), evaluate_length=20, document_starts=0.6)
-    task = StreamTask.from_config(config).windows(9, from_nothing=3)  # 1.8 rows
+    task = StreamTask.from_config(config).windows(9, empty_start_rows=3)  # 1.8 rows
     length = task.store.meta.document_length
     assert length is not None
     train = bytes(task.store.tokens("train").tolist())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtrain.data.reading import join_documents
+from memtrain.data.prepare.text_files import join_documents
 from memtrain.data.text import decode_text, encode_text
 from memtrain.errors import MemtrainError
 

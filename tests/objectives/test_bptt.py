@@ -14,8 +14,8 @@ from conftest import (
     tiny_rnn,
 )
 from memtrain.config import BPTTConfig
-from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
-from memtrain.nn.rnn import RNN
+from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
+from memtrain.models.rnn import RNN
 from memtrain.objectives.bptt import BPTT
 from memtrain.shapes import IGNORE_INDEX, Batch
 

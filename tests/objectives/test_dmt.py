@@ -20,13 +20,13 @@ from conftest import (
     tiny_rnn,
     tiny_teacher,
 )
+from memtrain.accel.engine import Engine
 from memtrain.config import DMTConfig, EngineConfig, Stack
 from memtrain.data.build import build_task
-from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
+from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.objectives.dmt import DMT, STREAM_ROLLOUT
 from memtrain.shapes import IGNORE_INDEX, Batch
-from memtrain.train.engine import Engine
-from memtrain.train.trainer import Trainer
+from memtrain.training.step import Trainer
 
 BOTH = pytest.mark.parametrize("encoder", ENCODERS)
 THROUGH_TIME = pytest.mark.parametrize("through_time", [False, True], ids=["one-step", "through"])

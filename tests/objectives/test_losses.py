@@ -7,10 +7,10 @@ from torch.testing import assert_close
 
 from conftest import VOCAB, gradients, random_batch, random_tokens, seeded, tiny_rnn, tiny_teacher
 from memtrain.objectives.losses import (
+    decode_futures,
     decode_loss,
     dynamics_loss,
     readout_loss,
-    tell_future,
     uniformity_loss,
 )
 from memtrain.shapes import IGNORE_INDEX
@@ -70,7 +70,7 @@ class TestFuture:
         batch.targets[:, ::3] = IGNORE_INDEX
         steps = torch.tensor([[0, 4, 7], [1, 3, 5], [2, 6, 7]])
         memory = teacher.encode(batch.inputs, steps)
-        told = tell_future(teacher, batch, memory, steps, 4)
+        told = decode_futures(teacher, batch, memory, steps, 4)
         logits = [teacher.predict(memory[row, None, k])[0] for row in range(3) for k in range(3)]
         asked = [
             cross_entropy(one.tolist(), target)

@@ -19,12 +19,12 @@ from conftest import (
     tiny_teacher,
 )
 from memtrain.config import BPTTConfig, SMTConfig
-from memtrain.eval.cost import CountedCell, recurrent_depth, sequential_ops
-from memtrain.nn.rnn import RNN
-from memtrain.nn.teacher import Teacher
+from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Teacher
+from memtrain.objectives.base import sample_steps
 from memtrain.objectives.bptt import BPTT
-from memtrain.objectives.objective import draw_steps
-from memtrain.objectives.part import Part
+from memtrain.objectives.sharding import BatchShard
 from memtrain.objectives.smt import SMT
 from memtrain.shapes import IGNORE_INDEX, Batch
 
@@ -148,7 +148,7 @@ class TestEquations:
         objective = tiny_smt(encoder, timesteps=2, learn_start=learn_start, dynamics_weight=2.0)
         teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(4, 5, asked=1.0)
         states = list(range(-1 if learn_start else 0, 5))
-        begin = draw_steps(4, 1, len(states), seeded(38), CPU).flatten().tolist()
+        begin = sample_steps(4, 1, len(states), seeded(38), CPU).flatten().tolist()
         runs = [[states[(b + i) % len(states)] for i in range(3)] for b in begin]
         assert any(run[1] < run[0] for run in runs), "one run wraps after its first state"
         losses = objective(batch, seeded(38))
@@ -200,7 +200,7 @@ class TestEquations:
         objective = tiny_smt(encoder, timesteps=0, decode_timesteps=2)
         batch = random_batch(3, 6, asked=1.0)
         losses = objective(batch, seeded(7))
-        steps = draw_steps(3, 2, 6, seeded(7), CPU).tolist()
+        steps = sample_steps(3, 2, 6, seeded(7), CPU).tolist()
         decode = naive_decode(objective.teacher, batch, steps, 3)
         assert_close(losses.parts["decode"], decode.detach(), atol=1e-5, rtol=1e-5)
         everywhere = tiny_smt(encoder, timesteps=0)(batch, seeded(7))
@@ -237,7 +237,7 @@ class TestEquations:
         batch = random_batch(3, 6)
         objective = tiny_smt(token_weight=1.0)
         losses = objective(batch, seeded())
-        _, told = objective.teacher.encode_and_tell(batch.inputs, batch.inputs[:, :1] * 0)
+        _, told = objective.teacher.encode_with_logits(batch.inputs, batch.inputs[:, :1] * 0)
         there = batch.targets != IGNORE_INDEX
         expected = -told.log_softmax(-1)[there].gather(1, batch.targets[there][:, None]).mean()
         assert_close(losses.parts["token"], expected)
@@ -396,7 +396,7 @@ def test_settling_makes_the_readout_predict_what_the_decoder_does():
     memory = objective.teacher.encode(random_tokens(3, 5))[:, -1].detach()
     expected = objective.teacher.predict(memory)
     assert not torch.allclose(objective.rnn.predict(memory), expected)
-    objective.settle()
+    objective.sync_readout()
     assert torch.equal(objective.rnn.predict(memory), expected)
     # A copy: training the decoder further leaves the readout as it is.
     with torch.no_grad():
@@ -406,13 +406,13 @@ def test_settling_makes_the_readout_predict_what_the_decoder_does():
 
 class TestDrawSteps:
     def test_steps_of_a_row_are_distinct_and_below_the_limit(self):
-        steps = draw_steps(50, 4, 6, seeded(), CPU)
+        steps = sample_steps(50, 4, 6, seeded(), CPU)
         assert steps.shape == (50, 4)
         assert all(len(set(row)) == 4 for row in steps.tolist())
         assert set(steps.flatten().tolist()) == set(range(6))
 
     def test_every_step_is_as_likely_as_any_other(self):
-        steps = draw_steps(6000, 1, 6, seeded(), CPU)
+        steps = sample_steps(6000, 1, 6, seeded(), CPU)
         counts = steps.flatten().bincount(minlength=6)
         assert ((counts - 1000).abs() < 150).all()  # 5 standard deviations
 
@@ -484,7 +484,7 @@ class TestDynamicsOptions:
         batch, states = random_batch(2, 6), torch.arange(-1, 6).expand(2, 7)
         memory = torch.randn(2, 7, 2, 8, generator=seeded())
         unmoved = torch.nn.Module()
-        unmoved.follow = lambda token, start: start  # type: ignore[assignment]
+        unmoved.unroll_last = lambda token, start: start  # type: ignore[assignment]
         objective.rnn = unmoved  # type: ignore[assignment]
         for scale in (1.0, 0.1):
             loss = objective._dynamics(batch, scale * memory, states, seeded())
@@ -512,7 +512,7 @@ class TestDynamicsOptions:
     def test_noise_is_on_what_the_cell_steps_from_and_on_nothing_else(self):
         objective = tiny_smt(timesteps=0, memory_noise=0.5)
         seen = []
-        objective.rnn.follow = lambda token, start: seen.append(start) or start  # type: ignore
+        objective.rnn.unroll_last = lambda token, start: seen.append(start) or start  # type: ignore
         batch, states = random_batch(512, 6), torch.arange(-1, 6).expand(512, 7)
         memory = torch.zeros(512, 7, 2, 8)
         before = memory.clone()
@@ -529,7 +529,7 @@ class TestDynamicsOptions:
         expected = whole._noisy(memory, seeded())
         shards = []
         for index in range(2):
-            whole.part = Part()
+            whole.part = BatchShard()
             whole.part.index, whole.part.count = index, 2
             shards.append(whole._noisy(memory[:2], seeded()))
         assert_close(torch.cat(shards), expected)

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_tokens
-from memtrain.objectives.windows import asked_positions, gather_window
+from memtrain.objectives.futures import gather_window, target_positions
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 
@@ -68,7 +68,7 @@ def test_asked_positions_hold_every_target_of_a_row_once(data, rows, length):
     target = st.sampled_from([IGNORE_INDEX, IGNORE_INDEX, 0, 1, 2])
     row = st.lists(target, min_size=length, max_size=length)
     targets = data.draw(st.lists(row, min_size=rows, max_size=rows))
-    positions, chosen = asked_positions(torch.tensor(targets))
+    positions, chosen = target_positions(torch.tensor(targets))
     most = max(sum(y != IGNORE_INDEX for y in row) for row in targets)
     assert positions.shape == chosen.shape == (rows, max(1, most))
     for row, places, values in zip(targets, positions.tolist(), chosen.tolist(), strict=True):

@@ -4,8 +4,8 @@ import pytest
 
 from memtrain.config import Stream
 from memtrain.errors import MemtrainError
-from memtrain.nn.build import build_rnn
-from memtrain.nn.teacher import Teacher
+from memtrain.models.build import build_rnn
+from memtrain.models.teacher import Teacher
 from memtrain.recipes import RECIPES, STREAMS, recipe
 from memtrain.recipes.sizes import SIZES, describe_sizes
 

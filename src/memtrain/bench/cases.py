@@ -38,7 +38,7 @@ class Noise(Task):
         self._tokens = self._tokens.to(device)
         return self
 
-    def windows(self, length: int, from_nothing: int = 0) -> "Noise":
+    def windows(self, length: int, empty_start_rows: int = 0) -> "Noise":
         task = Noise(self.vocab_size, length, 1)
         task._tokens = self._tokens
         return task

@@ -10,7 +10,7 @@ import torch
 from memtrain.bench.cases import Case, bptt_case, dmt_case, models, smt_case
 from memtrain.bench.measure import Timing, time_case
 from memtrain.config import EngineConfig
-from memtrain.train.stop import stop_signals
+from memtrain.training.signals import stop_signals
 
 MIDDLE = {
     "paper": {"length": 64, "batch": 32, "memory tokens": 16, "width": 256},

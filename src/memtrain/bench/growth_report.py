@@ -7,8 +7,15 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from memtrain.bench.curves import Curves
-from memtrain.drawing import COLOURS, along_powers, along_powers_upwards, legend, panels, save
+from memtrain.bench.growth_curves import Curves
+from memtrain.plotting.style import (
+    COLOURS,
+    along_powers,
+    along_powers_upwards,
+    legend,
+    panels,
+    save,
+)
 
 LOOKS: dict[str, dict[str, Any]] = {
     "SMT": dict(color=COLOURS[0], marker="o", linewidth=2.2),

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from memtrain.accel.engine import Engine, pick_device
 from memtrain.bench.cases import Case, Noise
 from memtrain.config import EngineConfig
-from memtrain.eval.rollout import write
-from memtrain.run import Run
-from memtrain.train.engine import Engine, pick_device
-from memtrain.train.trainer import Trainer
+from memtrain.generation.sampling import write
+from memtrain.training.run import Run
+from memtrain.training.step import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from memtrain.accel.engine import pick_device
 from memtrain.bench.measure import Result, Timing
 from memtrain.config import EngineConfig
-from memtrain.train.engine import pick_device
 
 WIDEST = 120
 """Columns of a terminal that the whole table takes; with fewer it comes in two parts."""

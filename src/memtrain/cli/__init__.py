@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from memtrain.errors import FailedElsewhereError, MemtrainError, nearest
-from memtrain.processes import end_if_one_of_several, end_process
-from memtrain.train.stop import Terminated, command_signals, exit_status
-from memtrain.version import VERSION
+from memtrain import __version__
+from memtrain.errors import FailedElsewhereError, MemtrainError, did_you_mean
+from memtrain.training.processes import end_if_one_of_several, end_process
+from memtrain.training.signals import Terminated, command_signals, exit_status
 
 OVERVIEW = f"""\
-memtrain {VERSION}: recurrent networks, trained without unrolling them.
+memtrain {__version__}: recurrent networks, trained without unrolling them.
 
 usage: memtrain COMMAND [OPTIONS]
 
@@ -41,12 +41,12 @@ COMMANDS = {
     "demo": "demo:demo",
     "train": "train:train",
     "resume": "train:resume",
-    "eval": "look:evaluate",
-    "generate": "look:generate",
+    "eval": "evaluate:evaluate",
+    "generate": "evaluate:generate",
     "data": "data:data",
     "bench": "bench:bench",
-    "reproduce": "reproduce:reproduce",
-    "report": "reproduce:report",
+    "reproduce": "paper:reproduce",
+    "report": "paper:report",
     "torchrun": "torchrun:torchrun",
 }
 """Where each command is: module of this package, and function."""
@@ -80,12 +80,12 @@ def _run(arguments: list[str]) -> int:
         print(OVERVIEW, end="")
         return 0
     if arguments[0] in ("--version", "-V", "version"):
-        print(VERSION)
+        print(__version__)
         return 0
     name, *rest = arguments
     try:
         if name not in COMMANDS:
-            raise MemtrainError(f"command {name!r}: {nearest(name, COMMANDS)}")
+            raise MemtrainError(f"command {name!r}: {did_you_mean(name, COMMANDS)}")
         module, _, function = COMMANDS[name].partition(":")
         command = getattr(import_module(f"memtrain.cli.{module}"), function)
         return command(rest)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from memtrain.cli.parse import parse
+from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 from memtrain.files import write_named
 
@@ -91,10 +91,10 @@ def _growth(options: Any) -> int:
     if options.figure.suffix not in FIGURES:
         raise MemtrainError(f"figure={options.figure}: must end in {', '.join(FIGURES)}")
 
-    from memtrain.bench.curves import as_curves, read_curves, to_json
     from memtrain.bench.growth import points, time_points
+    from memtrain.bench.growth_curves import as_curves, read_curves, to_json
     from memtrain.bench.growth_report import draw_curves, print_curves
-    from memtrain.train.stop import Terminated
+    from memtrain.training.signals import Terminated
 
     options.figure.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(options.figure.parent, os.W_OK):  # before minutes of timing
@@ -125,8 +125,8 @@ def _growth(options: Any) -> int:
 
 def _machine(options: Any) -> tuple[Any, str, Any]:
     """Device, size of the models and engine, as the options say."""
+    from memtrain.accel.engine import pick_device
     from memtrain.config import EngineConfig
-    from memtrain.train.engine import pick_device
 
     device = pick_device(options.device)
     size = options.size if options.size != "auto" else "paper" if device.type == "cuda" else "tiny"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from memtrain.cli.parse import parse
-from memtrain.errors import MemtrainError, nearest, printable
+from memtrain.cli.args import parse
+from memtrain.errors import MemtrainError, did_you_mean, printable
 
 
 def data(arguments: list[str]) -> int:
@@ -80,8 +80,8 @@ def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
 
 
 def _prepare(options: Any, tasks: dict[str, Any]) -> int:
-    from memtrain.data.ready import prepare_source, source_path
-    from memtrain.data.sources import DATA_SETS, prepare, prepare_path
+    from memtrain.data.prepare import DATA_SETS, prepare, prepare_path
+    from memtrain.data.prepare.cache import prepare_source, source_path
 
     name, out = options.name, options.out and _expanded(options.out)
     if name in DATA_SETS:
@@ -100,7 +100,9 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
             if "/" in name or "." in name:  # not a name that was misspelled
                 raise
             known = [*tasks, *DATA_SETS]
-            raise MemtrainError(f"data {name!r}: no such file; {nearest(name, known)}") from None
+            raise MemtrainError(
+                f"data {name!r}: no such file; {did_you_mean(name, known)}"
+            ) from None
         if (path / "meta.json").is_file():
             raise MemtrainError(
                 f"{path}: is prepared already; memtrain train learns it: --data {path}"

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from memtrain.cli.parse import parse
+from memtrain.cli.args import parse
 
 
 def demo(arguments: list[str]) -> int:
@@ -27,9 +27,9 @@ def demo(arguments: list[str]) -> int:
     import torch
 
     from memtrain.demo import run_demo
-    from memtrain.processes import cores
-    from memtrain.train.console import make_reporter
-    from memtrain.train.stop import Interrupted, exit_status
+    from memtrain.training.console import make_reporter
+    from memtrain.training.processes import cores
+    from memtrain.training.signals import Interrupted, exit_status
 
     try:
         # A GPU would be shared, one core too; then one trains after the other.

@@ -6,7 +6,7 @@ import logging
 import sys
 
 from memtrain.errors import MemtrainError
-from memtrain.processes import end_process
+from memtrain.training.processes import end_process
 
 GRACE = 120
 """Seconds that workers have to save a run that was stopped; torchrun alone gives them 30."""

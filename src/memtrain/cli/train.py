@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from memtrain.cli.parse import parse, peek
+from memtrain.cli.args import parse, peek
 from memtrain.cli.suggest import command_name, refuse_name_of_run
 from memtrain.errors import MemtrainError
 
@@ -43,7 +43,7 @@ class _StreamOptions(_TrainOptions):
 
 def train(arguments: list[str]) -> int:
     """Train a recipe or a config.json, then evaluate it."""
-    from memtrain.config_json import read_config
+    from memtrain.config.serialize import read_config
     from memtrain.recipes import RECIPES
 
     if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
@@ -80,17 +80,17 @@ def train(arguments: list[str]) -> int:
     if path.suffix == ".json" and not options.allow_code:
         _check_named(config, rest, name)
 
-    from memtrain.run import Run
-    from memtrain.train.console import make_reporter
-    from memtrain.train.distributed import join, restarts
+    from memtrain.training.console import make_reporter
+    from memtrain.training.distributed import join, restarts
+    from memtrain.training.run import Run
 
     group = join()
     if isinstance(options, _StreamOptions) and options.data is not None:
         from memtrain.config import Stream
-        from memtrain.data.ready import ready_stream
+        from memtrain.data.prepare.cache import prepared_stream
 
         assert isinstance(default.data, Stream)
-        ready = partial(ready_stream, name, options.data, default.data, options.option)
+        ready = partial(prepared_stream, name, options.data, default.data, options.option)
         made = group.from_main(ready)  # one process prepares, all read it
         options, config = _parse_train(rest, name, replace(default, data=made))
     reporter = make_reporter()
@@ -262,9 +262,9 @@ def resume(arguments: list[str]) -> int:
             )
     options = parse(Resume, arguments, "memtrain resume")
 
-    from memtrain.run import Run
-    from memtrain.train.console import make_reporter
-    from memtrain.train.distributed import join
+    from memtrain.training.console import make_reporter
+    from memtrain.training.distributed import join
+    from memtrain.training.run import Run
 
     reporter = make_reporter()
     refuse_name_of_run(options.run)
@@ -296,8 +296,8 @@ def _train(run: Any, reporter: Any) -> int:
         0, or 128 and the signal's number if one stopped it: 130, 143 or 129. A scheduler may then
         start the same command with --resume, or `memtrain resume`.
     """
-    from memtrain.tables import print_evaluation
-    from memtrain.train.stop import Interrupted, exit_status
+    from memtrain.plotting.tables import print_evaluation
+    from memtrain.training.signals import Interrupted, exit_status
 
     try:
         run.train(reporter)

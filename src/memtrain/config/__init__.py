@@ -16,10 +16,10 @@ from memtrain.config.data import (
     Stack,
     Stream,
 )
-from memtrain.config.models import CELLS, CellConfig, TeacherConfig, check_used
-from memtrain.config.rules import CUSTOM_PATH, MOST
+from memtrain.config.model import CELLS, CellConfig, TeacherConfig, check_used
 from memtrain.config.run import EngineConfig, LogConfig, RunConfig
 from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
+from memtrain.config.validation import CUSTOM_PATH, MOST
 
 __all__ = [
     "Arithmetic",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from memtrain.config.rules import CUSTOM_PATH, at_least, at_most, fraction, within
+from memtrain.config.validation import CUSTOM_PATH, at_least, at_most, fraction, within
 from memtrain.errors import MemtrainError
 
 

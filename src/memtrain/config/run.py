@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from memtrain.config.data import DataConfig, Retrieval
-from memtrain.config.models import CellConfig, TeacherConfig
-from memtrain.config.rules import at_least, check_device, within
+from memtrain.config.model import CellConfig, TeacherConfig
 from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
+from memtrain.config.validation import at_least, check_device, within
 from memtrain.errors import MemtrainError
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from memtrain.config.rules import at_least, fraction, within
+from memtrain.config.validation import at_least, fraction, within
 from memtrain.errors import MemtrainError
 
 

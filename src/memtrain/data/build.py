@@ -1,12 +1,12 @@
 """From a data config to its task."""
 
 from memtrain.config import Custom, DataConfig, Digits, Stream
-from memtrain.data.images import DigitsTask
+from memtrain.config.user_code import load_class
+from memtrain.data.digits import DigitsTask
 from memtrain.data.stream import StreamTask
 from memtrain.data.synthetic import TASKS
 from memtrain.data.task import Task, check_task
 from memtrain.errors import MemtrainError
-from memtrain.load import load_class
 
 
 def build_task(config: DataConfig) -> Task:

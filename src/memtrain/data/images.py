@@ -1,63 +1,124 @@
-"""Images as sequences of pixels, and back."""
+"""Pixels as tokens and back: grey levels or ink, one by one or in squares."""
+
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Integer, UInt8, UInt16
 
-from memtrain.config import Digits
-from memtrain.data.pictures import Picture
-from memtrain.data.spelling import Spelling
-from memtrain.data.task import Corpus, Task
-from memtrain.shapes import Batch
+from memtrain.errors import MemtrainError
 
-SIDE, LEVELS = 8, 17
+MAX_TOKENS = 2**16
+"""What 16 bits can name: 4x4 pixels of 2 levels, or 2x2 pixels of 16."""
+MAX_PATCH = 4
 
 
-class DigitsTask(Task):
-    """The 8x8 digits that come with scikit-learn. Their writers' order is shuffled once."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageFormat:
+    """How the pictures of a data set are spelled.
 
-    vocab_size = LEVELS + 1
-    sequence_length = SIDE * SIDE
-    unit = "pixel"
-    spelling: Spelling = Spelling(
-        vocab_size=LEVELS + 1,
-        start_token=LEVELS,
-        start_written=False,
-        picture=Picture(height=SIDE, width=SIDE, levels=LEVELS),
-        dark_ink=True,
-    )
+    With more than two levels a pixel is a grey level, 0 black. With two levels it is ink, 1 dark
+    and 0 light. A token is a pixel, or a patch x patch square of them: written in base `levels`,
+    it is the square read left to right and top to bottom, so the first (highest) digit is the
+    top left.
+    """
 
-    def __init__(self, config: Digits) -> None:
-        from sklearn.datasets import load_digits
+    height: int
+    width: int
+    levels: int = 256
+    patch: int = 1
 
-        pixels, _ = load_digits(return_X_y=True)
-        images = torch.from_numpy(np.asarray(pixels, dtype=np.int64))
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-        kept = max(1, round(config.held_out * len(images)))
-        self.test_images = images[order[:kept]]
-        self.train_images = images[order[kept:]]
+    def __post_init__(self) -> None:
+        for side in ("height", "width"):
+            if getattr(self, side) < 1:
+                raise MemtrainError(f"{side}={getattr(self, side)}: must be at least 1")
+        if not 2 <= self.levels <= 256:
+            raise MemtrainError(
+                f"levels={self.levels}: must be 2..256; a pixel has 256 grey levels"
+            )
+        if not 1 <= self.patch <= MAX_PATCH:
+            raise MemtrainError(f"patch={self.patch}: must be 1..{MAX_PATCH}")
+        if self.vocab_size > MAX_TOKENS:
+            raise MemtrainError(
+                f"levels={self.levels} with patch={self.patch}: {self.vocab_size:,} tokens, at "
+                f"most {MAX_TOKENS:,} can be told apart; set levels=2 or a smaller patch"
+            )
+        if self.height % self.patch or self.width % self.patch:
+            raise MemtrainError(
+                f"patch={self.patch}: must divide the picture, {self.height}x{self.width} "
+                "(height x width); choose another size"
+            )
 
-    def sample(self, count: int, generator: torch.Generator) -> Batch:
-        chosen = torch.randint(len(self.train_images), (count,), generator=generator)
-        return self._batch(self.train_images[chosen])
+    @property
+    def vocab_size(self) -> int:
+        return self.levels**self.patch**2
 
-    def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        """Test images without repetition, all of them if more are asked for."""
-        return self._batch(self.held_out_pictures(count, generator))
+    @property
+    def length(self) -> int:
+        """Tokens of one picture."""
+        return (self.height // self.patch) * (self.width // self.patch)
 
-    def held_out_pictures(self, count: int, generator: torch.Generator) -> Int[Tensor, "B 64"]:
-        order = torch.randperm(len(self.test_images), generator=generator)
-        return self.test_images[order[:count]]
 
-    def corpus(self) -> Corpus:
-        return Corpus(self.train_images.flatten(), LEVELS, self.unit, SIDE, SIDE * SIDE)
+def encode_images(
+    gray: UInt8[np.ndarray, "N H W"],
+    *,
+    levels: int = 256,
+    patch: int = 1,
+    threshold: int | None = None,
+) -> UInt8[np.ndarray, "N L"] | UInt16[np.ndarray, "N L"]:
+    """Spell grey pictures as tokens; see `Picture` for what a token means.
 
-    def _batch(self, images: Int[Tensor, "B 64"]) -> Batch:
-        start = torch.full((len(images), 1), LEVELS)  # the start token
-        return Batch(torch.cat([start, images[:, :-1]], dim=1), images)
+    Args:
+        gray: 0 is black.
+        levels: 2 binarises, 256 keeps every grey level, others take the nearest of `levels` greys.
+        patch: side of the squares of pixels that make one token.
+        threshold: with two levels only: darker than this is ink; 128 unless given.
+    """
+    count, height, width = gray.shape
+    picture = ImageFormat(height=height, width=width, levels=levels, patch=patch)
+    if levels > 2:
+        if threshold is not None:
+            raise MemtrainError(f"threshold={threshold} with levels={levels}: only for levels=2")
+        did_you_mean = np.rint(np.arange(256) * ((levels - 1) / 255)).astype(np.uint8)
+        pixels = did_you_mean[gray]
+    else:
+        threshold = 128 if threshold is None else threshold
+        if not 1 <= threshold <= 255:
+            raise MemtrainError(f"threshold={threshold}: must be 1..255; darker than it is ink")
+        pixels = (gray < threshold).astype(np.uint8)
+    if patch == 1:
+        return pixels.reshape(count, picture.length)
+    dtype = np.uint8 if picture.vocab_size <= 256 else np.uint16
+    tokens = np.zeros((count, height // patch, width // patch), dtype)
+    for row, column in _places(patch):
+        tokens *= dtype(levels)
+        tokens += pixels[:, row::patch, column::patch]
+    return tokens.reshape(count, picture.length)
 
-    def describe(self, inputs: list[int], targets: list[int]) -> str:
-        shades = " .:-=+*#%@"
-        ink = [shades[level * (len(shades) - 1) // (LEVELS - 1)] * 2 for level in targets]
-        return "\n".join("".join(ink[row : row + SIDE]) for row in range(0, len(ink), SIDE))
+
+def decode_images(
+    tokens: Integer[np.ndarray, "N L"], picture: ImageFormat
+) -> UInt8[np.ndarray, "N H W"]:
+    """The grey pictures that tokens spell: exact for all that `encode_pictures` can tell apart."""
+    count, length = tokens.shape
+    if length != picture.length:
+        raise MemtrainError(f"a picture has {picture.length} tokens, not {length}")
+    if tokens.size and not (tokens.min() >= 0 and tokens.max() < picture.vocab_size):
+        raise MemtrainError(
+            f"tokens {tokens.min()}..{tokens.max()} are no picture: "
+            f"must be 0..{picture.vocab_size - 1}"
+        )
+    height, width, patch = picture.height, picture.width, picture.patch
+    squares = tokens.astype(np.int64).reshape(count, height // patch, width // patch)
+    greys = np.rint(np.arange(picture.levels) * (255 / (picture.levels - 1))).astype(np.uint8)
+    if picture.levels == 2:
+        greys = greys[::-1]  # ink is dark
+    gray = np.empty((count, height, width), np.uint8)
+    for index, (row, column) in enumerate(_places(patch)):
+        digit = squares // picture.levels ** (patch**2 - 1 - index) % picture.levels
+        gray[:, row::patch, column::patch] = greys[digit]
+    return gray
+
+
+def _places(patch: int) -> list[tuple[int, int]]:
+    """The pixels of a square in raster order."""
+    return [(row, column) for row in range(patch) for column in range(patch)]

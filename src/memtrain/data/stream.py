@@ -9,8 +9,8 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from memtrain.config import Stream
+from memtrain.data.codec import TokenCodec
 from memtrain.data.offsets import NEWLINE, Offsets, beginnings, of_long_documents
-from memtrain.data.spelling import Spelling
 from memtrain.data.store import (
     LoadedSplit,
     Store,
@@ -52,7 +52,7 @@ class StreamTask(Task):
         store: Store,
         config: Stream,
         length: int,
-        from_nothing: int = 0,
+        empty_start_rows: int = 0,
         *,
         splits: Mapping[str, LoadedSplit] | None = None,
         like: "StreamTask | None" = None,
@@ -70,9 +70,9 @@ class StreamTask(Task):
             self._starts = {name: one.starts for name, one in splits.items()}
         else:
             spelling, self._tokens, self._starts = like.spelling, like._tokens, like._starts
-        self.spelling: Spelling = spelling
+        self.spelling: TokenCodec = spelling
         self.unit = _unit(spelling)
-        self._starting = round(config.document_starts * from_nothing)
+        self._starting = round(config.document_starts * empty_start_rows)
         self._offsets: Offsets | None = None
 
     @classmethod
@@ -83,8 +83,8 @@ class StreamTask(Task):
         require_tokens(store, "test", config.evaluate_length + 1)
         return cls(store, config, config.evaluate_length, splits=splits)
 
-    def windows(self, length: int, from_nothing: int = 0) -> "StreamTask":
-        return StreamTask(self.store, self.config, length, from_nothing, like=self)
+    def windows(self, length: int, empty_start_rows: int = 0) -> "StreamTask":
+        return StreamTask(self.store, self.config, length, empty_start_rows, like=self)
 
     def tokens(self, split: str) -> Integer[Tensor, " N"]:
         """All tokens of a split, where the task's data is."""
@@ -177,14 +177,14 @@ class StreamTask(Task):
         return super().describe(inputs, targets)
 
 
-def _unit(spelling: Spelling) -> str:
+def _unit(spelling: TokenCodec) -> str:
     if spelling.text:  # where there is more than ASCII, characters take several bytes
         return "character" if max(spelling.alphabet) < 128 else "byte"
     whole = spelling.picture is None or spelling.picture.patch > 1
     return "token" if whole else "pixel"
 
 
-def _spelling(meta: StoreMeta, train: LoadedSplit) -> Spelling:
+def _spelling(meta: StoreMeta, train: LoadedSplit) -> TokenCodec:
     tokens, starts = train.tokens, train.starts
     start = int(np.bincount(tokens[starts[:10_000]]).argmax())  # how documents most often begin
     alphabet: tuple[int, ...] = ()
@@ -192,7 +192,7 @@ def _spelling(meta: StoreMeta, train: LoadedSplit) -> Spelling:
         alphabet = tuple(np.flatnonzero(_counts(tokens, meta.vocab_size)).tolist())
         if NEWLINE in alphabet and of_long_documents(starts, len(tokens)):
             start = NEWLINE  # any line is a beginning
-    return Spelling(
+    return TokenCodec(
         vocab_size=meta.vocab_size,
         start_token=start,
         text=meta.text,

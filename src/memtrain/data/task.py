@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from memtrain.data.spelling import Spelling
+from memtrain.config.user_code import rng_kept, said_by
+from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError
-from memtrain.load import rng_kept, said_by
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 MANY = 256
@@ -52,7 +52,7 @@ class Task(ABC):
     """Whether it has no sequences of its own: `windows` draws some of any length."""
     identity: str = ""
     """By which data is told from other data; empty if sequences are made as they are drawn."""
-    spelling: Spelling | None = None
+    spelling: TokenCodec | None = None
     """What the tokens spell, if a model that learned them can write; None: it answers."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Task(ABC):
         """Put the data where the model is, if that spares work later."""
         return self
 
-    def windows(self, length: int, from_nothing: int = 0) -> "Task":
+    def windows(self, length: int, empty_start_rows: int = 0) -> "Task":
         """The same data in sequences of this length, if it has no length of its own.
 
         The first `from_nothing` sequences of a batch are read from the empty memory.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer, UInt8
 
-from memtrain.errors import MemtrainError, nearest
+from memtrain.errors import MemtrainError, did_you_mean
 
 TEXT_VOCAB = 256
 SEPARATOR_TOKEN = 0
@@ -49,7 +49,7 @@ def encode_text(
             as in the paper.
     """
     if mode not in TEXT_MODES:
-        raise MemtrainError(f"mode={mode!r}: {nearest(mode, TEXT_MODES)}")
+        raise MemtrainError(f"mode={mode!r}: {did_you_mean(mode, TEXT_MODES)}")
     beyond, characters = _count_from(raw, 128), _count_from(raw, _LEAD_BYTE)
     dropped = mode == "ascii" and beyond > 0
     text = raw.translate(None, _NON_ASCII) if dropped else raw

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memtrain.config import BPTTConfig
-from memtrain.nn.cells import Cell
-from memtrain.nn.rnn import RNN
+from memtrain.models.cells import Cell
+from memtrain.models.rnn import RNN
+from memtrain.objectives.base import Objective
 from memtrain.objectives.losses import readout_loss
-from memtrain.objectives.objective import Objective
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
@@ -27,7 +27,7 @@ class BPTT(Objective):
     def tokens_needed(self) -> int:
         return self.config.sequence_length
 
-    def from_nothing(self, rows: int) -> int:
+    def empty_start_rows(self, rows: int) -> int:
         return rows
 
     @property

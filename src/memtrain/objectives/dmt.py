@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import DMTConfig
-from memtrain.nn.rnn import RNN
-from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import dynamics_loss, readout_loss, tell_future
-from memtrain.objectives.objective import Objective
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Teacher
+from memtrain.objectives.base import Objective
+from memtrain.objectives.losses import decode_futures, dynamics_loss, readout_loss
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 STREAM_ROLLOUT = 256
@@ -45,7 +45,7 @@ class DMT(Objective):
         future = config.future_length if config.decode_weight else 0
         return context + (self.rollout_length or STREAM_ROLLOUT) + future
 
-    def from_nothing(self, rows: int) -> int:
+    def empty_start_rows(self, rows: int) -> int:
         return round(self.config.empty_start * rows)
 
     @property
@@ -86,7 +86,7 @@ class DMT(Objective):
             # A step that is idle has no future: it lies beyond the end.
             real = inside[:, labelled] & (counts > 0)
             due = steps[:, labelled].where(real, batch.inputs.shape[1])
-            told = tell_future(self.teacher, batch, predicted, due, config.future_length)
+            told = decode_futures(self.teacher, batch, predicted, due, config.future_length)
             decode = told.loss(self.part)
             total, parts["decode"] = total + config.decode_weight * decode, decode.detach()
         return Losses(total, parts)
@@ -105,7 +105,7 @@ class DMT(Objective):
         memory = self.rnn.empty_memory(rows)
         first = torch.zeros(rows, dtype=torch.long, device=device)
         whole = self.part.whole(rows)
-        empty = self.from_nothing(whole)
+        empty = self.empty_start_rows(whole)
         if empty < whole:
             latest = length - rollout if rollout < length else max(1, length - 1)
             drawn = torch.randint(
@@ -146,7 +146,7 @@ class DMT(Objective):
         first = labelled - (length - 1)
         steps = first + torch.arange(length, device=first.device)[:, None]  # (K, S)
         read = inputs[:, steps].transpose(1, 2).flatten(0, 1)  # (B·S, K)
-        memory = self.rnn.follow(read, before[:, first].flatten(0, 1))
+        memory = self.rnn.unroll_last(read, before[:, first].flatten(0, 1))
         return memory.unflatten(0, (len(inputs), len(labelled)))
 
     def _segment(self, rollout: int) -> int:

@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.nn.rnn import RNN
-from memtrain.nn.teacher import Teacher
-from memtrain.objectives.part import WHOLE, Part
-from memtrain.objectives.windows import asked_positions, gather_window
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Teacher
+from memtrain.objectives.futures import gather_window, target_positions
+from memtrain.objectives.sharding import WHOLE, BatchShard
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 
 def decode_loss(
-    logits: Float[Tensor, "*rows V"], targets: Int[Tensor, "*rows"], part: Part = WHOLE
+    logits: Float[Tensor, "*rows V"], targets: Int[Tensor, "*rows"], part: BatchShard = WHOLE
 ) -> Float[Tensor, ""]:
     """L^dec: cross-entropy in nats, the mean over all positions that carry a target."""
     logits, targets = logits.flatten(0, -2).float(), targets.flatten()
@@ -27,7 +27,7 @@ def readout_loss(
     rnn: RNN,
     memories: Float[Tensor, "B T M D"],
     targets: Int[Tensor, "B T"],
-    part: Part = WHOLE,
+    part: BatchShard = WHOLE,
 ) -> Float[Tensor, ""]:
     """L^dec of the RNN's readout.
 
@@ -40,7 +40,7 @@ def readout_loss(
     return decode_loss(rnn.predict(memories), targets, part)
 
 
-class Told(NamedTuple):
+class DecodedFutures(NamedTuple):
     """What the teacher's decoder tells of the futures of N memories, and what they were."""
 
     logits: Float[Tensor, "N A V"]
@@ -48,37 +48,37 @@ class Told(NamedTuple):
     first: Int[Tensor, "N _"]
     """The targets again, but only each memory's first: it has to tell that unaided."""
 
-    def loss(self, part: Part = WHOLE) -> Float[Tensor, ""]:
+    def loss(self, part: BatchShard = WHOLE) -> Float[Tensor, ""]:
         """L^dec of all of them."""
         return decode_loss(self.logits, self.targets, part)
 
-    def next_loss(self, part: Part = WHOLE) -> Float[Tensor, ""]:
+    def next_loss(self, part: BatchShard = WHOLE) -> Float[Tensor, ""]:
         """L^dec of the first ones."""
         return decode_loss(self.logits[:, : self.first.shape[1]], self.first, part)
 
 
-def tell_future(
+def decode_futures(
     teacher: Teacher,
     batch: Batch,
     memory: Float[Tensor, "B S M D"],
     steps: Int[Tensor, "B S"],
     future_length: int,
-) -> Told:
+) -> DecodedFutures:
     """Ask the teacher's decoder for the futures of memories that were made after `steps`."""
     window = gather_window(batch, steps, future_length)
     inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
     positions, first = None, targets[:, :1]
     if targets.device.type == "cpu":
-        positions, targets = asked_positions(targets)
+        positions, targets = target_positions(targets)
         first = targets.where(positions == 0, IGNORE_INDEX)
-    return Told(teacher.decode(memory.flatten(0, 1), inputs, positions), targets, first)
+    return DecodedFutures(teacher.decode(memory.flatten(0, 1), inputs, positions), targets, first)
 
 
 def dynamics_loss(
     predicted: Float[Tensor, "*rows M D"],
     memory: Float[Tensor, "*rows M D"],
     weight: Float[Tensor, "*rows"] | None = None,
-    part: Part = WHOLE,
+    part: BatchShard = WHOLE,
 ) -> Float[Tensor, ""]:
     """L^dyn: mean squared error over every dimension of the memory.
 

@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import SMTConfig
-from memtrain.nn.cells import CELL_CLASSES
-from memtrain.nn.rnn import RNN
-from memtrain.nn.teacher import Teacher
-from memtrain.objectives.losses import decode_loss, dynamics_loss, tell_future, uniformity_loss
-from memtrain.objectives.objective import Objective, draw_steps
-from memtrain.objectives.part import full_tensors
+from memtrain.models.cells import CELL_CLASSES
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Teacher
+from memtrain.objectives.base import Objective, sample_steps
+from memtrain.objectives.losses import decode_futures, decode_loss, dynamics_loss, uniformity_loss
+from memtrain.objectives.sharding import full_tensors
 from memtrain.shapes import Batch, Losses
 
 
@@ -38,7 +38,7 @@ class SMT(Objective):
         config = self.config
         return self.teacher.config.context_length + config.future_length + config.dynamics_steps - 1
 
-    def from_nothing(self, rows: int) -> int:
+    def empty_start_rows(self, rows: int) -> int:
         return round(self.config.short_contexts * rows)
 
     @property
@@ -56,7 +56,7 @@ class SMT(Objective):
         once = self.config.dynamics_steps == 1 and not self.config.token_weight  # two heads
         return built_in and once
 
-    def settle(self) -> None:
+    def sync_readout(self) -> None:
         """The readout is a copy of the decoder."""
         self.rnn.readout.load_state_dict(full_tensors(self.teacher.decoder.state_dict()))
 
@@ -64,7 +64,7 @@ class SMT(Objective):
         config = self.config
         steps, asked = self._timesteps(batch, generator)
         if config.token_weight:
-            memory, told_by_tokens = self.teacher.encode_and_tell(batch.inputs, steps)
+            memory, told_by_tokens = self.teacher.encode_with_logits(batch.inputs, steps)
         else:
             memory, told_by_tokens = self.teacher.encode(batch.inputs, steps), None
         with self.beside(urgent=True):
@@ -73,7 +73,7 @@ class SMT(Objective):
             everyones = self.part.gather(memory)
             uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         rows = torch.arange(len(steps), device=steps.device)[:, None]
-        told = tell_future(
+        told = decode_futures(
             self.teacher,
             batch,
             memory[rows, asked],
@@ -114,14 +114,14 @@ class SMT(Objective):
         asked = steps[:, before:] + before
         if 0 < self.config.timesteps < states - 1:
             # A run of steps on the ring of all states: so each state is as likely as any other.
-            begin = draw_steps(rows, 1, states, generator, device)
+            begin = sample_steps(rows, 1, states, generator, device)
             pairs = max(self.config.timesteps, self.config.dynamics_steps)
             run = torch.arange(pairs + 1, device=device)
             steps = (begin + run) % states - before
             asked = run[:-1].expand(rows, -1)
         count = self.config.decode_timesteps
         if 0 < count < asked.shape[1]:
-            asked = asked.gather(1, draw_steps(rows, count, asked.shape[1], generator, device))
+            asked = asked.gather(1, sample_steps(rows, count, asked.shape[1], generator, device))
         return self.part.rows(steps), self.part.rows(asked)
 
     def _stream_pair(
@@ -134,8 +134,8 @@ class SMT(Objective):
         """
         context = self.teacher.config.context_length
         first = torch.full((rows, 1), context - 1, device=device)
-        short = self.from_nothing(rows)
-        first[:short] = draw_steps(short, 1, context, generator, device)
+        short = self.empty_start_rows(rows)
+        first[:short] = sample_steps(short, 1, context, generator, device)
         asked = torch.zeros_like(first)
         if self.config.learn_start:
             some = max(1, rows // 32)
@@ -161,7 +161,7 @@ class SMT(Objective):
         length = config.dynamics_steps
         if length == 1:
             start = self._noisy(memory[:, :-1].flatten(0, 1), generator)
-            predicted = self.rnn.follow(token.flatten()[:, None], start)
+            predicted = self.rnn.unroll_last(token.flatten()[:, None], start)
             following, weight = memory[:, 1:].flatten(0, 1), weight.flatten()
         else:
             start = self._noisy(memory[:, :-length].flatten(0, 1), generator)

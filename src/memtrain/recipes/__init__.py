@@ -8,7 +8,7 @@ from collections.abc import Callable
 from inspect import signature
 
 from memtrain.config import RunConfig
-from memtrain.errors import MemtrainError, nearest
+from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.recipes.digits import digits
 from memtrain.recipes.mnist_small import mnist_small
 from memtrain.recipes.streams import images, mnist, sketchy, text, tinystories, tokens
@@ -61,7 +61,7 @@ def recipe(
         cell: transformer, gru or mlp, with about as many parameters, for real data.
     """
     if name not in RECIPES:
-        raise MemtrainError(f"recipe {name!r}: {nearest(name, RECIPES)}")
+        raise MemtrainError(f"recipe {name!r}: {did_you_mean(name, RECIPES)}")
     given = {"size": size, "method": method, "cell": cell}
     chosen = {key: value for key, value in given.items() if value is not None}
     if chosen and name not in STREAMS:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from memtrain.config import CellConfig, TeacherConfig
-from memtrain.errors import MemtrainError, nearest
+from memtrain.errors import MemtrainError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ SIZES: dict[str, Size] = {
 def size_named(name: str) -> Size:
     """A size by name."""
     if name not in SIZES:
-        raise MemtrainError(f"size={name!r}: {nearest(name, SIZES)}")
+        raise MemtrainError(f"size={name!r}: {did_you_mean(name, SIZES)}")
     return SIZES[name]
 
 

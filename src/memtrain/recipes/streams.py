@@ -15,7 +15,7 @@ from memtrain.config import (
     SMTConfig,
     Stream,
 )
-from memtrain.errors import MemtrainError, nearest
+from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.recipes.sizes import Size, cell_of_kind, size_named
 
 METHODS = ("smt-dmt", "bptt")
@@ -25,7 +25,7 @@ TEXT = ("tinystories", "text")
 
 def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) -> RunConfig:
     if method not in METHODS:
-        raise MemtrainError(f"method={method!r}: {nearest(method, METHODS)}")
+        raise MemtrainError(f"method={method!r}: {did_you_mean(method, METHODS)}")
     data = Stream(path=f"data/{name}", evaluate_length=evaluate_length)
     shape = size_named(size)
     make = _paper if shape.teacher.encoder == "bidirectional" else _laptop

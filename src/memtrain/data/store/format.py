@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt8, UInt16
 from numpy.lib.format import open_memmap
 
-from memtrain.data.pictures import Picture
-from memtrain.errors import MemtrainError, nearest
+from memtrain.data.images import ImageFormat
+from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import open_regular
 
 STORE_VERSION = 1
@@ -32,7 +32,7 @@ class StoreMeta:
     """Where the data came from, for a person."""
     document_length: int | None = None
     """Tokens in every document; None if documents differ."""
-    picture: Picture | None = None
+    picture: ImageFormat | None = None
     """How a document spells a picture, if it does."""
     text: bool = False
     """Whether the tokens are the bytes of a text."""
@@ -109,7 +109,7 @@ class Store:
 
     def _check(self, split: str) -> None:
         if split not in self.splits:
-            raise MemtrainError(f"split={split!r}: {nearest(split, self.splits)}")
+            raise MemtrainError(f"split={split!r}: {did_you_mean(split, self.splits)}")
 
 
 def open_array(path: Path) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy.lib.format import read_array
 
-from memtrain.data.pictures import Picture
+from memtrain.data.images import ImageFormat
 from memtrain.data.store.format import (
     MIN_TOKENS,
     SPLITS,
@@ -147,7 +147,7 @@ def _read_meta(plain: Any) -> tuple[StoreMeta, dict[str, SplitInfo]]:
     if isinstance(plain.get("notes"), list):
         plain["notes"] = tuple(plain["notes"])
     if isinstance(plain.get("picture"), dict):
-        plain["picture"] = _record(Picture, plain["picture"], "meta.json: picture")
+        plain["picture"] = _record(ImageFormat, plain["picture"], "meta.json: picture")
     meta = _record(StoreMeta, plain, "meta.json")
     if dtype != meta.dtype.name:
         raise MemtrainError(

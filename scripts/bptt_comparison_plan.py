@@ -1,0 +1,241 @@
+"""The plan of bptt_comparison.py: its runs, and what is measured on each."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from memtrain.config import RunConfig, Stream
+from memtrain.data.stream import StreamTask
+from memtrain.data.task import Task
+from memtrain.errors import MemtrainError
+from memtrain.evaluation.evaluate import evaluate
+from memtrain.files import write_whole
+from memtrain.generation.generate import generate
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, where
+from memtrain.plotting.style import COLOURS, panels
+from memtrain.recipes import recipe
+from memtrain.shapes import Batch
+from memtrain.training.run import Run
+
+NAME = "bptt_comparison_plan:BPTTComparison"
+OURS = "SMT → DMT"
+TITLES = {"transformer": "BPTT, Transformer", "gru": "BPTT, GRU"}
+TUNED = 5
+"""One in so many of the steps is enough to choose a learning rate."""
+VALIDATED = 5
+"""One in so many of the evaluation's sequences too: many runs end at about the same time."""
+SAMPLES = 16
+FULL = 0.9
+"""Of a device's memory; evaluations and CUDA itself take some too."""
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What a folder compares: FOLDER/plan.json."""
+
+    size: str
+    data_dir: str
+    device: str
+    sequences: dict[str, int]
+    """Of each data set: held-out documents of the evaluation; a fifth as many others choose the
+    rate."""
+    rates: dict[str, list[float]]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of each data set: the budget."""
+    timed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each cell: seconds of a step, its share of the device's memory; or an error."""
+    chosen: dict[str, float] = field(default_factory=dict)
+    """The learning rate of a contender that is being trained."""
+    seeds: dict[str, int] = field(default_factory=dict)
+    """Of a contender: how many seeds are trained, if more than one."""
+    ours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Of each data set: what runs of SMT -> DMT reached."""
+
+    def others(self, data: str) -> int:
+        return max(1, self.sequences[data] // VALIDATED)
+
+    @staticmethod
+    def read(folder: Path) -> "Plan":
+        return Plan(**json.loads((folder / "plan.json").read_text()))
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "plan.json", (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    def contenders(self) -> list[tuple[str, str]]:
+        """Data set and cell, where it is known how long a step takes."""
+        timed = [cell for cell in self.rates if "seconds" in self.timed.get(cell, {})]
+        return [(data, cell) for data in self.seconds for cell in timed]
+
+    def steps(self, data: str, cell: str) -> int:
+        return max(1, math.floor(self.seconds[data] / self.timed[cell]["seconds"]))
+
+    def base(self, data: str, cell: str) -> RunConfig:
+        """The recipe's BPTT on this machine's data."""
+        config = recipe(data, size=self.size, method="bptt", cell=cell)
+        assert isinstance(config.data, Stream)
+        return replace(
+            config,
+            data=replace(config.data, path=str(Path(self.data_dir) / data)),
+            engine=replace(config.engine, device=self.device),
+        )
+
+    def job(self, data: str, cell: str, rate: float, *, tuning: bool, seed: int = 0) -> Job:
+        base = self.base(data, cell)
+        steps = self.steps(data, cell)
+        steps = max(1, steps // TUNED) if tuning else steps
+        stage = replace(base.bptt, steps=steps, learning_rate=rate)
+        # A command may end at any time; looks along the way are for the curve only.
+        log = replace(
+            base.log,
+            every=max(1, steps // 100),
+            evaluate_every=0 if tuning else max(1, steps // 4),
+            checkpoint_every=max(1, steps // (5 if tuning else 20)),
+        )
+        tags = {"data": data, "cell": cell, "rate": rate, "tuning": tuning, "seed": seed}
+        name = f"{data}-{cell}-tune" if tuning else f"{data}-{cell}"
+        return Job(config=replace(base, name=name, seed=seed, bptt=stage, log=log), tags=tags)
+
+    def fit(self, cells: Sequence[str]) -> bool:
+        """Whether a device's memory has room for runs of these cells at the same time."""
+        return sum(self.timed[cell]["share"] for cell in cells) <= FULL
+
+    def tries(self, data: str, cell: str) -> list[Job]:
+        return [self.job(data, cell, rate, tuning=True) for rate in self.rates[cell]]
+
+    def full_runs(self, data: str, cell: str) -> list[Job]:
+        """All seeds of a contender whose rate is chosen."""
+        who = f"{data}/{cell}"
+        if who not in self.chosen:
+            return []
+        return [
+            self.job(data, cell, self.chosen[who], tuning=False, seed=seed)
+            for seed in range(self.seeds.get(who, 1))
+        ]
+
+
+class BPTTComparison(Experiment):
+    """Equal seconds: what SMT -> DMT and BPTT make of them."""
+
+    name = NAME
+    claim = "In the same wall-clock SMT -> DMT ends with fewer nats than BPTT with either cell."
+
+    def grid(self, setup: Setup) -> list[Job]:
+        plan = Plan.read(setup.folder)
+        return [job for contender in plan.contenders() for job in plan.tries(*contender)]
+
+    def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
+        """What is being trained."""
+        plan = Plan.read(setup.folder)
+        return [job for contender in plan.contenders() for job in plan.full_runs(*contender)]
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        folder = run.folder.parents[1]
+        plan = Plan.read(folder)
+        found: dict[str, Any] = {"validation_nats": validate(run, plan)}
+        if run.config.name.endswith("-tune"):
+            return found
+        evaluation = run.evaluate(plan.sequences[data_of(run)], baselines=True)
+        picture = run.spelling is not None and run.spelling.picture is not None
+        seed = f"-seed-{run.config.seed}" if run.config.seed else ""
+        samples = Path("samples") / f"{run.config.name}{seed}.{'png' if picture else 'txt'}"
+        length = None if picture else evaluation.length
+        generate(run, count=SAMPLES, length=length).save(folder / samples)
+        parameters = sum(p.numel() for p in run.rnn.parameters())
+        said = {"unit": run.task.unit, "parameters": parameters, "samples": str(samples)}
+        return found | said | asdict(evaluation)
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        plan, words, fewer, numbers = Plan.read(setup.folder), [], [], {}
+        for data in plan.seconds:
+            nats = nats_of(plan, data, results)
+            means = {name: mean(some) for name, some in nats.items() if some}
+            numbers[data] = nats
+            if OURS in means and len(means) == 1 + len(plan.rates):
+                ours = means.pop(OURS)
+                best = min(means.values())
+                fewer.append(ours < best)
+                words.append(f"{data} {ours:.4f} against {best:.4f}")
+        told = f"Nats of {OURS} and of the better BPTT: {', '.join(words) or 'not known yet'}."
+        known = len(fewer) == len(plan.seconds) > 0
+        return Verdict(holds=all(fewer) if known else None, sentence=told, numbers=numbers)
+
+    def plot(self, setup: Setup, results: Sequence[Result]):
+        plan = Plan.read(setup.folder)
+        figure, axes = panels(1, max(1, len(plan.seconds)))
+        figure.suptitle("held-out nats from the empty memory (dotted: the best count model)")
+        for place, data in zip(axes[0], plan.seconds, strict=False):
+            # What is not known yet keeps its place and its colour.
+            nats = nats_of(plan, data, results)
+            means = [mean(some) if some else math.nan for some in nats.values()]
+            bars = place.bar(list(nats), means, color=COLOURS[: len(nats)])
+            known = [f"{nat:.3f}" if math.isfinite(nat) else "" for nat in means]
+            place.bar_label(bars, known, label_type="center", color="white")
+            for at, some in enumerate(nats.values()):
+                if len(some) > 1:  # seeds
+                    place.plot([at] * len(some), some, "k_", markersize=20)
+            runs = where(results, data=data, tuning=False)
+            if counted := [model["nats"] for run in runs for model in run["baselines"]]:
+                place.axhline(min(counted), color="0.4", linestyle=":")
+            place.set_xlim(-0.6, len(nats) - 0.4)
+            place.set_title(f"{data}, {plan.seconds[data]:.0f} s")
+            place.set_ylabel("nats")
+            place.tick_params(axis="x", rotation=20)
+        return figure
+
+
+def nats_of(plan: Plan, data: str, results: Sequence[Result]) -> dict[str, list[float]]:
+    """What is known of each way of training: a number a seed."""
+    nats: dict[str, list[float]] = {name: [] for name in (OURS, *TITLES.values())}
+    nats[OURS] = [one["nats"] for one in plan.ours.get(data, [])]
+    for run in where(results, data=data, tuning=False):
+        nats[TITLES[run["cell"]]].append(run["rnn"]["nats"])
+    return nats
+
+
+class Others(Task):
+    """A task whose held-out sequences come after the first ones in the evaluation's own order."""
+
+    def __init__(self, task: Task, first: int) -> None:
+        self.task, self.first = task, first
+        self.vocab_size, self.sequence_length = task.vocab_size, task.sequence_length
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        return self.task.sample(count, generator)
+
+    def held_out(self, count: int, generator: torch.Generator) -> Batch:
+        # The order of documents follows from the generator alone, however many are asked for.
+        batch = self.task.held_out(self.first + count, generator)
+        return Batch(batch.inputs[self.first :], batch.targets[self.first :])
+
+
+def validate(run: Run, plan: Plan) -> float:
+    """Nats from the empty memory on held-out documents that the evaluation does not look at."""
+    data, device = data_of(run), run.engine.device
+    others = Others(run.task, plan.sequences[data])
+    with run.engine.eval_mode():
+        return evaluate(others, run.rnn, None, sequences=plan.others(data), device=device).rnn.nats
+
+
+def data_of(run: Run) -> str:
+    """The data set that a run of `Plan.job` learns."""
+    return run.config.name.partition("-")[0]
+
+
+def check_documents(plan: Plan, data: str) -> None:
+    """Whether there are enough held-out documents, before any time is spent."""
+    config = plan.base(data, "gru").data
+    assert isinstance(config, Stream)
+    there = StreamTask.from_config(config).held_out_sequences
+    asked, others = plan.sequences[data], plan.others(data)
+    if there < asked + others:
+        raise MemtrainError(
+            f"--sequences {data}={asked}: {config.path} has {there} held-out documents, and "
+            f"{others} more are to choose the learning rate; take fewer"
+        )

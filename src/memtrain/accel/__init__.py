@@ -1,0 +1,1 @@
+"""Optional speed: everything here may be deleted and the library still runs."""

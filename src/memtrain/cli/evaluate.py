@@ -1,0 +1,126 @@
+"""memtrain eval and memtrain generate: what became of a run."""
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+from memtrain.cli.args import open_run, parse
+from memtrain.errors import MemtrainError
+from memtrain.files import refuse_links, strict_json, write_whole
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Losses, accuracy, drift and cost of a run."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Evaluate:
+        """Score a run on held-out sequences: teacher, RNN from the empty memory and from the
+        teacher's, over the whole sequence and against the position in it; how far their memories
+        drift apart; count models on the same targets; and what training cost. A figure, its
+        numbers and the curves of the training go to RUN/figures."""
+
+        run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
+        """The run's folder."""
+        sequences: int | None = None
+        """Held-out sequences to score (fewer if the data has fewer); a few seconds' worth if not
+        given."""
+        length: int | None = None
+        """Tokens in a held-out sequence of a stream, data.evaluate_length unless given. Longer
+        than what was trained shows whether the RNN holds: 1568 (two MNIST images), 4096 (text)."""
+        json: bool = False
+        """Print one JSON object as the last line of stdout, nothing else there."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = parse(Evaluate, arguments, "memtrain eval")
+
+    from memtrain.plotting.evaluation_figure import save_figure
+    from memtrain.plotting.tables import print_evaluation
+    from memtrain.plotting.training_figure import save_training_figure
+
+    run = open_run(options.run, options.allow_code, options.best)
+    result = run.evaluate(options.sequences, length=options.length, baselines=True)
+    looked_at = {"best": options.best, "step": run.progress["global_step"]}
+    record = {"run": str(options.run), "seed": run.config.seed, **looked_at}
+    record |= {"unit": run.task.unit, **asdict(result)}
+    text = strict_json(record | {"stages": run.progress["stages"], **run.totals()})
+    best = "-best" if options.best else ""
+    figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
+    training = figure.with_name("training.png")
+    for path in (figure, figure.with_suffix(".json"), training):
+        refuse_links(path, options.run)
+    if options.json:
+        print(text, flush=True)
+    else:
+        print_evaluation(run, result)
+    try:
+        save_figure(result, figure, run.config.name, run.task.unit)
+        write_whole(figure.with_suffix(".json"), (text + "\n").encode())
+        save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
+    except OSError as error:
+        raise MemtrainError(f"no figures: {error.filename}: {error.strerror}") from None
+    if not options.json:
+        drawn = ", ".join(path.name for path in (figure, training) if path.exists())
+        print(f"figures in {figure.parent}: {drawn}")
+    return 0
+
+
+def generate(arguments: list[str]) -> int:
+    """Sample from the recurrent network, from the empty memory and without its teacher."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Generate:
+        """Sample from the recurrent network: text to the terminal, pictures as a PNG grid. It
+        starts from the empty memory; the teacher is not used. On a terminal control characters in
+        a text are written out (\\x1b); a pipe, a file and --out get it as it is."""
+
+        run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+        """The run's folder, or the name of a pretrained model."""
+        count: int | None = None
+        """How many: 1 text or 64 pictures unless given."""
+        length: int | None = None
+        """Characters (of more than ASCII, bytes) or tokens to write; a picture is always
+        finished."""
+        prompt: str | None = None
+        """Read first: a text, or the numbers of tokens with spaces between them."""
+        given: float | None = None
+        """Complete held-out images of which this share is given, from the top."""
+        image: Path | None = None
+        """Complete this PNG or JPEG, resized as the data was; the first half is given unless
+        --given says otherwise."""
+        temperature: float = 1.0
+        """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
+        top_k: int = 0
+        """Choose among the k likeliest tokens only (0: all)."""
+        top_p: float = 1.0
+        """Choose among the likeliest tokens that together have this probability."""
+        seed: int = 0
+        """The same seed gives the same sequences."""
+        out: Path | None = None
+        """The picture's file, unless given in RUN/samples, or of a pretrained model in a folder of
+        its name; also keeps text."""
+        best: bool = False
+        """Take the checkpoint with the lowest held-out loss instead of the newest."""
+        allow_code: bool = False
+        """Import the cell or task of yours that the run's config names."""
+
+    options = parse(Generate, arguments, "memtrain generate")
+
+    from memtrain.generation.command import GenerateOptions, find_writer, write_wish
+    from memtrain.training.console import make_reporter
+
+    values = {one.name: getattr(options, one.name) for one in fields(GenerateOptions)}
+    wish = GenerateOptions(**values)
+    model = find_writer(
+        options.run,
+        wish,
+        allow_code=options.allow_code,
+        best=options.best,
+        reporter=make_reporter(),
+    )
+    write_wish(model, options.run, wish)
+    return 0

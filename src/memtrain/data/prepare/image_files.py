@@ -1,0 +1,264 @@
+"""PNG and JPEG files, alone, in folders and in zips, read as grey pictures and with care."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from io import BufferedIOBase
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+import numpy as np
+from jaxtyping import UInt8
+
+from memtrain.data.prepare.archives import open_zip, read_member
+from memtrain.data.prepare.file_kind import is_image_name, require_kind
+from memtrain.data.prepare.limits import (
+    Budget,
+    list_files,
+    passed_over_note,
+    require_memory,
+    show,
+    suffix_of,
+)
+from memtrain.errors import MemtrainError
+from memtrain.files import open_regular
+
+MAX_PIXELS = 64 * 2**20
+"""A picture that claims more than this is refused from its header, before it is decoded."""
+MAX_SIDE = 4096
+"""The largest height and width to resize to."""
+MAX_BYTES = 2**31
+"""All pictures together, one byte per pixel, after resizing."""
+PIXELS_PER_BYTE = 500
+"""Pixels that a byte of a file may stand for, all files together; line drawings have up to 300."""
+FREE_PIXELS = 2**27
+"""Pixels that are never too many to decode: a second or two of work."""
+_STRIP = 256
+"""Rows that are converted at once, where that takes several bytes per pixel."""
+_RESIZE = "resize them: --option size 28"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSet:
+    """What a folder or a zip of images held."""
+
+    gray: UInt8[np.ndarray, "N H W"]
+    names: tuple[str, ...]
+    """The files, relative to the folder or zip, in sorted order."""
+    skipped: tuple[str, ...]
+    """The files that could not be read."""
+    passed_over: Counter[str] = field(default_factory=Counter)
+    """How many others there are, by suffix."""
+
+
+def read_folder(
+    path: Path,
+    size: tuple[int, int] | None = None,
+    accept: Callable[[str], bool] = lambda name: True,
+    wanted: str = "PNG and JPEG files are read",
+) -> ImageSet:
+    """Read the PNG and JPEG files of a folder, its subfolders, or a zip, as grey pictures.
+
+    Each is resized as it is read; only the small ones are kept.
+
+    Args:
+        path: a folder or a .zip.
+        size: (height, width) to resize to (Lanczos); without it all must have one size.
+        accept: given a relative name, whether the file is read.
+        wanted: that, for a person who has none.
+
+    Raises:
+        MemtrainError: mixed sizes, no image at all, an unsafe or damaged zip, an image bomb, or
+            more than fits in memory.
+    """
+    if size is not None and not 1 <= min(size) <= max(size) <= MAX_SIDE:
+        raise MemtrainError(f"size={size[0]}x{size[1]}: must be 1..{MAX_SIDE:,} pixels each")
+    if not path.is_dir():
+        require_kind(path, "images")
+    gray: np.ndarray | None = None
+    names: list[str] = []
+    skipped: list[str] = []
+    with _image_files(path, accept) as (files, passed_over):
+        budget = _pixel_budget(path, sum(file.size for file in files.values()))
+        if size is not None:
+            _check_total(path, len(files), size)
+        for name, file in files.items():
+            with file.open() or nullcontext() as data:
+                picture = data and _decode_image(data, f"{path}: {show(name)}", size, budget)
+            if picture is None:
+                skipped.append(name)
+                continue
+            if gray is None:
+                _check_total(path, len(files), picture.shape)
+                gray = np.empty((len(files), *picture.shape), np.uint8)
+            if picture.shape != gray.shape[1:]:
+                (height, width), (other_height, other_width) = gray.shape[1:], picture.shape
+                raise MemtrainError(
+                    f"{path}: mixed sizes, {show(names[0])} is {height}x{width} and {show(name)} "
+                    f"is {other_height}x{other_width} (height x width); {_RESIZE}"
+                )
+            gray[len(names)] = picture
+            names.append(name)
+    if gray is None:
+        raise MemtrainError(f"{path}: {_none_found(skipped, passed_over)}; {wanted}")
+    return ImageSet(gray[: len(names)], tuple(names), tuple(skipped), passed_over)
+
+
+def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
+    """One PNG or JPEG file as a grey picture of (height, width).
+
+    Raises:
+        MemtrainError: it is not there, not such a file, or claims too many pixels.
+    """
+    try:
+        with open_regular(path) as data:
+            budget = _pixel_budget(path, 0)
+            gray = _decode_image(data, str(path), size, budget)
+    except FileNotFoundError:
+        raise MemtrainError(f"{path}: no such image") from None
+    except OSError as error:
+        raise MemtrainError(f"{path}: {error.strerror or error}") from None
+    if gray is None:
+        raise MemtrainError(f"{path}: cannot be read as an image; must be a PNG or JPEG file")
+    return gray
+
+
+# --------------------------------------------------------------------------------------- finding
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An image of a folder or a zip."""
+
+    size: int
+    """Its bytes as they are stored."""
+    open: Callable[[], BufferedIOBase | None]
+    """None if it cannot be read."""
+
+
+@contextmanager
+def _image_files(
+    path: Path, accept: Callable[[str], bool]
+) -> Iterator[tuple[dict[str, _File], Counter[str]]]:
+    """The images by name, and how many other files there are by suffix."""
+
+    def split(names: list[str]) -> tuple[list[str], Counter[str]]:
+        # macOS puts a hidden "._" twin with no picture in it beside every file it zips.
+        seen = [name for name in names if not PurePosixPath(name).name.startswith(".")]
+        read = {name for name in seen if is_image_name(name) and accept(name)}
+        return sorted(read), Counter(suffix_of(name) for name in seen if name not in read)
+
+    if path.is_dir():
+        listing = list_files(path)
+        names, others = split(listing.names)
+        found = {
+            name: _File(_size(path / name), partial(_open_file, path / name)) for name in names
+        }
+        yield found, others + listing.others
+        return
+    with open_zip(path) as archive:
+        # Of two files of one name the later one counts, as for other programs.
+        members = {m.filename: m for m in archive.infolist() if not m.is_dir()}
+        names, others = split(list(members))
+        found = {
+            name: _File(members[name].compress_size, partial(read_member, archive, members[name]))
+            for name in names
+        }
+        yield found, others
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _open_file(path: Path) -> BufferedIOBase | None:
+    try:
+        return open_regular(path)
+    except (OSError, MemtrainError):
+        return None
+
+
+def _pixel_budget(path: Path, size: int) -> Budget:
+    limit = max(FREE_PIXELS, PIXELS_PER_BYTE * size)
+    rule = f"claims more than {limit:,} pixels in {size:,} bytes"
+    return Budget(str(path), limit, rule, "resize the images and write them again")
+
+
+def _check_total(path: Path, count: int, shape: tuple[int, ...]) -> None:
+    """Refuse what would not fit in memory, before it is taken."""
+    height, width = shape
+    total = count * height * width
+    if total > MAX_BYTES:
+        raise MemtrainError(
+            f"{path}: {count:,} images of {height}x{width} pixels take {total:,} bytes, more than "
+            f"{MAX_BYTES:,}; {_RESIZE}, or take fewer"
+        )
+    require_memory(3 * total, str(path), _RESIZE)
+
+
+def _none_found(skipped: list[str], passed_over: Counter[str]) -> str:
+    if skipped:
+        return f"none of its {len(skipped):,} images can be read"
+    held = "".join(passed_over_note(passed_over)).removeprefix("passed over ")
+    return "holds no image to read" + (f" (but {held})" if held else "")
+
+
+# -------------------------------------------------------------------------------------- decoding
+
+
+def _decode_image(
+    data: BufferedIOBase, where: str, size: tuple[int, int] | None, budget: Budget
+) -> UInt8[np.ndarray, "H W"] | None:
+    """One image in grey, upright, on white where it is transparent; None if it cannot be read."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise MemtrainError("reading images needs Pillow: pip install pillow") from None
+    try:
+        with warnings.catch_warnings():
+            # Of damaged files, which are counted, and from 89 megapixels on, where the limit
+            # here is lower and an error.
+            warnings.simplefilter("ignore")
+            with Image.open(cast(IO[bytes], data), formats=("PNG", "JPEG")) as image:
+                pixels = image.width * image.height
+                claim = f"{image.width}x{image.height} pixels"
+                if pixels <= MAX_PIXELS:
+                    budget.spend(pixels)
+                    ImageOps.exif_transpose(image, in_place=True)
+                    gray = _gray(image)
+                    if size is None:
+                        return np.array(gray)
+                    height, width = size
+                    return np.array(gray.resize((width, height), Image.Resampling.LANCZOS))
+    except MemtrainError:
+        raise
+    except Image.DecompressionBombError:
+        claim = "too many pixels"
+    except Exception:  # whatever a decoder makes of bytes that are no image
+        return None
+    raise MemtrainError(f"{where}: refused, claims {claim}, more than {MAX_PIXELS:,}")
+
+
+def _gray(image: Any) -> Any:
+    """A Pillow image as mode L."""
+    from PIL import Image
+
+    deep = image.mode.startswith("I")  # 16 bits per pixel, which Pillow would clip at 255
+    if not deep and not ("A" in image.getbands() or "transparency" in image.info):
+        return image.convert("L")
+    gray = Image.new("L", image.size)
+    for top in range(0, image.height, _STRIP):
+        strip = image.crop((0, top, image.width, min(top + _STRIP, image.height)))
+        if deep:
+            strip = Image.fromarray((np.asarray(strip) >> 8).clip(0, 255).astype(np.uint8))
+        else:
+            strip = strip.convert("RGBA")
+            strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
+        gray.paste(strip.convert("L"), (0, top))
+    return gray

@@ -1,0 +1,218 @@
+"""Texts as one text: files of any kind that holds text, and folders of them, read with care."""
+
+import codecs
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+
+from memtrain.data.prepare.file_kind import HEAD, Kind, is_text_name, recognise, require_kind
+from memtrain.data.prepare.limits import (
+    Budget,
+    available_memory,
+    list_files,
+    passed_over_note,
+    require_memory,
+    show,
+    suffix_of,
+    too_large,
+    unpacking,
+)
+from memtrain.data.prepare.records import COLUMN, read_rows
+from memtrain.errors import MemtrainError
+from memtrain.files import open_regular
+
+BLOCK = 2**20
+MEMORY = 3
+"""Preparing a text takes up to this many times its bytes."""
+SEPARATOR_LINE = b"<|endoftext|>\n"
+_SPLIT = "split it into several files, and prepare a part of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What files held, as one text."""
+
+    raw: bytearray
+    """Documents with a separator line between them."""
+    notes: tuple[str, ...] = ()
+    """What was read and what was not, for a person."""
+    not_utf8: tuple[str, ...] = ()
+    """The files that are not UTF-8."""
+
+
+def read_text(path: Path, column: str | None = None) -> Texts:
+    """Read a file or a folder of files as one text.
+
+    A file may be plain text of any name, gzipped text, JSONL, CSV, TSV, an array of JSON, or
+    parquet. Every file of plain text and every row of the others is a document. Of a folder,
+    subfolders included, the files with the names of `TEXT_SUFFIXES` are read in sorted order.
+
+    Args:
+        path: the file or folder.
+        column: of the rows that are read; `text` unless given.
+
+    Raises:
+        MemtrainError: nothing that holds text, damaged, or more than fits in memory.
+    """
+    if not path.is_dir():
+        return read_texts([path], column)
+    require_kind(path, "text")
+    listing = list_files(path)
+    names = sorted(filter(is_text_name, listing.names), key=lambda name: name.split("/"))
+    texts = read_texts([path / name for name in names], column)
+    read = Counter(map(suffix_of, names))
+    others = Counter(suffix_of(name) for name in listing.names if not is_text_name(name))
+    notes = (*_read_note(read), *passed_over_note(others + listing.others), *texts.notes)
+    return Texts(texts.raw, notes, texts.not_utf8)
+
+
+def read_texts(
+    paths: Sequence[Path], column: str | None = None, *, any_bytes: bool = False
+) -> Texts:
+    """Read files as one text; see `read_text`.
+
+    Args:
+        paths: the files, in this order.
+        column: of the rows that are read; `text` unless given.
+        any_bytes: take byte 0 too, for a data set that is known to be text.
+    """
+    kinds = {path: require_kind(path, "text") for path in paths}
+    _check_column(kinds.values(), column)
+    sizes = {path: path.stat().st_size for path in paths}
+    packed = {path for path, kind in kinds.items() if kind.format in ("gzip", "parquet")}
+    plain = sum(size for path, size in sizes.items() if path not in packed)
+    where = str(paths[0] if len(paths) == 1 else paths[0].parent)
+    require_memory(MEMORY * plain, where, _SPLIT)
+    unpack = "if it is yours, unpack it yourself and pass the text"
+    budget = unpacking(where, sum(sizes[path] for path in packed), unpack)
+    text = _Joined(where, any_bytes)
+    foreign: list[str] = []
+    for path, kind in kinds.items():
+        try:
+            with open_regular(path) as file:
+                if not _add(text, file, path, kind, column or COLUMN, budget):
+                    foreign.append(path.name)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise MemtrainError(f"{path}: damaged or cut short ({error}); get it again") from None
+        except OSError as error:
+            raise MemtrainError(f"{path}: {error.strerror or error}") from None
+    rows = any(kind.format not in ("text", "gzip") for kind in kinds.values())
+    note = (f"each row is a document, its column {show(column or COLUMN)}",) if rows else ()
+    return Texts(text.raw, (*note, *_foreign_note(foreign)), tuple(foreign))
+
+
+def _check_column(kinds: Iterable[Kind], column: str | None) -> None:
+    if column is not None and all(kind.format == "text" for kind in kinds):
+        raise MemtrainError(
+            f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
+        )
+
+
+def _read_note(counts: Counter[str]) -> tuple[str, ...]:
+    """A note on what a folder's text is made of, if not of files of one kind."""
+    if len(counts) < 2:
+        return ()
+    return (f"read {', '.join(f'{count:,} {what}' for what, count in counts.most_common())}",)
+
+
+def _foreign_note(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    named = ", ".join(map(show, names[:5])) + (", ..." if len(names) > 5 else "")
+    return (f"not UTF-8 (Latin-1 or the like), bytes kept as they are: {named}",)
+
+
+def _add(
+    text: "_Joined", file: BufferedIOBase, path: Path, kind: Kind, column: str, budget: Budget
+) -> bool:
+    """Add a file's documents; whether all of them are UTF-8."""
+    where = str(path)
+    if kind.format == "gzip":
+        unpacked = _Metered(file, budget)
+        name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
+        kind = recognise(name, unpacked.peek(HEAD)[:HEAD])
+        if kind.recipes != ("text",) or kind.format in ("gzip", "parquet"):
+            raise MemtrainError(f"{path}: holds what is {kind.said}; unpack it first")
+        file = unpacked
+    if kind.format == "text":
+        return _add_plain(text, file, where)
+    for row in read_rows(file, where, kind.format, column, budget):
+        text.begin()
+        text.write(row)
+    return True
+
+
+def _add_plain(text: "_Joined", file: BufferedIOBase, where: str) -> bool:
+    """Add a file as one document, in blocks that are checked as they come."""
+    decoder: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    text.begin()
+    while block := file.read(BLOCK):
+        if 0 in block and not text.any_bytes:
+            raise MemtrainError(
+                f"{where}: holds byte 0 at {done + block.index(0):,}, which no text does; if it is "
+                "text, take it out: tr -d '\\000' < FILE > NEW"
+            )
+        if decoder and not (block.isascii() and not decoder.getstate()[0]):
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError:
+                decoder = None
+        text.write(block)
+        done += len(block)
+    if decoder and decoder.getstate()[0]:  # ends within a character
+        decoder = None
+    return decoder is not None
+
+
+class _Metered(gzip.GzipFile):
+    """A gzipped file whose unpacked bytes are accounted for as they come."""
+
+    def __init__(self, file: BufferedIOBase, budget: Budget) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self.budget = budget
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._spent(super().read(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._spent(super().readline(size))
+
+    def _spent(self, block: bytes) -> bytes:
+        self.budget.spend(len(block))
+        return block
+
+
+class _Joined:
+    """One text of several documents. All but the last are made to end their last line."""
+
+    def __init__(self, where: str = "text", any_bytes: bool = False) -> None:
+        self.raw = bytearray()
+        self.any_bytes = any_bytes
+        self.where, self.limit = where, available_memory() // MEMORY
+        self.fresh = False
+
+    def begin(self) -> None:
+        """Begin a document; one to which nothing is written leaves no trace."""
+        self.fresh = True
+
+    def write(self, block: bytes) -> None:
+        if len(self.raw) + len(block) > self.limit:
+            raise too_large(self.where, MEMORY * len(self.raw), MEMORY * self.limit, _SPLIT)
+        if block and self.fresh and self.raw:
+            self.raw += SEPARATOR_LINE if self.raw.endswith(b"\n") else b"\n" + SEPARATOR_LINE
+        self.fresh = self.fresh and not block
+        self.raw += block
+
+
+def join_documents(documents: Iterable[bytes]) -> bytearray:
+    """One text of several documents; empty ones are left out."""
+    text = _Joined()
+    for document in documents:
+        text.begin()
+        text.write(document)
+    return text.raw

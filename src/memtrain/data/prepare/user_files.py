@@ -1,0 +1,187 @@
+"""Files of the user's own: text, images, and arrays of tokens."""
+
+from pathlib import Path
+
+import numpy as np
+
+from memtrain.data.augmentation import Augmentation
+from memtrain.data.prepare import download
+from memtrain.data.prepare.encoding import (
+    copies_note,
+    encode_named,
+    image_codec,
+    non_ascii_note,
+    skipped_note,
+)
+from memtrain.data.prepare.file_kind import mixed_note, require_kind
+from memtrain.data.prepare.image_files import read_folder
+from memtrain.data.prepare.limits import passed_over_note, require_memory, show
+from memtrain.data.prepare.split import (
+    check_share,
+    held_out_count,
+    held_out_names,
+    split_stream,
+)
+from memtrain.data.prepare.text_files import read_text
+from memtrain.data.store import Split, Store, StoreMeta, check_place, open_array, write_store
+from memtrain.data.store.format import MAX_VOCAB
+from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB
+from memtrain.errors import MemtrainError
+
+
+def prepare_text(
+    path: Path,
+    out: Path,
+    *,
+    mode: str = "bytes",
+    separator: bool = False,
+    column: str | None = None,
+    held_out: float = 0.1,
+    overwrite: bool = False,
+) -> Store:
+    """Any text file or folder of them; see `read_text` and `encode_text`.
+
+    Args:
+        path: the file or folder.
+        out: the store's folder.
+        mode: "bytes" keeps all bytes, "ascii" drops characters beyond ASCII.
+        separator: put token 0 between documents.
+        column: of JSONL, CSV and parquet, the column to read; `text` unless given.
+        held_out: share of the documents in test, the last ones; of a single document, its end.
+        overwrite: replace a store that is there.
+    """
+    check_place(out, overwrite)
+    check_share(held_out)
+    kind = require_kind(path, "text")
+    texts = read_text(path, column)
+    if mode == "ascii" and texts.not_utf8:
+        raise MemtrainError(
+            f"mode=ascii: {show(texts.not_utf8[0])} is not UTF-8, so its characters are not known; "
+            "convert it: iconv -f LATIN1 -t UTF-8 FILE > NEW"
+        )
+    encoded = encode_named(texts, mode, separator, str(path))
+    meta = StoreMeta(
+        name=path.resolve().stem,
+        vocab_size=TEXT_VOCAB,
+        source=str(path),
+        text=True,
+        separator=SEPARATOR_TOKEN if separator else None,
+        notes=(*mixed_note(path, kind, "text"), *texts.notes, *non_ascii_note(encoded, "")),
+    )
+    splits = split_stream(encoded.tokens, encoded.starts, held_out)
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def prepare_images(
+    path: Path,
+    out: Path,
+    *,
+    size: int | tuple[int, int] | None = None,
+    levels: int = 256,
+    patch: int = 1,
+    threshold: int | None = None,
+    held_out: float = 0.1,
+    mirror: bool = False,
+    shift: int = 0,
+    overwrite: bool = False,
+) -> Store:
+    """Any folder or zip of PNG and JPEG files, in grey; see `read_folder` and `encode_pictures`.
+
+    Args:
+        path: the folder or zip.
+        out: the store's folder.
+        size: (height, width), or one number for both, to resize to.
+        levels: grey levels.
+        patch: side of the squares that make one token.
+        threshold: darker is ink; needs two levels.
+        held_out: share of the images in test; an image's side follows from its name.
+        mirror: learn from mirrored images too.
+        shift: learn from images moved by so many pixels too, in eight directions.
+        overwrite: replace a store that is there.
+    """
+    check_place(out, overwrite)
+    check_share(held_out)
+    copies = Augmentation(mirror=mirror, shift=shift)
+    kind = require_kind(path, "images")
+    pictures = read_folder(path, (size, size) if isinstance(size, int) else size)
+    held = held_out_names(pictures.names, held_out)
+    picture, splits = image_codec(
+        pictures,
+        [name in held for name in pictures.names],
+        levels=levels,
+        patch=patch,
+        threshold=threshold,
+        copies=copies,
+    )
+    meta = StoreMeta(
+        name=path.resolve().stem,
+        vocab_size=picture.vocab_size,
+        source=str(path),
+        document_length=picture.length,
+        picture=picture,
+        notes=(
+            *mixed_note(path, kind, "images"),
+            *skipped_note(pictures),
+            *passed_over_note(pictures.passed_over),
+            *copies_note(copies),
+        ),
+    )
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def prepare_tokens(
+    path: Path,
+    out: Path,
+    *,
+    vocab_size: int | None = None,
+    held_out: float = 0.1,
+    overwrite: bool = False,
+) -> Store:
+    """Any .npy of tokens: one stream (1-D), or documents of one length (2-D).
+
+    The last share of the documents is held out; of a stream, its last tokens.
+    """
+    check_place(out, overwrite)
+    check_share(held_out)
+    require_kind(path, "tokens")
+    try:
+        array = open_array(path)
+    except (OSError, ValueError) as error:
+        raise MemtrainError(f"{path}: {download.first_line(error)}") from None
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+        raise MemtrainError(
+            f"{path}: {array.dtype} of shape {array.shape}: must be whole numbers, "
+            f"1-D (a stream) or 2-D (documents x length); {_array_remedy(array)}"
+        )
+    if not array.flags.c_contiguous:  # is turned around in memory
+        require_memory(array.nbytes, str(path), "save it in C order: np.ascontiguousarray(array)")
+    if not array.size:
+        raise MemtrainError(f"{path}: holds no tokens, at least 4 are needed, 2 a split")
+    low, high = int(array.min()), int(array.max())
+    if low < 0:
+        raise MemtrainError(f"{path}: holds {low}; tokens are 0 or more")
+    if vocab_size is not None and high >= vocab_size:
+        raise MemtrainError(f"vocab_size={vocab_size}: {path} holds the token {high}")
+    if high >= MAX_VOCAB:
+        raise MemtrainError(f"{path}: holds the token {high:,}; tokens are below {MAX_VOCAB:,}")
+    if high == 0 and vocab_size is None:
+        raise MemtrainError(f"{path}: holds only zeros; there must be two different tokens")
+    meta = StoreMeta(
+        name=path.resolve().stem,
+        vocab_size=high + 1 if vocab_size is None else vocab_size,
+        source=str(path),
+        document_length=array.shape[1] if array.ndim == 2 else None,
+    )
+    if array.ndim == 1:
+        splits = split_stream(array, np.zeros(1, np.int64), held_out)
+    else:
+        count = held_out_count(len(array), held_out, f"{path}: documents")
+        rows = {"train": array[:-count], "test": array[-count:]}
+        splits = {name: Split(part.reshape(-1)) for name, part in rows.items()}
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def _array_remedy(array: np.ndarray) -> str:
+    if array.ndim > 2:
+        return "images are read as PNG files: memtrain train images --data FOLDER"
+    return "turn values into tokens first: np.save('tokens.npy', array.astype(np.uint16))"

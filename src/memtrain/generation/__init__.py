@@ -1,0 +1,1 @@
+"""Sampling from trained models, and the bundled weights."""

@@ -1,0 +1,109 @@
+"""The models that a config describes."""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from memtrain.config import CELLS, RunConfig
+from memtrain.errors import MemtrainError
+from memtrain.models.cells import build_cell
+from memtrain.models.check_cell import check_cell, memory_shape
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Decoder, Teacher
+
+Models = TypeVar("Models", bound=tuple[Any, ...])
+
+
+def build_models(
+    config: RunConfig, vocab_size: int, cell: nn.Module | None = None
+) -> tuple[RNN, Teacher | None]:
+    """The RNN and its teacher, if it has one; the seed decides their first weights.
+
+    Raises:
+        MemtrainError: they are larger than this machine's memory, which is seen before any is
+            taken; or the cell breaks the contract.
+    """
+
+    def build() -> tuple[RNN, Teacher | None]:
+        rnn = _build_rnn(config, vocab_size, cell)
+        if not config.has_teacher:
+            return rnn, None
+        return rnn, Teacher(config.teacher, vocab_size, *memory_shape(rnn.cell))
+
+    return _with_care(config, vocab_size, cell, build)
+
+
+def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
+    """The RNN of a config alone, with a cell of the user's in place of what it names.
+
+    Raises:
+        MemtrainError: as `build_models`.
+    """
+    (rnn,) = _with_care(config, vocab_size, cell, lambda: (_build_rnn(config, vocab_size, cell),))
+    return rnn
+
+
+def _build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None) -> RNN:
+    if cell is None:
+        cell = build_cell(config.cell, vocab_size)
+    else:
+        check_cell(cell, vocab_size)
+    _, memory_dim = memory_shape(cell)
+    causal = config.readout_attention == "causal"
+    rnn = RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+    # A cell in eval mode would train in it up to the first evaluation, and again after a resume.
+    return rnn.train()
+
+
+def _with_care(
+    config: RunConfig, vocab_size: int, cell: nn.Module | None, build: Callable[[], Models]
+) -> Models:
+    """Build models if they fit, with the config's seed and without a trace in torch's own."""
+    known = cell is None and config.cell.kind in CELLS
+    if known and 4 * most_parameters(config, vocab_size) > _memory():
+        # To count exactly, torch loads its compiler, which takes a second.
+        with torch.device("meta"):  # shapes without memory
+            _check_size(*build())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        try:
+            return build()
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):
+                raise
+            raise MemtrainError(
+                "the models do not fit in the memory that is free; take a smaller width or fewer "
+                "layers"
+            ) from None
+
+
+def most_parameters(config: RunConfig, vocab_size: int) -> int:
+    """More parameters than the models of a config have, by a rough count that takes no time."""
+    teacher, cell = config.teacher, config.cell
+    widest = max(
+        teacher.width,
+        teacher.heads * teacher.head_dim,
+        cell.width,
+        cell.heads * cell.head_dim,
+        cell.memory_tokens * cell.memory_dim,
+    )
+    layers = teacher.encoder_layers + 2 * teacher.decoder_layers + cell.layers + 2
+    return 16 * layers * widest**2 + 8 * vocab_size * widest
+
+
+def _memory() -> int:
+    """Bytes that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_size(*models: nn.Module | None) -> None:
+    count = sum(p.numel() for model in models if model is not None for p in model.parameters())
+    memory = _memory()
+    if 4 * count > memory:
+        raise MemtrainError(
+            f"the models have {count:,} parameters, {4 * count / 2**30:,.0f} GiB; this machine has "
+            f"{memory / 2**30:,.0f} GiB; take a smaller width or fewer layers"
+        )

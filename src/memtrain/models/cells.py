@@ -1,0 +1,135 @@
+"""Recurrent cells: one step (memory, token) -> memory, and nothing else (see contract.py)."""
+
+from abc import ABC, abstractmethod
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from memtrain.config import CellConfig
+from memtrain.config.user_code import load_class, said_by
+from memtrain.errors import MemtrainError
+from memtrain.models.check_cell import check_cell
+from memtrain.models.layers import Stack, normalize_memory, projection
+
+
+class Cell(nn.Module, ABC):
+    """Base of our cells. A cell of yours may derive from it or from nn.Module alone."""
+
+    memory_tokens: int
+    memory_dim: int
+
+    @abstractmethod
+    def forward(
+        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B M D"]:
+        """One step of the recurrence."""
+
+
+@runtime_checkable
+class FastCell(Protocol):
+    """What an engine may put in the place of a Transformer's step where no gradient is needed."""
+
+    def serves(self, memory: Tensor) -> bool: ...
+
+    def __call__(self, memory: Tensor, token: Tensor) -> Tensor: ...
+
+
+class TransformerCell(Cell):
+    """[memory, token] through full attention; the memory's positions are the next memory."""
+
+    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
+        self.embedding = nn.Embedding(vocab_size, config.width)
+        self.from_memory = projection(config.memory_dim, config.width)
+        self.stack = Stack(config.width, config.layers, config.heads, config.head_dim)
+        self.to_memory = projection(config.width, config.memory_dim)
+        self.fast: FastCell | None = None
+
+    def forward(
+        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B M D"]:
+        if self.fast is not None and not torch.is_grad_enabled() and self.fast.serves(memory):
+            return self.fast(memory, token)
+        tokens = self.from_memory(memory)
+        x = torch.cat([tokens, self.embedding(token).to(tokens.dtype)[:, None]], dim=1)
+        x = self.stack(x, keep=slice(self.memory_tokens))
+        return normalize_memory(self.to_memory(x))
+
+
+class MLPCell(Cell):
+    """The memory as one vector beside the token's embedding, through an MLP."""
+
+    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
+        size = config.memory_tokens * config.memory_dim
+        self.embedding = nn.Embedding(vocab_size, config.memory_dim)
+        widths = [size + config.memory_dim] + [config.width] * config.layers
+        hidden = [
+            layer
+            for inner, outer in zip(widths, widths[1:], strict=False)
+            for layer in (nn.Linear(inner, outer), nn.GELU())
+        ]
+        self.mlp = nn.Sequential(*hidden, nn.Linear(config.width, size))
+
+    def forward(
+        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B M D"]:
+        embedded = self.embedding(token).to(memory.dtype)
+        x = self.mlp(torch.cat([memory.flatten(1), embedded], dim=1))
+        return normalize_memory(x.unflatten(1, (self.memory_tokens, self.memory_dim)))
+
+
+class GRUCell(Cell):
+    """A stacked GRU: memory token l is the state of layer l, which reads the layer below.
+
+    No norm on the way out: it would undo the gates' residual path. For its sake autocast is off
+    here too: a state that changes by little at a step would be rounded back to what it was.
+    """
+
+    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
+        self.embedding = nn.Embedding(vocab_size, config.memory_dim)
+        self.layers = nn.ModuleList(
+            nn.GRUCell(config.memory_dim, config.memory_dim) for _ in range(config.memory_tokens)
+        )
+
+    def forward(
+        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B M D"]:
+        states = []
+        with torch.autocast(memory.device.type, enabled=False):
+            below, memory = self.embedding(token), memory.to(self.embedding.weight.dtype)
+            for layer, state in zip(self.layers, memory.unbind(1), strict=True):
+                below = layer(below, state)
+                states.append(below)
+        return torch.stack(states, dim=1)
+
+
+CELL_CLASSES = {"transformer": TransformerCell, "mlp": MLPCell, "gru": GRUCell}
+
+
+def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
+    """The cell a config names; a cell of the user's is checked against the contract."""
+    if config.kind in CELL_CLASSES:
+        return CELL_CLASSES[config.kind](config, vocab_size)
+    cell_class = load_class(config.kind, "cell.kind")
+    try:
+        cell = cell_class(vocab_size=vocab_size, **config.options)
+    except TypeError as error:
+        raise MemtrainError(
+            f"cell.kind={config.kind}: {error}; a cell is made as Class(vocab_size=..., **options)"
+        ) from None
+    except MemtrainError:
+        raise
+    except Exception as error:  # the user's code
+        if "can't allocate memory" in str(error):
+            raise  # said by whoever builds the models
+        raise MemtrainError(
+            f"cell.kind={config.kind}: making it raised {said_by(error)}"
+        ) from error
+    return check_cell(cell, vocab_size)

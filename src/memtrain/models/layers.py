@@ -1,0 +1,301 @@
+"""Pre-norm Transformer blocks with rotary positions: the one architecture everything here uses."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor, nn
+
+RMS_EPSILON = 1e-6
+"""One for all precisions: torch's own default follows that of the input."""
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding (Su et al.), read from tables that grow when asked for more."""
+
+    cosine: Tensor
+    sine: Tensor
+    half_cosine: Tensor
+    half_sine: Tensor
+
+    def __init__(self, head_dim: int, positions: int = 512, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.base = base
+        # Tables, not formulas: inside a compiled graph sin and cos would be computed per element.
+        self._fill(positions, torch.get_default_device())
+
+    def _fill(self, positions: int, device: torch.device) -> None:
+        half = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
+        angle = torch.arange(positions, dtype=torch.float64)[:, None] / self.base**half
+        self.register_buffer("cosine", angle.cos().float().to(device), persistent=False)
+        self.register_buffer("sine", angle.sin().float().to(device), persistent=False)
+        self.register_buffer("half_cosine", self.cosine.half(), persistent=False)
+        self.register_buffer("half_sine", self.sine.half(), persistent=False)
+
+    def tables(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines to turn rows of this precision: for 16 bits, 16 will do.
+
+        fp16 for bf16 too: it has more digits, and no angle needs the range.
+        """
+        if kind.itemsize == 2:
+            return self.half_cosine, self.half_sine
+        return self.cosine, self.sine
+
+    def phase(self, positions: int, kind: torch.dtype) -> Complex[Tensor, "L 1 1 P"]:
+        """The angles of positions 0..positions-1 as complex numbers, to turn pairs of `kind`."""
+        cosine, sine = self.cosine[:positions].to(kind), self.sine[:positions].to(kind)
+        return torch.complex(cosine, sine)[:, None, None]
+
+    def reserve(self, positions: int) -> None:
+        """Make sure that positions 0..positions-1 are in the tables."""
+        if positions > len(self.cosine):
+            self._fill(max(positions, 2 * len(self.cosine)), self.cosine.device)
+
+    def forward(
+        self, x: Float[Tensor, "*rows H L E"], positions: Int[Tensor, "*some L"]
+    ) -> Float[Tensor, "*rows H L E"]:
+        """Turn the pairs (i, i + P) of every head by their position's angles."""
+        cosine = self.cosine[positions].to(x.dtype)  # (..., L, P)
+        sine = self.sine[positions].to(x.dtype)
+        if positions.dim() > 1:  # one heads axis between the rows and the positions
+            cosine, sine = cosine.unsqueeze(-3), sine.unsqueeze(-3)
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)
+
+
+class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm whose weight follows the input's precision, which the fused kernel needs."""
+
+    def forward(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows W"]:
+        assert self.weight is not None
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), RMS_EPSILON)
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose inner width, heads · head_dim, is free of the outer one."""
+
+    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = head_dim
+        self.project_in = nn.Linear(width, 3 * heads * head_dim, bias=False)
+        self.project_out = nn.Linear(heads * head_dim, width, bias=False)
+
+    def qkv(
+        self, x: Float[Tensor, "*rows L W"]
+    ) -> tuple[
+        Float[Tensor, "*rows H L E"], Float[Tensor, "*rows H L E"], Float[Tensor, "*rows H L E"]
+    ]:
+        """Queries, keys and values of every head."""
+        query, key, value = self._split(self.project_in(x))
+        return query, key, value
+
+    def split_heads(self, projected: Float[Tensor, "*rows L I"]) -> Float[Tensor, "*rows H L E"]:
+        """The heads of one of the three."""
+        return projected.unflatten(-1, (self.heads, self.head_dim)).transpose(-2, -3)
+
+    def _split(self, projected: Float[Tensor, "*rows L _"]) -> list[Float[Tensor, "*rows H L E"]]:
+        inner = self.heads * self.head_dim
+        return [self.split_heads(part) for part in projected.split(inner, dim=-1)]
+
+    def merge(self, x: Float[Tensor, "*rows H L E"]) -> Float[Tensor, "*rows L W"]:
+        """The heads side by side, projected back to the outer width."""
+        return self.project_out(x.transpose(-2, -3).flatten(-2))
+
+    def forward(
+        self,
+        x: Float[Tensor, "N L W"],
+        rotary: Rotary,
+        keep: "QueryPositions" = None,
+        causal: bool = False,
+        mask: Bool[Tensor, "N L"] | None = None,
+    ) -> Float[Tensor, "N K W"]:
+        """What the kept positions read at all of them, or at those that `mask` allows."""
+        positions = torch.arange(x.shape[1], device=x.device)
+        asking = positions
+        if keep is None:
+            query, key, value = self.qkv(x)
+        else:
+            query_weight, rest = self._weights()
+            (query,) = self._split(F.linear(take(x, keep), query_weight))
+            key, value = self._split(F.linear(x, rest))
+            asking = positions[keep]  # (K), or (N, K) of each row's own
+        seen = mask[:, None, None, :] if mask is not None else None  # (N, 1, 1, L)
+        if causal:
+            past = (positions <= asking[..., None]).unsqueeze(-3)  # (..., 1, K, L)
+            seen = past if seen is None else seen & past
+        mixed = F.scaled_dot_product_attention(
+            rotary(query, asking), rotary(key, positions), value, attn_mask=seen
+        )
+        return self.merge(mixed)
+
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """The projection to queries, and that to keys and values."""
+        inner = self.heads * self.head_dim
+        query, rest = self.project_in.weight.split([inner, 2 * inner])
+        return query, rest
+
+
+@runtime_checkable
+class FastBlock(Protocol):
+    """What an engine may put in the place of the reference: the halves of `Block.forward`, and a
+    stack's last sum and norm."""
+
+    def serves(self, length: int) -> bool: ...
+
+    def attend(
+        self, x: Tensor, update: Tensor | None, rotary: Rotary, keep: slice | None, causal: bool
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def end(self, layer: RMSNorm, x: Tensor, update: Tensor) -> Tensor: ...
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    The last sum is left to whoever takes the stream next: what reads both parts to add them can
+    take the norm of the sum in the same pass.
+    """
+
+    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(width)
+        self.attention = Attention(width, heads, head_dim)
+        self.mlp_norm = RMSNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.fast: FastBlock | None = None
+
+    def forward(
+        self,
+        x: Float[Tensor, "N L W"],
+        update: Float[Tensor, "N L W"] | None,
+        rotary: Rotary,
+        keep: "QueryPositions" = None,
+        causal: bool = False,
+        mask: Bool[Tensor, "N L"] | None = None,
+    ) -> tuple[Float[Tensor, "N K W"], Float[Tensor, "N K W"]]:
+        """The stream at the positions to keep, and its update; keys and values come from all."""
+        if (
+            self.fast is not None
+            and mask is None
+            and not isinstance(keep, Tensor)
+            and self.fast.serves(x.shape[1])
+        ):
+            x, attended = self.fast.attend(x, update, rotary, keep, causal)
+        else:
+            x = x if update is None else x + update
+            attended = self.attention(self.attention_norm(x), rotary, keep, causal, mask)
+        return self.finish(x if keep is None else take(x, keep), attended)
+
+    def finish(
+        self, x: Float[Tensor, "*rows L W"], attended: Float[Tensor, "*rows L W"]
+    ) -> tuple[Float[Tensor, "*rows L W"], Float[Tensor, "*rows L W"]]:
+        """Everything after the attention: the stream and its update."""
+        if self.fast is not None:
+            return self.fast.finish(x, attended)
+        x = x + attended
+        return x, self.mlp(self.mlp_norm(x))
+
+
+@runtime_checkable
+class FastStack(Protocol):
+    """What an engine may put in the place of `Stack.forward` where no gradient is needed."""
+
+    def refresh(self) -> None: ...
+
+    def serves(self, x: Tensor) -> bool: ...
+
+    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor: ...
+
+
+class Stack(nn.Module):
+    """Blocks that share one table of rotary positions, and a last norm."""
+
+    def __init__(self, width: int, layers: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.rotary = Rotary(head_dim)
+        self.blocks = nn.ModuleList(Block(width, heads, head_dim) for _ in range(layers))
+        self.norm = RMSNorm(width)
+        self.fast: FastStack | None = None
+
+    def forward(
+        self,
+        x: Float[Tensor, "N L W"],
+        *,
+        keep: "QueryPositions" = None,
+        causal: bool = False,
+        mask: Bool[Tensor, "N L"] | None = None,
+        head: nn.Linear | None = None,
+    ) -> Float[Tensor, "N K _"]:
+        """Run all blocks and return the positions to keep.
+
+        Args:
+            x: the rows to mix.
+            keep: the positions that the caller reads, the same for all rows or each row's own
+                (N, K). The last block computes only these: an exact saving.
+            causal: let a position see itself and what stands before it only.
+            mask: positions that may be seen (True) by anyone.
+            head: a product to take of the result.
+        """
+        self.rotary.reserve(x.shape[1])
+        if (
+            self.fast is not None
+            and mask is None
+            and not isinstance(keep, Tensor)
+            and not torch.is_grad_enabled()
+            and self.fast.serves(x)
+        ):
+            return self.fast(x, keep or slice(None), causal, head)
+        x, update = residual(x), None
+        *inner, last = self.blocks
+        for block in inner:
+            x, update = block(x, update, self.rotary, None, causal, mask)
+        x, update = last(x, update, self.rotary, keep, causal, mask)
+        x = self.end(x, update)
+        return x if head is None else head(x)
+
+    def end(
+        self, x: Float[Tensor, "N K W"], update: Float[Tensor, "N K W"]
+    ) -> Float[Tensor, "N K W"]:
+        """The last sum and its norm, in fp32."""
+        last = self.blocks[-1]
+        assert isinstance(last, Block)
+        if last.fast is not None:
+            return last.fast.end(self.norm, x, update)
+        x = x + update
+        return self.norm(x.float() if x.dtype.itemsize == 2 else x)
+
+
+def residual(x: Tensor) -> Tensor:
+    """The residual stream in autocast's precision: in fp32, moving it costs most of a step."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
+
+
+QueryPositions = slice | Tensor | None
+"""Positions to keep: a slice for all rows, an index (N, K) of each row's own, or None for all."""
+
+
+def take(x: Float[Tensor, "#N L W"] | Bool[Tensor, "#N L W"], keep: slice | Tensor) -> Tensor:
+    """The kept positions of every row."""
+    if isinstance(keep, slice):
+        return x[:, keep]
+    rows = torch.arange(len(keep), device=keep.device)[:, None]
+    return x.expand(len(keep), -1, -1)[rows, keep]
+
+
+def projection(inner: int, outer: int) -> nn.Module:
+    """A linear map between two widths, or nothing where they are the same."""
+    return nn.Identity() if inner == outer else nn.Linear(inner, outer, bias=False)
+
+
+def normalize_memory(memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows M D"]:
+    """Scale every memory token to RMS 1, without weights (architecture appendix)."""
+    return F.rms_norm(memory, (memory.shape[-1],), eps=RMS_EPSILON)

@@ -1,0 +1,167 @@
+"""The RNN: a cell, a readout and the empty memory. It needs no teacher."""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from memtrain.errors import MemtrainError
+from memtrain.models.check_cell import memory_shape
+from memtrain.models.teacher import Decoder
+
+Unroll = Callable[[Tensor, Tensor], Tensor]
+Choose = Callable[[Tensor, Tensor], Tensor]
+"""From logits (B, V) and a uniform number a row (B,) to a token a row."""
+Write = Callable[[Tensor, Tensor, Choose], tuple[Tensor, Tensor]]
+
+
+@runtime_checkable
+class WholeUnroll(Protocol):
+    """What an engine may put in the place of `RNN.unroll`."""
+
+    def serves(self, cell: nn.Module, memory: Tensor) -> bool: ...
+
+    def __call__(self, cell: nn.Module, inputs: Tensor, memory: Tensor) -> Tensor: ...
+
+
+class RNN(nn.Module):
+    """A recurrent network that reads token after token in constant time and memory.
+
+    Example:
+        memory = rnn.empty_memory(batch_size=1)
+        for token in tokens:
+            logits, memory = rnn.step(memory, token)
+
+    or, whole sequences (B, T) at once, `logits = rnn(tokens)`.
+    """
+
+    def __init__(self, cell: nn.Module, readout: Decoder) -> None:
+        super().__init__()
+        self.cell = cell
+        self.readout = readout
+        self.fast_unroll: Unroll | None = None
+        self.fast_write: Write | None = None
+        """What an engine may put in the place of the plain loops where no gradient is needed."""
+        self.whole_unroll: WholeUnroll | None = None
+        """The same where one may be needed."""
+
+    def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
+        """The memory of having read nothing: zeros."""
+        device = self.readout.head.weight.device
+        return torch.zeros(batch_size, *memory_shape(self.cell), device=device)
+
+    def step(
+        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+    ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B M D"]]:
+        """Read one token per row: the logits of its target, and the new memory.
+
+        Raises:
+            MemtrainError: the memory or the tokens are not what the model takes.
+        """
+        try:
+            memory = self.cell(memory, token)
+        except Exception:
+            # Looked at only now: on a GPU, to read the tokens would stall every step.
+            self._check_memory(memory)
+            self._check_tokens("token", token, len(memory))
+            raise
+        return self.predict(memory), memory
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """Read sequences from the empty memory: the logits of the target of each token.
+
+        Gradients pass through all steps; `torch.no_grad()` reads without them, and faster.
+
+        Raises:
+            MemtrainError: the tokens are not what the model takes.
+        """
+        self._check_tokens("tokens", tokens)
+        return self.predict(self.unroll(tokens))
+
+    def _check_memory(self, memory: object) -> None:
+        shape = ", ".join(map(str, memory_shape(self.cell)))
+        found = tuple(memory.shape) if isinstance(memory, Tensor) else type(memory).__name__
+        if not isinstance(found, tuple) or found[1:] != memory_shape(self.cell):
+            raise MemtrainError(
+                f"memory: must be a tensor of shape (B, {shape}), not {found}; "
+                "rnn.empty_memory(batch_size) makes one"
+            ) from None
+
+    def _check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
+        """Refuse what is not a tensor of tokens, (rows,) or, without `rows`, (B, T)."""
+        example = "torch.tensor([[3, 0, 5]])" if rows is None else "torch.tensor([3])"
+        if not isinstance(tokens, Tensor):
+            raise MemtrainError(
+                f"{name}={tokens!r}: must be a tensor of whole numbers, such as {example}"
+            ) from None
+        shape = "(B, T)" if rows is None else f"({rows},), as many as memory has rows"
+        right = tokens.dim() == 2 if rows is None else tokens.shape == (rows,)
+        if not right or not tokens.numel():
+            raise MemtrainError(
+                f"{name}: must have shape {shape}, not {tuple(tokens.shape)}; such as {example}"
+            ) from None
+        if tokens.dtype not in (torch.long, torch.int32):
+            raise MemtrainError(
+                f"{name}: must be int64, not {tokens.dtype}; {name}.long()"
+            ) from None
+        device, last = self.readout.head.weight.device, self.readout.head.out_features - 1
+        if tokens.device != device:
+            raise MemtrainError(
+                f"{name}: must be on {device}, where the model is, not on {tokens.device}; "
+                f"{name}.to({str(device)!r})"
+            ) from None
+        if device.type == "cpu" and bool((outside := (tokens < 0) | (tokens > last)).any()):
+            raise MemtrainError(
+                f"{name}: contains {int(tokens[outside][0])}, outside the vocabulary 0..{last}"
+            ) from None
+
+    def predict(self, memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows V"]:
+        """Logits of the target that is due when this memory was just made."""
+        rows = memory.shape[:-2]
+        # Attention kernels of GPUs refuse batches of more than 65,535 rows.
+        parts = [self.readout(part)[:, 0] for part in memory.flatten(0, -3).split(2**15)]
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return logits.unflatten(0, rows)
+
+    def write(
+        self,
+        memory: Float[Tensor, "B M D"],
+        uniforms: Float[Tensor, "T B"],
+        choose: Choose,
+    ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
+        """Choose a token, read it, and so on: the tokens, and the memory after the last."""
+        if self.fast_write is not None and not torch.is_grad_enabled():
+            return self.fast_write(memory, uniforms, choose)
+        tokens = []
+        for chance in uniforms:
+            tokens.append(choose(self.predict(memory), chance))
+            memory = self.cell(memory, tokens[-1])
+        return torch.stack(tokens, dim=1), memory
+
+    def unroll(
+        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None
+    ) -> Float[Tensor, "B T M D"]:
+        """The memories after each input, one step after another, from the empty memory."""
+        if memory is None:
+            memory = self.empty_memory(len(inputs))
+        if self.fast_unroll is not None and not torch.is_grad_enabled():
+            return self.fast_unroll(inputs, memory)
+        if self.whole_unroll is not None and self.whole_unroll.serves(self.cell, memory):
+            return self.whole_unroll(self.cell, inputs, memory)
+        memories = []
+        for token in inputs.unbind(1):
+            memory = self.cell(memory, token)
+            memories.append(memory)
+        return torch.stack(memories, dim=1)
+
+    def unroll_last(
+        self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
+    ) -> Float[Tensor, "N M D"]:
+        """The memory after the last of a few inputs, for many rows side by side."""
+        if self.whole_unroll is not None and self.whole_unroll.serves(self.cell, memory):
+            return self.whole_unroll(self.cell, inputs, memory)[:, -1]
+        for token in inputs.unbind(1):
+            memory = self.cell(memory, token)
+        return memory

@@ -1,1 +1,0 @@
-"""Attention over heads whose queries and keys are turned, and its gradient."""

@@ -1,0 +1,215 @@
+"""The runs that figures start from, at every scale, and the same run trained by BPTT."""
+
+from dataclasses import replace
+
+from memtrain.config import (
+    BPTTConfig,
+    CellConfig,
+    DataConfig,
+    DMTConfig,
+    EngineConfig,
+    LogConfig,
+    RunConfig,
+    SMTConfig,
+    Stream,
+    TeacherConfig,
+)
+from memtrain.objectives.dmt import STREAM_ROLLOUT
+from memtrain.paper.base import Setup
+from memtrain.paper.toy_data import store
+
+
+def synthetic(
+    setup: Setup,
+    data: DataConfig,
+    *,
+    memory_tokens: int = 1,
+    learning_rate: float = 3e-3,
+    steps: int = 0,
+    seed: int = 0,
+) -> RunConfig:
+    """A synthetic task: T_c = T_f = T, every timestep trained, as in the paper.
+
+    0 takes the scale's own number of steps; DMT has half of them.
+    DMT's gradients go through the rollout: one-step DMT is not robust here. Except
+    at the scale paper the teacher's decoder reads what it leads to, at SMT's rate (docs/LOG.md).
+    The paper's encoder reads a window for every timestep, which wants a GPU; the small scales take
+    the causal one. Heads of 32 are the smallest that our kernels take: a step of the cell is then
+    half as many kernels, and the number of kernels is what small runs cost.
+    """
+    width = setup.pick(smoke=16, cpu=64, gpu=64, paper=256)
+    heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(2, 32), paper=(8, 64))
+    layers = setup.pick(smoke=1, cpu=1, gpu=1, paper=4)
+    steps = steps or setup.pick(smoke=12, cpu=900, gpu=2250, paper=20_000)
+    return RunConfig(
+        name=data.kind,
+        seed=seed,
+        data=data,
+        teacher=TeacherConfig(
+            encoder=setup.pick(
+                smoke="causal", cpu="causal", gpu="bidirectional", paper="bidirectional"
+            ),
+            context_length=256,
+            width=width,
+            encoder_layers=2 * layers,
+            decoder_layers=layers,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        cell=CellConfig(
+            memory_tokens=memory_tokens,
+            memory_dim=width,
+            width=width,
+            layers=layers,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        smt=SMTConfig(
+            steps=steps,
+            learning_rate=learning_rate,
+            schedule="cosine",
+            timesteps=0,
+            decode_timesteps=setup.pick(smoke=2, cpu=8, gpu=8, paper=0),
+            future_length=256,
+        ),
+        dmt=_through_time(setup, steps // 2, learning_rate),
+        engine=EngineConfig(device=setup.device),
+        log=_log(setup, steps, sequences=setup.pick(smoke=32, cpu=1024, gpu=2048, paper=4096)),
+    )
+
+
+def _through_time(setup: Setup, steps: int, learning_rate: float) -> DMTConfig:
+    stage = DMTConfig(steps=steps, learning_rate=learning_rate / 3, through_time=True)
+    if setup.scale == "paper":
+        return stage
+    return replace(stage, learning_rate=learning_rate, dynamics_weight=1.0, decode_weight=1.0)
+
+
+def natural(
+    setup: Setup,
+    name: str,
+    *,
+    context_length: int = 0,
+    memory_tokens: int = 0,
+    width: int = 0,
+    layers: int = 0,
+    cell: str = "transformer",
+    one_step: bool = False,
+    seed: int = 0,
+) -> RunConfig:
+    """mnist, tinystories or sketchy, one random timestep a window, the paper's encoder.
+
+    0 takes the scale's own size. A GRU or an MLP cell keeps the memory's shape. `one_step` takes
+    the paper's DMT, as the scale paper does; else gradients pass through the last steps before
+    each label and the teacher's decoder reads what they lead to, as in the recipes.
+    """
+    context = context_length or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
+    width = width or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
+    layers = layers or setup.pick(smoke=1, cpu=2, gpu=4, paper=8)
+    tokens = memory_tokens or setup.pick(smoke=2, cpu=4, gpu=8, paper=16)
+    heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 32), paper=(8, 64))
+    steps = setup.pick(smoke=10, cpu=1000, gpu=2500, paper=150_000)
+    path, evaluate_length = store(setup, name)
+    return RunConfig(
+        name=name,
+        seed=seed,
+        data=Stream(path=path, evaluate_length=evaluate_length),
+        teacher=TeacherConfig(
+            context_length=context,
+            padding="void",
+            width=width,
+            encoder_layers=layers,
+            decoder_layers=max(1, layers // 2),
+            heads=heads,
+            head_dim=head_dim,
+            normalize_memory=cell != "gru",  # a GRU's states stay below RMS 1
+        ),
+        cell=CellConfig(
+            kind=cell,
+            memory_tokens=tokens,
+            memory_dim=width,
+            width=width if cell == "transformer" else 4 * width,
+            layers=layers if cell == "transformer" else 2,
+            heads=heads,
+            head_dim=head_dim,
+        ),
+        smt=SMTConfig(
+            steps=steps,
+            batch_size=setup.pick(smoke=8, cpu=32, gpu=128, paper=128),
+            learning_rate=setup.pick(smoke=1e-3, cpu=1e-3, gpu=1e-3, paper=3e-4),
+            future_length=setup.pick(smoke=8, cpu=16, gpu=32, paper=64),
+        ),
+        dmt=_dmt(setup, one_step or setup.scale == "paper"),
+        engine=EngineConfig(device=setup.device, compile=setup.scale == "paper"),
+        log=_log(setup, steps, sequences=setup.pick(smoke=8, cpu=32, gpu=64, paper=64)),
+    )
+
+
+def _dmt(setup: Setup, one_step: bool) -> DMTConfig:
+    """DMT on a stream: the paper's, or through segments, which need fewer labels (docs/LOG.md)."""
+    stage = DMTConfig(
+        steps=setup.pick(smoke=4, cpu=150, gpu=250, paper=1500),
+        batch_size=setup.pick(smoke=4, cpu=16, gpu=64, paper=64),
+        learning_rate=setup.pick(smoke=3e-4, cpu=3e-4, gpu=3e-4, paper=1e-4),
+        rollout_length=setup.pick(smoke=16, cpu=64, gpu=256, paper=256),
+        empty_start=0.5,
+        label_stride=setup.pick(smoke=2, cpu=2, gpu=8, paper=8),
+    )
+    if one_step:
+        return stage
+    return replace(
+        stage,
+        label_stride=setup.pick(smoke=4, cpu=8, gpu=16, paper=16),
+        segment=setup.pick(smoke=2, cpu=8, gpu=8, paper=8),
+        dynamics_weight=1.0,
+        decode_weight=1.0,
+        future_length=setup.pick(smoke=8, cpu=16, gpu=32, paper=64),
+    )
+
+
+def with_rate(config: RunConfig, rate: float) -> RunConfig:
+    """Another learning rate for SMT; DMT's keeps its distance."""
+    factor = config.dmt.learning_rate / config.smt.learning_rate
+    return replace(
+        config,
+        smt=replace(config.smt, learning_rate=rate),
+        dmt=replace(config.dmt, learning_rate=rate * factor),
+    )
+
+
+def bptt_twin(
+    setup: Setup, config: RunConfig, learning_rate: float, *, steps: int = 0, length: int = 0
+) -> RunConfig:
+    """The same data and cell trained by BPTT, for as many steps as SMT and DMT take together.
+
+    Args:
+        setup: the scale.
+        config: a run of SMT and DMT.
+        learning_rate: BPTT's own.
+        steps: another number of steps, where equal steps would take far longer.
+        length: tokens in a sequence drawn from a stream.
+    """
+    steps = steps or config.smt.steps + config.dmt.steps
+    return replace(
+        config,
+        smt=replace(config.smt, steps=0, seconds=0.0),
+        dmt=replace(config.dmt, steps=0, seconds=0.0),
+        bptt=BPTTConfig(
+            steps=steps,
+            batch_size=config.dmt.batch_size,
+            learning_rate=learning_rate,
+            sequence_length=length or config.dmt.rollout_length or STREAM_ROLLOUT,
+        ),
+        log=_log(setup, steps, sequences=config.log.evaluate_sequences),
+    )
+
+
+def _log(setup: Setup, steps: int, *, sequences: int) -> LogConfig:
+    """A few looks along a run, and few checkpoints: next to small runs both take long."""
+    looks = setup.pick(smoke=1, cpu=8, gpu=5, paper=50)
+    return LogConfig(
+        every=max(1, steps // 50),
+        evaluate_every=max(1, steps // looks),
+        evaluate_sequences=sequences,
+        checkpoint_every=max(1, steps // setup.pick(smoke=1, cpu=4, gpu=1, paper=50)),
+    )

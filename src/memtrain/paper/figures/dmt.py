@@ -1,0 +1,101 @@
+"""What DMT does: drift along a rollout, the RNN's loss, one-step against rollout drift."""
+
+import math
+from collections.abc import Sequence
+
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
+from memtrain.paper.figures.lambdas import weight_jobs
+from memtrain.plotting.style import COLOURS, panels
+from memtrain.training.run import Run
+
+STAGES = {"smt": "after SMT", "dmt": "after DMT"}
+
+
+class Dmt(Experiment):
+    name = "dmt"
+    claim = "DMT lowers the drift of a rollout and the RNN's loss across settings of SMT."
+    data_sets = ("tinystories",)
+
+    def grid(self, setup: Setup) -> list[Job]:
+        """Runs of the figure about the loss weights."""
+        return [job for job in weight_jobs(setup) if job.tags["uniformity_weight"] > 0]  # type: ignore[operator]
+
+    def measure(self, run: Run) -> dict:
+        found = {}
+        for record in run.metrics.read():
+            if "evaluation" in record:  # the last of each stage stays
+                evaluation = record["evaluation"]
+                path = evaluation["drift"]["unexplained"]
+                found[record["stage"]] = {
+                    "nats": evaluation["rnn"]["nats"],
+                    "path": path,
+                    "rollout": average(path[-max(1, len(path) // 4) :]),
+                    "one_step": evaluation["drift"]["one_step_unexplained"],
+                }
+        return found
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        numbers = {
+            f"{stage}_{what}": average(result[stage][what] for result in results)
+            for stage in STAGES
+            for what in ("nats", "rollout", "one_step")
+        }
+        lower = sum(result["dmt"]["rollout"] < result["smt"]["rollout"] for result in results)
+        better = sum(result["dmt"]["nats"] < result["smt"]["nats"] for result in results)
+        together = _rank_correlation(
+            [result["dmt"]["one_step"] for result in results],
+            [result["dmt"]["rollout"] for result in results],
+        )
+        count = len(results)
+        correlation = (
+            f"too few runs, {count}, for a rank correlation of one-step and rollout drift"
+            if math.isnan(together)
+            else f"rank correlation of one-step and rollout drift {together:.2f}"
+        )
+        return Verdict(
+            holds=lower == better == count,
+            sentence=f"DMT lowers the drift in {lower} of {count} runs (1-R² at the end of the "
+            f"rollout {numbers['smt_rollout']:.2f} → {numbers['dmt_rollout']:.2f}) and the loss in "
+            f"{better} ({numbers['smt_nats']:.3f} → {numbers['dmt_nats']:.3f} nats); "
+            f"{correlation}.",
+            numbers=numbers | {"lower": lower, "better": better, "correlation": together},
+        )
+
+    def plot(self, setup: Setup, results: Sequence[Result]):
+        figure, axes = panels(1, 3, width=3.6, height=3.2)
+        drift, loss, both = axes[0]
+        for colour, (stage, label) in zip((1, 0), STAGES.items(), strict=True):
+            style = {"color": COLOURS[colour]}
+            for index, result in enumerate(results):
+                path = result[stage]["path"]
+                drift.plot(path, alpha=0.35, lw=1, label=None if index else label, **style)
+            both.plot(
+                [result[stage]["one_step"] for result in results],
+                [result[stage]["rollout"] for result in results],
+                "o", markersize=4, label=label, **style,
+            )  # fmt: skip
+        for result in results:
+            loss.plot([0, 1], [result[s]["nats"] for s in STAGES], "o-", color=COLOURS[6], lw=1)
+        loss.set_xticks([0, 1], list(STAGES.values()))
+        loss.set_xlim(-0.3, 1.3)
+        loss.set_ylabel("RNN's nats a token")
+        drift.set_yscale("log")
+        drift.set_xlabel("timestep t")
+        drift.set_ylabel("drift, 1 − R²")
+        drift.legend()
+        both.set_xscale("log")
+        both.set_yscale("log")
+        both.set_xlabel("one-step drift, 1 − R²")
+        both.set_ylabel("drift at the rollout's end")
+        return figure
+
+
+def _rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Nan of fewer than three pairs."""
+    import numpy as np
+
+    first, second = (np.argsort(np.argsort(values)) for values in (x, y))
+    return float(np.corrcoef(first, second)[0, 1]) if len(x) > 2 else float("nan")
+
+
+FIGURE = Dmt()

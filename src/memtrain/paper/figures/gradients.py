@@ -1,0 +1,167 @@
+"""Gradients of the loss with respect to each memory, before training, for several weights."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from memtrain.config import BPTTConfig, Retrieval
+from memtrain.objectives.futures import gather_window
+from memtrain.objectives.losses import decode_loss, dynamics_loss, readout_loss, uniformity_loss
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
+from memtrain.paper.configs import synthetic
+from memtrain.plotting.style import legend, panels
+from memtrain.training.run import Run
+
+GAINS = (0.5, 1.0, 2.0, 4.0)
+"""Factors on every weight matrix of the models."""
+CELLS = ("transformer", "mlp")
+
+
+class Gradients(Experiment):
+    name = "gradients"
+    claim = (
+        "On retrieval, whose only loss is at the last step, BPTT's gradients with respect to the "
+        "memories vanish or explode with distance, depending on the initial weights; SMT's are "
+        "about the same at every step."
+    )
+
+    def grid(self, setup: Setup) -> list[Job]:
+        length = setup.pick(smoke=32, cpu=64, gpu=128, paper=128)
+        jobs = []
+        for cell in CELLS:
+            for gain in GAINS:
+                for seed in range(3):
+                    config = synthetic(setup, Retrieval(sequence_length=length), seed=seed)
+                    config = replace(
+                        config,
+                        cell=replace(config.cell, kind=cell),
+                        bptt=BPTTConfig(steps=1),
+                        # Norms over many decades, in the precision that they are compared in.
+                        engine=replace(config.engine, precision="fp32"),
+                        # The gain is no knob of a run; its place in the name keeps the runs apart.
+                        name=f"retrieval-gain{gain:g}",
+                    )
+                    tags = {"cell": cell, "gain": gain, "seed": seed}
+                    jobs.append(Job(config=config, tags=tags, train=False))
+        return jobs
+
+    def measure(self, run: Run) -> dict:
+        gain = float(run.config.name.split("gain")[1])
+        assert run.teacher is not None
+        for model in (run.rnn, run.teacher):
+            scale_matrices(model, gain)
+        return {"bptt": bptt_norms(run), "smt": smt_norms(run)}
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        decades = {
+            f"{method}_{cell}_gain{gain:g}": average(
+                _decades(result[method])
+                for result in results
+                if (result["cell"], result["gain"]) == (cell, gain)
+            )
+            for method in ("bptt", "smt")
+            for cell in CELLS
+            for gain in GAINS
+        }
+        bptt = [value for name, value in decades.items() if name.startswith("bptt")]
+        smt = [value for name, value in decades.items() if name.startswith("smt")]
+        unstable = sum(abs(value) > 1 for value in bptt)
+        inner = [_decades(result["smt"], before_the_end=1) for result in results]
+        return Verdict(
+            holds=max(map(abs, smt)) < 1 and unstable >= len(bptt) / 2,
+            sentence=f"From the last steps to the first ones, BPTT's gradients change by "
+            f"{min(bptt):+.1f} to {max(bptt):+.1f} decades over {len(bptt)} initialisations "
+            f"({unstable} of them by more than one decade), SMT's by "
+            f"{min(smt):+.1f} to {max(smt):+.1f}. Where the last eighth of the sequence is left "
+            f"out, in which memories are decoded almost alone, SMT's change by "
+            f"{min(inner):+.1f} to {max(inner):+.1f}.",
+            numbers=decades | {"smt_without_the_last_eighth": [min(inner), max(inner)]},
+        )
+
+    def plot(self, setup: Setup, results: Sequence[Result]):
+        from matplotlib import colormaps
+
+        figure, axes = panels(len(CELLS), 2, width=4.2, sharex=True)
+        shades = colormaps["viridis"]
+        for row, cell in enumerate(CELLS):
+            for column, method in enumerate(("bptt", "smt")):
+                place = axes[row, column]
+                for index, gain in enumerate(GAINS):
+                    for result in results:
+                        if (result["cell"], result["gain"]) == (cell, gain):
+                            norms = [max(norm, 1e-30) for norm in result[method]]
+                            label = f"weights × {gain:g}" if result["seed"] == 0 else None
+                            place.semilogy(norms, color=shades(index / 3.5), lw=1.2, label=label)
+                place.set_title(f"{method.upper()}, {cell} cell")
+                place.set_ylabel("‖∂L/∂m_t‖")
+        for place in axes[-1]:
+            place.set_xlabel("timestep t")
+        legend(figure, axes[0, 0])
+        return figure
+
+
+def scale_matrices(model: nn.Module, gain: float) -> None:
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(gain)
+
+
+def bptt_norms(run: Run, rows: int = 16) -> list[float]:
+    """Of the gradient that backpropagation through time brings to each memory."""
+    batch = run.task.sample(rows, torch.Generator().manual_seed(0)).to(run.engine.device)
+    with run.engine.reference(run.rnn):
+        memories = run.rnn.unroll(batch.inputs)
+    # The plain loop stacks; the gradient along time lives in what was stacked.
+    steps = memories.grad_fn.next_functions  # type: ignore[union-attr]
+    caught: dict[int, float] = {}
+    for index, (node, _) in enumerate(steps):
+        assert node is not None
+        node.register_prehook(lambda grads, index=index: _catch(caught, index, grads))
+    readout_loss(run.rnn, memories, batch.targets).backward()
+    return [caught[index] for index in range(len(steps))]
+
+
+def _catch(caught: dict[int, float], index: int, grads: tuple[Tensor, ...]) -> None:
+    caught[index] = float(grads[0].float().norm())
+
+
+def smt_norms(run: Run, rows: int = 16) -> list[float]:
+    """Of the gradient that SMT's loss brings to the teacher's memory of each step."""
+    batch = run.task.sample(rows, torch.Generator().manual_seed(0)).to(run.engine.device)
+    teacher, config = run.teacher, run.config.smt
+    assert teacher is not None
+    length = batch.inputs.shape[1]
+    steps = torch.arange(length, device=batch.inputs.device).expand(rows, length)
+    with torch.no_grad():
+        memory = teacher.encode(batch.inputs)
+    memory.requires_grad_()
+    window = gather_window(batch, steps, config.future_length)
+    logits = teacher.decode(memory.flatten(0, 1), window.future_inputs.flatten(0, 1))
+    predicted = run.rnn.cell(memory[:, :-1].flatten(0, 1), batch.inputs[:, 1:].flatten())
+    chance = torch.Generator().manual_seed(0)
+    loss = (
+        config.decode_weight * decode_loss(logits, window.future_targets.flatten(0, 1))
+        + config.dynamics_weight * dynamics_loss(predicted, memory[:, 1:].flatten(0, 1))
+        + config.uniformity_weight * uniformity_loss(memory, 2**20, chance)
+    )
+    loss.backward()
+    assert memory.grad is not None
+    return memory.grad.square().sum(dim=(0, 2, 3)).sqrt().tolist()
+
+
+def _decades(norms: Sequence[float], before_the_end: int = 0) -> float:
+    """Change from the last steps to the first ones, in powers of ten, over an eighth at each end.
+
+    With `before_the_end`, that many eighths at the end are left out.
+    """
+    eighth = max(1, len(norms) // 8)
+    end = len(norms) - before_the_end * eighth
+    first, last = average(norms[:eighth]), average(norms[end - eighth : end])
+    return math.log10(max(first, 1e-30) / max(last, 1e-30))
+
+
+FIGURE = Gradients()

@@ -1,0 +1,86 @@
+"""Joint against detached training on retrieval, over the length of the future T_f."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memtrain.config import Retrieval
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, mean, where
+from memtrain.paper.configs import synthetic
+from memtrain.paper.plots import line
+from memtrain.plotting.style import COLOURS, along_powers, panels
+
+SOLVED = 0.9
+
+
+class Joint(Experiment):
+    name = "joint"
+    claim = (
+        "Detached from the dynamics loss, the teacher solves retrieval only when its future T_f "
+        "reaches over the whole sequence; joint training solves it even at T_f = 1."
+    )
+
+    def grid(self, setup: Setup) -> list[Job]:
+        length = setup.pick(smoke=8, cpu=16, gpu=32, paper=64)
+        futures = [1, 2, 4, 8, 16, 32, 64]
+        futures = [future for future in futures if future <= length]
+        futures = setup.pick(smoke=[1, 8], cpu=[1, 4, 16], gpu=futures, paper=futures)
+        return [
+            self._job(setup, length, future, joint, seed)
+            for future in futures
+            for joint in (True, False)
+            for seed in setup.seeds
+        ]
+
+    def _job(self, setup: Setup, length: int, future: int, joint: bool, seed: int) -> Job:
+        # SMT alone, longer: DMT through time would assign credit in a way of its own. All steps
+        # are decoded, since with a short future few of them are asked for anything.
+        steps = setup.pick(smoke=12, cpu=1500, gpu=1500, paper=20_000)
+        config = synthetic(setup, Retrieval(sequence_length=length), steps=steps, seed=seed)
+        config = replace(
+            config,
+            smt=replace(config.smt, future_length=future, joint=joint, decode_timesteps=0),
+            dmt=replace(config.dmt, steps=0),
+        )
+        return Job(config=config, tags={"T_f": future, "joint": joint, "T": length, "seed": seed})
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        numbers = {}
+        for joint in (True, False):
+            for future in sorted({result["T_f"] for result in results}):
+                of = where(results, joint=joint, T_f=future)
+                numbers[f"{'joint' if joint else 'detached'}_Tf{future}"] = mean(of, "rnn_accuracy")
+        length = results[0]["T"]
+        shortest, longest = min(r["T_f"] for r in results), max(r["T_f"] for r in results)
+        joint_short = numbers[f"joint_Tf{shortest}"]
+        detached_short = numbers[f"detached_Tf{shortest}"]
+        detached_long = numbers[f"detached_Tf{longest}"]
+        return Verdict(
+            holds=joint_short >= SOLVED and detached_short < SOLVED <= detached_long,
+            sentence=f"Accuracy of the rolled-out RNN after SMT, T={length}: at T_f={shortest} "
+            f"joint {joint_short:.2f}, detached {detached_short:.2f}; at T_f={longest} joint "
+            f"{numbers[f'joint_Tf{longest}']:.2f}, detached {detached_long:.2f} "
+            f"(chance 0.13, solved is {SOLVED}).",
+            numbers=numbers,
+        )
+
+    def plot(self, setup: Setup, results: Sequence[Result]):
+        figure, axes = panels(1, 2, width=4.2, height=3.2, sharey=True)
+        for place, value, title in (
+            (axes[0, 0], "rnn_accuracy", "RNN, rolled out"),
+            (axes[0, 1], "teacher_accuracy", "teacher, which sees the whole sequence"),
+        ):
+            line(place, where(results, joint=True), "T_f", value, "joint", marker="o")
+            line(
+                place, where(results, joint=False), "T_f", value, "detached", marker="^",
+                color=COLOURS[1],
+            )  # fmt: skip
+            along_powers(place, {result["T_f"] for result in results})
+            place.set_xlabel("future length T_f")
+            place.set_ylim(0, 1.05)
+            place.set_title(title)
+        axes[0, 0].set_ylabel("accuracy")
+        axes[0, 0].legend()
+        return figure
+
+
+FIGURE = Joint()

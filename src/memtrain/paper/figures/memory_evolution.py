@@ -1,0 +1,181 @@
+"""Memories while an image is read: digits, sketches, and a cat drawn as a polygon."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from memtrain.data.images import encode_images
+from memtrain.generation.sampling import read, write
+from memtrain.objectives.losses import decode_loss
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, where
+from memtrain.paper.configs import natural
+from memtrain.paper.images import album, grey, real, stream_of
+from memtrain.paper.plots import picture_axes, strip
+from memtrain.paper.toy_data import draw_cat
+from memtrain.plotting.style import panels
+from memtrain.training.run import Run
+
+GIVEN = (0.25, 0.5, 0.75)
+"""Shares of the cat that are read before the RNN goes on by itself."""
+
+
+class MemoryEvolution(Experiment):
+    name = "memory-evolution"
+    claim = (
+        "While an image is read, memories move along structured paths; the RNN reads a cat it has "
+        "never seen as a drawing, and goes on with it."
+    )
+    data_sets = ("mnist", "sketchy")
+
+    def grid(self, setup: Setup) -> list[Job]:
+        """Runs of the figures about samples."""
+        return [
+            Job(config=natural(setup, data), tags={"data": data}) for data in ("mnist", "sketchy")
+        ]
+
+    def measure(self, run: Run) -> dict:
+        images = real(run, "test", 8)
+        paths = memories_of(run, images)  # (N, L, M·D)
+        found = {
+            "album": album(run, images=images),
+            "pca": principal(paths).round(3).tolist(),
+            "explained": explained(paths),
+            "smoothness": smoothness(paths),
+            "tsne": neighbours_map(paths[0], 2),
+        }
+        return found | (read_cat(run) if run.config.name == "sketchy" else {})
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        (digits,), (sketches,) = (where(results, data=data) for data in ("mnist", "sketchy"))
+        smooth = max(digits["smoothness"], sketches["smoothness"])
+        nats, scattered = sketches["cat_nats"], sketches["scattered_nats"]
+        return Verdict(
+            holds=smooth < 0.7 and nats < scattered,
+            sentence=f"One step moves a memory {digits['smoothness']:.2f} (digits) and "
+            f"{sketches['smoothness']:.2f} (sketches) times as far as two memories of an image are "
+            f"apart; two directions hold {digits['explained']:.0%} and "
+            f"{sketches['explained']:.0%} of the variance. The cat takes {nats:.2f} nats a patch, "
+            f"its patches in random order {scattered:.2f}.",
+            numbers={
+                "smoothness": [digits["smoothness"], sketches["smoothness"]],
+                "explained": [digits["explained"], sketches["explained"]],
+                "cat_nats": nats,
+                "scattered_nats": scattered,
+            },
+        )
+
+    def plot(self, setup: Setup, results: Sequence[Result]):
+        figure, axes = panels(3, 4, width=2.7, height=2.6)
+        for row, (data, label) in enumerate((("mnist", "digits"), ("sketchy", "sketches"))):
+            (result,) = where(results, data=data)
+            pictures = grey(result["album"], "images")
+            strip(axes[row, 0], pictures[:4], f"{label}, held out", columns=2)
+            _paths(axes[row, 1], np.array(result["pca"])[:4], "PCA, four images")
+            _path(axes[row, 2], np.array(result["tsne"]), "t-SNE of the first, t in colour")
+            if data == "sketchy":
+                cat = result
+                _path(axes[row, 3], np.array(result["cat_tsne"]), "t-SNE of the cat")
+            else:
+                _colour_strip(axes[row, 3], np.array(result["pca"])[0])
+        shown = grey(cat["cat"], "read")[0]
+        picture_axes(axes[2, 0], shown, "the cat, read")
+        for place, share, written in zip(
+            axes[2, 1:], GIVEN, grey(cat["cat"], "written"), strict=True
+        ):
+            picture_axes(place, written, f"written after {share:.0%}")
+            place.axhline(share * shown.shape[0] - 0.5, color="#d55e00", lw=1)
+        return figure
+
+
+@torch.no_grad()
+def memories_of(run: Run, tokens: np.ndarray) -> np.ndarray:
+    """The RNN's memories after each token, (N, L, M·D)."""
+    inputs = torch.from_numpy(tokens.astype(np.int64)).to(run.engine.device)
+    return run.rnn.eval().unroll(inputs).flatten(2).float().cpu().numpy()
+
+
+def principal(paths: np.ndarray) -> np.ndarray:
+    """The first two principal components of all memories, (N, L, 2)."""
+    flat = paths.reshape(-1, paths.shape[-1])
+    flat = torch.from_numpy(flat - flat.mean(axis=0))
+    _, _, directions = torch.linalg.svd(flat, full_matrices=False)
+    return (flat @ directions[:2].T).numpy().reshape(*paths.shape[:2], 2)
+
+
+def explained(paths: np.ndarray) -> float:
+    flat = paths.reshape(-1, paths.shape[-1])
+    share = torch.linalg.svdvals(torch.from_numpy(flat - flat.mean(axis=0))).square()
+    return float(share[:2].sum() / share.sum().clamp(min=1e-12))
+
+
+def smoothness(paths: np.ndarray) -> float:
+    """Length of one step over the distance of two memories of the same image."""
+    steps = np.linalg.norm(np.diff(paths, axis=1), axis=-1).mean()
+    order = np.random.default_rng(0).permutation(paths.shape[1])
+    apart = np.linalg.norm(paths - paths[:, order], axis=-1).mean()
+    return float(steps / max(1e-12, apart))
+
+
+def neighbours_map(path: np.ndarray, dimensions: int) -> list:
+    """t-SNE of the memories of one image, (L, dimensions)."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(path) - 1) / 3)
+    placed = TSNE(dimensions, perplexity=perplexity, init="pca", random_state=0)
+    return placed.fit_transform(path).round(2).tolist()
+
+
+def read_cat(run: Run) -> dict:
+    """Let the RNN read the cat, and write the rest of it from several places on."""
+    _, picture = stream_of(run)
+    tokens = encode_images(draw_cat(picture.height)[None], levels=2, patch=picture.patch)
+    mixed = np.random.default_rng(0).permuted(tokens, axis=1)
+    written = []
+    for share in GIVEN:
+        given = int(share * picture.length)
+        prompt = torch.from_numpy(tokens[:, :given].astype(np.int64)).to(run.engine.device)
+        rest = write(
+            run.rnn.eval(), prompt, picture.length - given, torch.Generator().manual_seed(0)
+        )
+        written.append(np.concatenate([tokens[0, :given], rest[0].cpu().numpy()]))
+    return {
+        "cat": album(run, read=tokens, written=np.stack(written)),
+        "cat_tsne": neighbours_map(memories_of(run, tokens)[0], 2),
+        "cat_nats": _nats(run, tokens),
+        "scattered_nats": _nats(run, mixed),
+    }
+
+
+def _nats(run: Run, tokens: np.ndarray) -> float:
+    row = torch.from_numpy(tokens.astype(np.int64)).to(run.engine.device)
+    logits, _ = read(run.rnn.eval(), row[:, :-1])
+    return float(decode_loss(logits, row[:, 1:]))
+
+
+def _path(place, points: np.ndarray, title: str) -> None:
+    place.plot(*points.T, color="#d9dcdf", lw=0.6)
+    place.scatter(*points.T, c=np.arange(len(points)), cmap="viridis", s=6, zorder=3)
+    _bare(place, title)
+
+
+def _paths(place, paths: np.ndarray, title: str) -> None:
+    for path in paths:
+        place.plot(*path.T, lw=0.8)
+    _bare(place, title)
+
+
+def _colour_strip(place, path: np.ndarray) -> None:
+    for values in path.T:
+        place.plot(values, lw=0.9)
+    place.set_title("both components along t", fontsize=9)
+    place.set_xlabel("timestep t")
+
+
+def _bare(place, title: str) -> None:
+    place.set_title(title, fontsize=9)
+    place.set_xticks([])
+    place.set_yticks([])
+
+
+FIGURE = MemoryEvolution()

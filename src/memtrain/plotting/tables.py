@@ -1,0 +1,135 @@
+"""Results as tables for a terminal."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from memtrain.errors import MemtrainError
+from memtrain.evaluation.evaluate import Evaluation, Score
+from memtrain.training.run import Run
+
+GAP = 0.1
+"""How far above its teacher an RNN may be before it is said: in nats, and as a share."""
+FOLLOWS = 0.1
+"""1-R² of single steps up to which a cell counts as following its teacher."""
+FALLING = 0.02
+"""By which share of the gap to its teacher a loss has to fall between two looks."""
+
+
+def print_evaluation(run: Run, result: Evaluation) -> None:
+    """Scores, drift and cost of a run, on stdout."""
+    console = Console(highlight=False)
+    unit = run.task.unit
+    scores = Table(
+        title=f"{run.config.name}: {result.sequences} held-out sequences of {result.length}"
+    )
+    scores.add_column("")
+    for column in (f"nats per {unit}", f"bits per {unit}", "accuracy"):
+        scores.add_column(column, justify="right")
+    rows: list[tuple[str, Score | None]] = [
+        ("teacher", result.teacher),
+        ("RNN, empty memory", result.rnn),
+        (f"RNN, teacher's memory at t={result.start}", result.rnn_from_teacher),
+        (f"RNN, empty memory, t>{result.start}", result.rnn_after_start),
+    ]
+    for name, score in rows:
+        if score is not None:
+            scores.add_row(name, f"{score.nats:.4f}", f"{score.bits:.4f}", f"{score.accuracy:.4f}")
+    for baseline in result.baselines:
+        scores.add_row(baseline.name, f"{baseline.nats:.4f}", f"{baseline.bits:.4f}", "")
+    console.print(scores)
+    if advice := what_is_missing(result, _looks(run)):
+        console.print(advice)
+    if result.drift is not None:
+        path = result.drift.unexplained
+        places = sorted({0, len(path) // 4, len(path) // 2, len(path) - 1})
+        along = ", ".join(f"{path[t]:.3f} at t={t}" for t in places)
+        console.print(
+            f"memory drift (1-R²): one step {result.drift.one_step_unexplained:.4f}; "
+            f"rollout {along}"
+        )
+    cost = Table(title="cost of training")
+    cost.add_column("stage")
+    for column in ("steps", "tokens", "sequential operations", "seconds"):
+        cost.add_column(column, justify="right")
+    for stage in run.progress["stages"]:
+        cost.add_row(
+            stage["name"],
+            f"{stage.get('steps', 0):,}",
+            f"{stage.get('tokens', 0):,}",
+            f"{stage.get('sequential_ops', 0):,}",
+            f"{stage.get('seconds', 0):.1f}",
+        )
+    console.print(cost)
+
+
+def what_is_missing(result: Evaluation, looks: Sequence[tuple[str, float]] = ()) -> str:
+    """What would help these scores, as far as the evidence goes; "" if it supports nothing.
+
+    Args:
+        result: the scores.
+        looks: the evaluations while training, in order: each one's stage, and the RNN's nats.
+    """
+    counts = min(result.baselines, key=lambda baseline: baseline.nats, default=None)
+    counted = counts.nats if counts is not None else math.inf
+    teacher, rnn = result.teacher, result.rnn
+    if counts is not None and counted < rnn.nats and (teacher is None or counted < teacher.nats):
+        longer = "--bptt.steps" if teacher is None else "--smt.steps"
+        return (
+            f"A table of counts ({counts.name}) is better than these networks: more steps "
+            f"({longer}), more data or another size may help."
+        )
+    if teacher is None or result.drift is None:
+        return ""
+    above = rnn.nats - teacher.nats
+    if not (counted < rnn.nats or above > max(GAP, GAP * teacher.nats)):
+        return ""
+    one_step = result.drift.one_step_unexplained
+    if one_step > FOLLOWS:
+        return (
+            f"The RNN is {above:.3f} nats above its teacher: its cell does not follow the "
+            f"teacher's memory even for one step (1-R² {one_step:.2f}). More steps of SMT "
+            "(--smt.steps), a larger cell (--cell.width) or another kind (--cell.kind) may help."
+        )
+    if result.drift.unexplained[-1] < 2 * one_step:
+        return ""  # it is not the rollout that fails
+    return _about_dmt(above, looks)
+
+
+def _about_dmt(above: float, looks: Sequence[tuple[str, float]]) -> str:
+    """Whether DMT would help an RNN that follows its teacher for a step, but not for many."""
+    if not looks or looks[-1][0] not in ("smt", "dmt"):
+        return ""
+    begins = (
+        f"The RNN is {above:.3f} nats above its teacher: single steps are right, rollouts drift"
+    )
+    if looks[-1][0] == "smt":
+        return f"{begins}. DMT (--dmt.steps), which trains rollouts, has not been run."
+    before = [nats for stage, nats in looks if stage == "smt"][-1:]
+    losses = before + [nats for stage, nats in looks if stage == "dmt"]
+    if len(losses) < 2:
+        return ""
+    last, best = losses[-1], min(losses[:-1])
+    if last < best - FALLING * above:
+        return f"{begins}, and DMT was still improving: more steps of it (--dmt.steps) may help."
+    if last > best + GAP * above:
+        return (
+            f"{begins}. During DMT the held-out loss has risen, from {best:.3f} to {last:.3f}: "
+            "--best takes the checkpoint where it was lowest."
+        )
+    return ""
+
+
+def _looks(run: Run) -> list[tuple[str, float]]:
+    """Stage and loss of the RNN at each evaluation of a training, as far as they are known."""
+    try:
+        records = run.metrics.read()
+        return [
+            (one["stage"], one["evaluation"]["rnn"]["nats"])
+            for one in records
+            if "evaluation" in one
+        ]
+    except (MemtrainError, OSError, LookupError, TypeError):
+        return []  # a damaged file must not hide the scores

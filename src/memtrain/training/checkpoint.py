@@ -1,0 +1,259 @@
+"""Checkpoints: safetensors and JSON, whole or not there at all.
+
+A checkpoint is a folder `checkpoints/00001234` with weights, optimizer and random state, and
+`state.json`, which holds a checksum of each file. It is written beside its place, synced to disk
+and renamed, so a reader never meets half of one, whenever the writer dies. The last few stay, and
+the best: the one whose held-out loss was the lowest that an evaluation saw.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from memtrain.errors import CheckpointError, MemtrainError
+from memtrain.files import open_regular, parse_json, read_text
+from memtrain.training.file_ops import DISK, Files
+
+CHECKPOINT_VERSION = 1
+FILES = ("weights.safetensors", "optimizer.safetensors")
+MAX_STATE_BYTES = 2**20
+MAX_HEADER_BYTES = 100 * 2**20
+"""As safetensors itself has it."""
+RETRIES = 5
+"""Reads of checkpoints that a training replaces meanwhile."""
+_NAME = re.compile(r"(\d{8,12})(\.old)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that a run needs to go on."""
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    progress: dict
+    """Stage, step, counters, how long metrics.jsonl was, which checkpoint is the best, and which
+    run it belongs to."""
+
+
+def save_checkpoint(
+    folder: Path, number: int, checkpoint: Checkpoint, keep: int, files: Files = DISK
+) -> Path:
+    """Write one checkpoint of host tensors; drop all but the last `keep` and the best."""
+    files.make_folder(folder)
+    final, draft = folder / f"{number:08d}", folder / f".draft-{number:08d}"
+    files.remove(draft)
+    files.make_folder(draft)
+    digests = {}
+    for name, tensors in zip(FILES, (checkpoint.weights, checkpoint.optimizer), strict=True):
+        digests[name] = files.write_tensors(draft / name, tensors)
+        files.sync(draft / name)
+    progress = checkpoint.progress
+    state = {"version": CHECKPOINT_VERSION, "progress": progress, "sha256": digests}
+    state["progress_sha256"] = _digest(progress)
+    files.write(draft / "state.json", json.dumps(state, indent=2).encode())
+    files.sync(draft / "state.json")
+    files.sync(draft)
+    if final.exists():  # it was broken, or it may be all there is: it stays until the new one is
+        files.remove(folder / f"{final.name}.old")
+        files.rename(final, folder / f"{final.name}.old")
+    files.rename(draft, final)
+    files.sync(folder)
+    _drop_old(folder, final, keep, progress.get("best"), files)
+    return final
+
+
+def _drop_old(folder: Path, newest: Path, keep: int, best: dict | None, files: Files) -> None:
+    """What a crash left half written or half removed goes too."""
+    whole = [path for path in numbered(folder) if not path.name.endswith(".old")]
+    at = whole.index(newest) + 1
+    # What lies beyond was passed over when the run was opened, and takes nobody's place.
+    kept = whole[max(0, at - keep) :]
+    if best is not None:
+        kept.append(folder / f"{best['global_step']:08d}")
+    for path in sorted(folder.iterdir()):
+        if path in kept or not path.is_dir() or path.is_symlink():
+            continue
+        if _NAME.fullmatch(path.name):
+            trash = folder / f".trash-{path.name}"
+            files.remove(trash)
+            files.rename(path, trash)
+            files.remove(trash)
+        elif path.name.startswith((".draft-", ".trash-")):
+            files.remove(path)
+
+
+def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
+    """Read one checkpoint.
+
+    Args:
+        path: its folder.
+        run: the identity of the run that it must belong to; any if empty.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or changed; the message says which. Or it
+            belongs to another run.
+    """
+    try:
+        state = parse_json(read_text(path / "state.json", MAX_STATE_BYTES), "state.json")
+        if not isinstance(state, dict) or not isinstance(state.get("sha256"), dict):
+            raise CheckpointError("state.json: no checkpoint's state")
+        if state.get("version") != CHECKPOINT_VERSION:
+            raise CheckpointError(
+                f"version {state.get('version')!r}, this memtrain reads {CHECKPOINT_VERSION}; "
+                "use the memtrain that wrote it"
+            )
+        progress = check_progress(state.get("progress"))
+        if state.get("progress_sha256", _digest(progress)) != _digest(progress):
+            raise CheckpointError("state.json is not what was written (checksum)")
+        if run and progress.get("run", "") != run:
+            raise CheckpointError("belongs to another run")
+        for name in FILES:
+            if not (path / name).is_file() or (path / name).is_symlink():
+                raise CheckpointError(f"{name} is missing")
+            if not _is_of_its_length(path / name):
+                raise CheckpointError(f"{name} has another length than its header says")
+            if _sha256(path / name) != state["sha256"].get(name):
+                raise CheckpointError(f"{name} is not what was written (checksum)")
+        weights, optimizer = (load_file(path / name) for name in FILES)
+        return Checkpoint(weights, optimizer, progress)
+    except MemtrainError as error:
+        raise CheckpointError(f"checkpoint {path.name}: {error}") from None
+    # RuntimeError: torch opens the file again by its name, when it may be gone.
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise CheckpointError(f"checkpoint {path.name}: {reason}") from None
+
+
+def check_progress(progress: Any) -> dict:
+    """The progress if it has the shape that a run writes.
+
+    Raises:
+        CheckpointError: it has not; the message names the field.
+    """
+    if not isinstance(progress, dict):
+        raise CheckpointError("state.json: progress must be an object")
+    for name in ("stage", "step", "global_step", "metrics_bytes", "metrics_lost"):
+        if not _is_count(progress.get(name, 0)):
+            raise CheckpointError(f"state.json: progress.{name}={progress[name]!r}: no count")
+    stages = progress.get("stages", [])
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise CheckpointError("state.json: progress.stages must be a list of objects")
+    for stage in stages:
+        for key, value in stage.items():
+            right = isinstance(value, str) if key == "name" else _is_number(value)
+            if not right:
+                raise CheckpointError(f"state.json: progress.stages: {key}={value!r}: wrong type")
+        for key in ("skipped", "skipped_in_a_row"):
+            if not _is_count(stage.get(key, 0)):
+                raise CheckpointError(
+                    f"state.json: progress.stages: {key}={stage[key]!r}: no count"
+                )
+    for name in ("data", "run"):
+        if not isinstance(progress.get(name, ""), str):
+            raise CheckpointError(f"state.json: progress.{name}: must be a text")
+    if not isinstance(progress.get("spelling", {}), (dict, type(None))):
+        raise CheckpointError("state.json: progress.spelling: must be an object or null")
+    best = progress.get("best")
+    if best is not None and not (
+        isinstance(best, dict)
+        and _is_count(best.get("global_step"))
+        and _is_number(best.get("nats"))
+    ):
+        raise CheckpointError("state.json: progress.best: must hold global_step and nats")
+    return progress
+
+
+def latest_checkpoint(
+    folder: Path, *, best: bool = False, run: str = ""
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with those after it.
+
+    Args:
+        folder: the run's checkpoints.
+        best: the best one that the newest knows of instead.
+        run: the identity of the run; a checkpoint of another one is passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints and none of them is whole, or the best is not.
+    """
+    for _ in range(RETRIES):
+        found = numbered(folder)
+        try:
+            return _latest(folder, found, best, run)
+        except CheckpointError:
+            if numbered(folder) == found:
+                raise
+    # A run that trains replaces them faster than they can be read.
+    return _latest(folder, numbered(folder), best, run)
+
+
+def _latest(
+    folder: Path, found: list[Path], best: bool, run: str
+) -> tuple[Checkpoint | None, list[str]]:
+    problems = []
+    for path in reversed(found):
+        try:
+            newest = load_checkpoint(path, run)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        if best and newest.progress.get("best") is not None:
+            number = newest.progress["best"]["global_step"]
+            return load_checkpoint(folder / f"{number:08d}", run), problems
+        return newest, problems
+    if problems:
+        raise CheckpointError(f"no whole checkpoint in {folder}: " + "; ".join(problems))
+    return None, []
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints there are, oldest first; a replaced one stands before its successor."""
+    if not folder.is_dir():
+        return []
+    found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    named = [(int(match[1]), match[2] is None, path) for match, path in found if match]
+    return [path for *_, path in sorted(named)]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**48
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _digest(progress: dict) -> str:
+    return hashlib.sha256(json.dumps(progress, sort_keys=True).encode()).hexdigest()
+
+
+def _is_of_its_length(path: Path) -> bool:
+    """Whether a safetensors file ends with its last tensor: what follows would be hashed, too."""
+    with open_regular(path) as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > MAX_HEADER_BYTES:
+            return False
+        header = parse_json(file.read(size).decode(), path.name)
+        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+        return file.seek(0, 2) == 8 + size + max(ends, default=0)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,235 @@
+"""Progress for people: a live bar in a terminal, plain lines in logs and notebooks."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int64
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn, Task, TaskID
+from rich.text import Text
+
+from memtrain.evaluation.evaluate import Evaluation
+from memtrain.training.reporter import ETA, Forecast, Reporter
+
+SHORTEST_BAR, LONGEST_BAR = 8, 24
+"""Columns of a terminal."""
+LOG_WIDTH = 100
+"""Columns of a line in a log or notebook, which has no width of its own."""
+
+
+@dataclass
+class Shown:
+    """What is known of a stage, and as much of it as fits a line."""
+
+    name: str
+    step: int
+    steps: int
+    pace: ETA
+    forecast: Forecast | None = None
+    spent: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    held_out: tuple[float, float | None, str] | None = None
+    """Nats of the RNN and of its teacher, and the unit that they are per."""
+
+    def note(self, evaluation: Evaluation, unit: str) -> None:
+        teacher = evaluation.teacher.nats if evaluation.teacher is not None else None
+        self.held_out = (evaluation.rnn.nats, teacher, unit)
+
+    def advance(self, step: int, metrics: dict[str, float]) -> Forecast:
+        """Take note of a step; returns what it lets expect.
+
+        Nothing is computed where it is shown: a live bar is drawn by a thread of its own.
+        """
+        forecast = self.pace.at(step)
+        self.spent = time.monotonic() - self.pace.began
+        self.step, self.steps, self.metrics = step, forecast.steps, metrics
+        self.forecast = forecast
+        return forecast
+
+    def parts(self, width: int) -> list[str]:
+        """The parts of a line, most important ones kept: step, time left and the loss always, the
+        others as long as there is room for them and two spaces between any two."""
+        losses = [f"{key} {value:.3f}" for key, value in self.metrics.items() if "norm" not in key]
+        forecast = self.forecast
+        left = _clock(forecast.left) if forecast is not None else "-:--"
+        line = {
+            "step": f"{self.step}/{self.steps}",
+            "time": f"took {_clock(self.spent)}" if self.step >= self.steps else f"left {left}",
+            "rate": "",
+            "loss": losses[0] if losses else "",
+            "held": "",
+        }
+        wanted = [("held", words) for words in self.held_out_words()]
+        wanted += [("rate", f"{forecast.rate:.1f} steps/s")] if forecast is not None else []
+        wanted += [("loss", "  ".join(losses[:n])) for n in range(2, len(losses) + 1)]
+        for key, words in wanted:
+            longer = {**line, key: words}
+            if len("  ".join(filter(None, longer.values()))) <= width:
+                line = longer
+        return [words for words in line.values() if words]
+
+    def held_out_words(self) -> list[str]:
+        """The held-out losses, from the shortest wording to the longest."""
+        if self.held_out is None:
+            return []
+        nats, teacher, unit = self.held_out
+        beside = f" (teacher {teacher:.3f})" if teacher is not None else ""
+        short = f"held-out {nats:.3f}"
+        return [short, short + beside, f"{short} nats per {unit}{beside}"]
+
+
+class _Bar(ProgressColumn):
+    """One line per stage that is never wider than the terminal."""
+
+    max_refresh = None
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def render(self, task: Task) -> Text:
+        shown: Shown = task.fields["shown"]
+        width = self.console.width - 1  # some terminals wrap a line that fills them
+        room = width - len(shown.name) - 1
+        words = "  ".join(shown.parts(room - SHORTEST_BAR - 1))
+        bar = min(LONGEST_BAR, room - len(words) - 1)
+        line = Text(shown.name, style="bold", no_wrap=True, overflow="crop", end="")
+        if bar >= SHORTEST_BAR:
+            full = round(bar * min(1.0, shown.step / max(1, shown.steps)))
+            sign = "-" if self.console.options.ascii_only else "━"
+            line.append(" ").append(full * sign, "green").append(
+                (bar - full) * sign, "bright_black"
+            )
+        line.append(f" {words}", "default not bold")
+        return line
+
+
+class TerminalReporter(Reporter):
+    """A live bar per stage with time left and losses, fitted to the terminal."""
+
+    def __init__(self, console: Console, *, transient: bool = False) -> None:
+        self.progress = Progress(
+            _Bar(console), console=console, transient=transient, refresh_per_second=4
+        )
+        self.bar: TaskID | None = None
+        self.shown = Shown("", 0, 0, ETA(0, 0))
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.shown = Shown(name, step, steps, ETA(step, steps))
+        self.bar = self.progress.add_task(name, total=None, shown=self.shown)
+        self.progress.start()
+
+    def clock(self, left: float) -> None:
+        self.shown.pace.limit(left)
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        self.shown.advance(step, metrics)
+
+    def evaluated(self, step: int, evaluation: Evaluation, unit: str) -> None:
+        self.shown.note(evaluation, unit)
+
+    def say(self, message: str) -> None:
+        self.progress.console.print(message, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+        for bar in self.progress.task_ids:  # else they would be drawn again when training goes on
+            self.progress.remove_task(bar)
+
+
+class LineReporter(Reporter):
+    """A plain line every few seconds and per evaluation, for logs, pipes and notebooks."""
+
+    def __init__(self, console: Console, seconds: float = 5.0) -> None:
+        self.console = console
+        self.seconds = seconds
+        self.shown = Shown("", 0, 0, ETA(0, 0))
+        self.spoke = 0.0
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.shown = Shown(name, step, steps, ETA(step, steps))
+        self.spoke = time.monotonic()
+
+    def clock(self, left: float) -> None:
+        self.shown.pace.limit(left)
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        now = time.monotonic()
+        forecast = self.shown.advance(step, metrics)
+        if 0 <= now - self.spoke < self.seconds and step < forecast.steps:
+            return
+        self.spoke = now
+        name = self.shown.name
+        self.say("  ".join([name, *self.shown.parts(LOG_WIDTH - len(name) - 2)]))
+
+    def evaluated(self, step: int, evaluation: Evaluation, unit: str) -> None:
+        self.shown.note(evaluation, unit)
+        self.say(f"{self.shown.name}  step {step}: {self.shown.held_out_words()[-1]}")
+        self.shown.held_out = None  # has its own line
+
+    def say(self, message: str) -> None:
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def make_reporter(*, transient: bool = False) -> Reporter:
+    """The reporter that fits where this process runs: a live bar in a terminal, else plain lines.
+
+    They go to stderr, so that stdout stays clean for results; in a notebook, to the cell's output.
+
+    Args:
+        transient: remove the bars when all is done.
+    """
+    if _in_kernel():
+        return LineReporter(Console(file=sys.stdout, force_jupyter=False), seconds=10.0)
+    console = Console(stderr=True)
+    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not _below_notebook()
+    return TerminalReporter(console, transient=transient) if live else LineReporter(console)
+
+
+def _in_kernel() -> bool:
+    """Whether this process is a notebook's kernel."""
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return getattr(find() if find else None, "kernel", None) is not None
+
+
+def _below_notebook() -> bool:
+    """Whether a notebook's kernel started this process (`!memtrain ...`).
+
+    Its stderr is a terminal then, but each refresh of a live bar would be printed as a new line.
+    The second rule is what ipykernel sets, whoever started it.
+    """
+    environment = os.environ
+    kernel = environment.get("TERM") == "xterm-color" and environment.get("GIT_PAGER") == "cat"
+    return "JPY_PARENT_PID" in environment or kernel
+
+
+@contextmanager
+def drawing(count: int, length: int) -> Iterator[Callable[[Int64[np.ndarray, "B K"]], None]]:
+    """Show how far `count` pictures of `length` tokens are; yields what `generate` calls `listen`.
+
+    A terminal shows a bar, removed at the end; a log a line every few seconds.
+    """
+    reporter, done = make_reporter(transient=True), 0
+
+    def listen(tokens: Int64[np.ndarray, "B K"]) -> None:
+        nonlocal done
+        done += tokens.shape[1]
+        if done < length:  # the pictures themselves say that they are finished
+            reporter.advance(done, {})
+
+    reporter.stage("1 picture" if count == 1 else f"{count} pictures", 0, length)
+    try:
+        yield listen
+    finally:
+        reporter.close()
+
+
+def _clock(seconds: float) -> str:
+    hours, minutes = divmod(int(seconds) // 60, 60)
+    long = f"{hours}:{minutes:02d}" if hours else f"{minutes}"
+    return f"{long}:{int(seconds) % 60:02d}"

@@ -1,0 +1,267 @@
+"""What a run was made of, where its config does not say: a task or a cell of the user's.
+
+A class path does not tell two objects apart that were made with other arguments. So the record
+also has what the object does: hashes of sequences that a task draws, and a few numbers that a cell
+computes with fixed weights. A run opened later compares them, and refuses another object.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memtrain.config import CELLS, CUSTOM_PATH, RunConfig
+from memtrain.data.task import Task
+from memtrain.errors import MemtrainError
+from memtrain.models.check_cell import memory_shape
+from memtrain.shapes import Batch
+
+SEQUENCES = 3
+"""Drawn of a task to recognise it."""
+NUMBERS = 24
+"""Kept of a cell's step to recognise it."""
+TOLERANCE = 2e-3
+"""Of these numbers, between devices and versions of libraries; other arguments change them more."""
+LONGEST_TEXT = 200
+WORDS = {
+    "sample": "training sequences",
+    "held_out": "held-out sequences",
+    "memory": "memory's shape",
+    "state": "names, shapes or types of weights",
+    "modules": "layers",
+    "step": "outputs",
+}
+"""What a field of a behaviour is called in an error."""
+UNSTABLE = ("sample", "held_out", "modules", "step")
+"""Fields that another version of torch may change."""
+Record = dict[str, Any]
+
+
+def compiled_from(cell: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, or the module itself."""
+    inner = getattr(cell, "_orig_mod", cell)
+    return inner if isinstance(inner, nn.Module) else cell
+
+
+def class_path(thing: object) -> str:
+    """module:Class, as a config names it."""
+    kind = type(compiled_from(thing)) if isinstance(thing, nn.Module) else type(thing)
+    return f"{kind.__module__}:{kind.__name__}"
+
+
+def importable(path: str) -> bool:
+    """Whether a config can hold the path."""
+    return CUSTOM_PATH.fullmatch(path) is not None
+
+
+def describe(
+    config: RunConfig, task: Task, cell: nn.Module, *, task_given: bool, cell_given: bool
+) -> Record:
+    """The record of a run's task and cell; empty for what the config alone describes."""
+    record: Record = {}
+    if task_given or config.data.kind == "custom":
+        record["task"] = _about(task, task_given) | {"behaviour": _task_behaviour(task)}
+    return record | describe_cell(config, cell, task.vocab_size, given=cell_given)
+
+
+def describe_cell(config: RunConfig, cell: nn.Module, vocab_size: int, *, given: bool) -> Record:
+    """The record of a run's cell alone; empty if it is one of ours."""
+    if not given and config.cell.kind in CELLS:
+        return {}
+    cell = compiled_from(cell)
+    return {"cell": _about(cell, given) | {"behaviour": _cell_behaviour(cell, vocab_size)}}
+
+
+def _about(thing: object, given: bool) -> Record:
+    """What a person may recognise it by."""
+    plain = {
+        name: value[:LONGEST_TEXT] if isinstance(value, str) else value
+        for name, value in vars(thing).items()
+        if not name.startswith("_") and name != "training" and _is_plain(value)
+    }
+    path = f"{type(thing).__module__}:{type(thing).__qualname__}"
+    return {"class": path, "given": given, "attributes": plain, "torch": torch.__version__}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, (bool, str)) or (type(value) is int and abs(value) < 2**53)
+
+
+# ------------------------------------------------------------------------------------ behaviour
+
+
+def _task_behaviour(task: Task) -> Record:
+    found = {"vocab_size": task.vocab_size, "sequence_length": task.sequence_length}
+    found |= {"unit": task.unit, "stream": task.stream, "device": task.device.type}
+    for number, draw in enumerate((task.sample, task.held_out)):
+        generator = torch.Generator(task.device).manual_seed(number)
+        name = f"{type(task).__name__}.{draw.__name__}({SEQUENCES}, generator)"
+        try:
+            batch = draw(SEQUENCES, generator)
+        except MemtrainError:
+            raise
+        except Exception as error:  # the user's code: any error is a broken contract
+            said = str(error).strip().partition("\n")[0]
+            raise MemtrainError(f"{name} raised {type(error).__name__}: {said}") from error
+        if not isinstance(batch, Batch):
+            raise MemtrainError(f"{name}: must return a memtrain.Batch, not {type(batch)}")
+        found[draw.__name__] = _digest(batch.inputs.tolist(), batch.targets.tolist())
+    return found
+
+
+def _cell_behaviour(cell: nn.Module, vocab_size: int) -> Record:
+    state = {
+        name: [list(value.shape), str(value.dtype)]
+        for name, value in cell.state_dict().items()
+        if isinstance(value, Tensor)
+    }
+    text = nn.Module.__repr__(cell)  # submodules with their arguments, also of dropout
+    return {
+        "memory": list(memory_shape(cell)),
+        "state": _digest(state),
+        "modules": "" if " at 0x" in text else _digest(text),
+        "step": _step(cell, vocab_size),
+    }
+
+
+def _step(cell: nn.Module, vocab_size: int) -> list[float] | None:
+    """A few numbers of a step with fixed weights; None where that gives no finite numbers."""
+    persistent = cell.state_dict().keys()
+    named = dict(cell.named_parameters())
+    named |= {name: value for name, value in cell.named_buffers() if name in persistent}
+    fixed = {
+        name: _pattern(value, at, centre=0.0 if isinstance(value, nn.Parameter) else 1.0)
+        for at, (name, value) in enumerate(named.items())
+        if value.is_floating_point()
+    }
+    device = next((p.device for p in cell.parameters()), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randn(2, *memory_shape(cell), generator=generator).to(device)
+    token = torch.randint(vocab_size, (2,), generator=generator).to(device)
+    training = cell.training
+    cell.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            out = torch.func.functional_call(cell, fixed, (memory, token)).double().cpu().flatten()
+    except Exception:  # a cell that takes no other weights: its class and shapes have to do
+        return None
+    finally:
+        cell.train(training)
+    if not bool(out.isfinite().all()):
+        return None
+    places = torch.linspace(0, len(out) - 1, min(NUMBERS, len(out))).long()
+    return [float(f"{value:.6g}") for value in out[places].tolist()]
+
+
+def _pattern(value: Tensor, number: int, centre: float) -> Tensor:
+    """Weights of about the size of fresh ones, the same on every machine."""
+    at = torch.arange(value.numel(), dtype=torch.float64)
+    size = 1 / math.sqrt(value.shape[-1]) if value.dim() else 1.0
+    waves = centre + size * torch.sin(1.3 * at + 0.7 * number + 0.4)
+    return waves.view(value.shape).to(value.device, value.dtype)
+
+
+def _digest(*plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+
+
+# -------------------------------------------------------------------------------------- compare
+
+
+def read_record(plain: Any, source: str) -> Record:
+    """A record from a file, if it has the shape of one.
+
+    Raises:
+        MemtrainError: it has not.
+    """
+    right = isinstance(plain, dict) and plain.keys() <= {"task", "cell"}
+    for part in plain.values() if right else ():
+        right = (
+            right
+            and isinstance(part, dict)
+            and isinstance(part.get("class"), str)
+            and isinstance(part.get("attributes", {}), dict)
+            and isinstance(part.get("behaviour"), dict)
+        )
+    if not right:
+        raise MemtrainError(f"{source}: made_of: is not the record of a task and a cell")
+    return plain
+
+
+def check_record(recorded: Record, found: Record, run: str, parts: tuple[str, ...]) -> list[str]:
+    """Refuse a task or a cell that is not what the run was made of.
+
+    Args:
+        recorded: the record of the run.
+        found: that of the objects which are here now.
+        run: the run's folder.
+        parts: what to compare, "task" and "cell".
+
+    Returns:
+        What could not be compared, in words.
+    """
+    doubts = []
+    for part in parts:
+        old, new = recorded.get(part), found.get(part)
+        if old is None:
+            if new is None:
+                continue
+            raise MemtrainError(
+                f"{run}: {part}={new['class']}: the {part} of this run is the one that its config "
+                f"names; leave {part}= out"
+            )
+        needed = f"{old['class']}{_arguments(old)}"
+        how = f"pass the same object, Run.open({run!r}, {part}=...)"
+        if new is None:
+            raise MemtrainError(f"{run}: its {part} was given as an object, {needed}; {how}")
+        field = _difference(old["behaviour"], new["behaviour"])
+        if not field:
+            continue
+        differs = f"its {WORDS.get(field, field)} differ"
+        if field in UNSTABLE and old.get("torch") != new["torch"]:
+            doubts.append(
+                f"{run}: its {part} may be another than {needed}: {differs}, which may come from "
+                f"another torch ({old.get('torch')!r} then, {new['torch']!r} now)"
+            )
+            continue
+        raise MemtrainError(
+            f"{run}: {part}={new['class']}{_arguments(new)}: is not the {part} that this run was "
+            f"made with, {needed}: {differs}; {how}"
+        )
+    return doubts
+
+
+def _arguments(part: Mapping[str, Any]) -> str:
+    plain = part.get("attributes", {})
+    return f" ({', '.join(f'{k}={v!r}' for k, v in list(plain.items())[:6])})" if plain else ""
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first thing in which two behaviours differ; nothing if they are alike."""
+    other_device = old.get("device") != new.get("device")  # whose generator draws other numbers
+    for name, value in new.items():
+        if name == "device" or (other_device and name in ("sample", "held_out")):
+            continue
+        if name == "step":
+            if not _close(old.get(name), value):
+                return name
+        elif old.get(name) != value:
+            return name
+    return ""
+
+
+def _close(old: Any, new: list[float] | None) -> bool:
+    if new is None or old is None:
+        return old is new
+    if not isinstance(old, list) or len(old) != len(new):
+        return False
+    if not all(_is_plain(value) and not isinstance(value, str) for value in old):
+        return False
+    scale = max(1.0, *map(abs, new))
+    return all(abs(a - b) <= TOLERANCE * scale for a, b in zip(old, new, strict=True))

@@ -1,0 +1,213 @@
+"""What rollouts through graphs do, with the graphs played by plain calls."""
+
+import threading
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from conftest import random_tokens, seeded, tiny_cell, tiny_rnn
+from memtrain.accel import cuda_graphs as graphs
+from memtrain.accel.cuda_graphs import (
+    CHUNK,
+    FastParts,
+    GraphedUnroll,
+    GraphedWrite,
+    captured,
+    chunk_sizes,
+)
+from memtrain.generation.sampling import write
+from memtrain.models.cells import TransformerCell
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Sampler
+
+
+class CountingStack:
+    """A fast stack that counts how often weights are taken over, and serves nothing."""
+
+    def __init__(self) -> None:
+        self.refreshed = 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def serves(self, x: Tensor) -> bool:
+        return False
+
+    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
+        raise AssertionError("serves nothing")
+
+
+class IdleCell:
+    """A fast cell that serves nothing."""
+
+    def serves(self, memory: Tensor) -> bool:
+        return False
+
+    def __call__(self, memory: Tensor, token: Tensor) -> Tensor:
+        raise AssertionError("serves nothing")
+
+
+class PlainChunk:
+    """_Chunk without its graph."""
+
+    def __init__(self, steps, memory, size, precision) -> None:
+        self.steps, self.size = steps, size
+
+    def run(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        assert tokens.shape[1] == self.size
+        return torch.stack(self.steps(tokens.unbind(1), memory))
+
+
+class PlainWriteChunk:
+    """_WriteChunk without its graph."""
+
+    def __init__(self, step, memory, choose, size, precision) -> None:
+        self.step, self.choose, self.size = step, choose, size
+
+    def run(self, uniforms: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        assert len(uniforms) == self.size
+        tokens = []
+        for chance in uniforms:
+            token, memory = self.step(memory, chance, self.choose)
+            tokens.append(token)
+        return torch.stack(tokens), memory
+
+
+@pytest.fixture
+def rnn(monkeypatch) -> RNN:
+    monkeypatch.setattr(graphs, "_Chunk", PlainChunk)
+    monkeypatch.setattr(graphs, "_WriteChunk", PlainWriteChunk)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return tiny_rnn()
+
+
+def fast_parts(rnn: RNN) -> FastParts:
+    assert isinstance(rnn.cell, TransformerCell)
+    stacks = {stack: CountingStack() for stack in (rnn.cell.stack, rnn.readout.stack)}
+    return FastParts(stacks, {rnn.cell: IdleCell()})
+
+
+def refreshed(parts: FastParts) -> list[int]:
+    return [fast.refreshed for fast in parts.stacks.values() if isinstance(fast, CountingStack)]
+
+
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
+def test_no_step_is_taken_for_nothing(length):
+    assert sum(chunk_sizes(length)) == length
+    assert set(chunk_sizes(length)) <= {1, CHUNK}
+
+
+@pytest.mark.parametrize("length", [1, CHUNK, CHUNK + 3])
+class TestRollouts:
+    def test_unroll_equals_the_plain_loop(self, rnn, length):
+        inputs = random_tokens(3, length)
+        with torch.no_grad():
+            expected = rnn.unroll(inputs)
+            rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+            assert_close(rnn.unroll(inputs), expected)
+        assert len(graphed.chunks) == len(set(chunk_sizes(length)))
+
+    def test_write_equals_the_plain_loop(self, rnn, length):
+        memory = rnn.empty_memory(3)
+        uniforms = torch.rand(length, 3, generator=seeded())
+        asked = []
+
+        def fast_choice(choose):
+            asked.append(choose)
+            return choose
+
+        with torch.no_grad():
+            expected, after = rnn.write(memory, uniforms, Sampler())
+            rnn.fast_write = GraphedWrite(rnn, fast_parts(rnn), nullcontext, fast_choice)
+            tokens, fast_after = rnn.write(memory, uniforms, Sampler())
+            rnn.write(memory, uniforms, Sampler())
+        assert tokens.tolist() == expected.tolist()
+        assert_close(fast_after, after)
+        assert asked == [Sampler()] * len(set(chunk_sizes(length)))
+
+
+def test_a_cell_that_trains_has_graphs_of_its_own(rnn):
+    rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+    for mode in (True, False, True):
+        rnn.train(mode)
+        with torch.no_grad():
+            rnn.unroll(random_tokens(2, CHUNK))
+    assert len(graphed.chunks) == 2
+
+
+def test_a_rehearsal_leaves_no_graph_behind(rnn):
+    rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+    graphed.rehearsing = True
+    steps = []
+    graphed.cell.register_forward_hook(lambda *_: steps.append(1))
+    with torch.no_grad():
+        memories = rnn.unroll(random_tokens(2, CHUNK))
+    assert memories.shape[:2] == (2, CHUNK) and memories.is_contiguous()
+    assert len(steps) == 1  # the others launch the same kernels
+    assert not graphed.chunks
+
+
+def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
+    parts = fast_parts(rnn)
+    rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, nullcontext)
+    rnn.fast_write = GraphedWrite(rnn, parts, nullcontext, lambda choose: choose)
+    write(rnn, random_tokens(2, 2 * CHUNK), 3 * CHUNK, seeded())
+    assert refreshed(parts) == [2, 2]  # the prompt, and what is written
+    memory, uniforms = rnn.empty_memory(2), torch.rand(1, 2)
+    with torch.no_grad():
+        for _ in range(2):
+            rnn.write(memory, uniforms, Sampler())
+    assert refreshed(parts) == [4, 4]
+
+
+def test_standins_stand_in_only_while_they_are_active(rnn):
+    parts = fast_parts(rnn)
+    pairs = [*parts.stacks.items(), *parts.cells.items()]
+    with pytest.raises(ZeroDivisionError), parts.active():
+        assert all(module.fast is fast for module, fast in pairs)
+        raise ZeroDivisionError
+    assert all(module.fast is None for module, _ in pairs)
+
+
+def test_a_cell_without_standin_takes_the_plain_way(rnn):
+    rnn = tiny_rnn(tiny_cell("gru"))
+    inputs = random_tokens(2, 3)
+    with torch.no_grad():
+        expected = rnn.unroll(inputs)
+        rnn.fast_unroll = GraphedUnroll(rnn.cell, FastParts({}, {}), nullcontext)
+        assert_close(rnn.unroll(inputs), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_checkpoint_may_be_fetched_while_a_graph_is_captured():
+    over, fetched = threading.Event(), []
+
+    def fetch() -> None:
+        """As saving.py does: pins memory and waits for a stream."""
+        stream = torch.cuda.Stream()
+        while not over.is_set():
+            held = torch.empty(2**20 + 4096 * len(fetched), dtype=torch.uint8, pin_memory=True)
+            with torch.cuda.stream(stream):
+                held.copy_(torch.zeros_like(held, device="cuda"), non_blocking=True)
+            stream.synchronize()
+            fetched.append(len(held))
+
+    other = threading.Thread(target=fetch)
+    other.start()
+    try:
+        for _ in range(20):
+            x, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+            before = len(fetched)
+            while len(fetched) == before:
+                pass
+            with captured(graph):
+                for _ in range(300):
+                    x += 1
+            graph.replay()
+            assert x.tolist() == [300.0] * 8
+    finally:
+        over.set()
+        other.join()

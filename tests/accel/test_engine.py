@@ -1,0 +1,127 @@
+"""Devices and precision."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import memtrain.accel
+from memtrain.accel.engine import Engine, _has_kernels, pick_device
+from memtrain.config import EngineConfig
+from memtrain.errors import MemtrainError
+from memtrain.models.layers import Block, Rotary
+
+
+def test_auto_takes_what_there_is():
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert pick_device("auto").type == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_missing_gpu_is_named_with_a_remedy():
+    with pytest.raises(MemtrainError, match="device=cuda: .* use cpu or auto"):
+        pick_device("cuda")
+
+
+def test_bf16_computes_in_bf16_and_fp32_does_not():
+    layer = torch.nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    with Engine(EngineConfig(device="cpu", precision="bf16")).autocast():
+        assert layer(x).dtype == torch.bfloat16
+    with Engine(EngineConfig(device="cpu")).autocast():
+        assert layer(x).dtype == torch.float32
+
+
+def test_no_more_threads_than_cores(monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    Engine(EngineConfig(device="cpu", threads=4096))
+    Engine(EngineConfig(device="cpu", threads=1))
+    assert asked == [os.cpu_count(), 1]
+
+
+class Kernels:
+    """Stands in for what an engine gives a block."""
+
+    def serves(self, length: int) -> bool:
+        return True
+
+    def attend(self, x, update, rotary, keep, causal):
+        return x + 1, x
+
+    def finish(self, x, attended):
+        return x + 1, attended
+
+    def end(self, layer, x, update):
+        return x
+
+
+def test_a_block_uses_what_it_is_given():
+    block, rotary, x = Block(8, 2, 4), Rotary(4), torch.zeros(2, 3, 8)
+    block.fast = Kernels()
+    stream, update = block(x, None, rotary)
+    assert torch.equal(stream, x + 2) and torch.equal(update, x)
+    hidden = torch.ones(2, 3, dtype=torch.bool)
+    stream, _ = block(x, None, rotary, mask=hidden)  # attention with a mask is the reference's
+    assert torch.equal(stream, x + 1)
+
+
+def test_the_reference_is_free_of_what_makes_models_fast():
+    models = torch.nn.ModuleList([Block(8, 2, 4), torch.nn.Linear(2, 2)])
+    block = models[0]
+    assert isinstance(block, Block)
+    block.fast = given = Kernels()
+    engine = Engine(EngineConfig(device="cpu"))
+    with pytest.raises(KeyError), engine.reference(models):
+        assert block.fast is None
+        raise KeyError
+    assert block.fast is given
+
+
+def test_deterministic_asks_torch_and_cublas_for_it(monkeypatch):
+    """In a process of its own: it stays."""
+    code = """
+import os, torch
+from memtrain.config import EngineConfig
+from memtrain.accel.engine import Engine
+import torch._inductor.config as inductor
+Engine(EngineConfig(device="cpu", deterministic=True, compile=True))
+assert torch.are_deterministic_algorithms_enabled() and inductor.deterministic
+assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+"""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    with pytest.raises(MemtrainError, match="CUBLAS_WORKSPACE_CONFIG=:0:0: must be :4096:8"):
+        Engine(EngineConfig(device="cpu", deterministic=True))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "triton", "expected"),
+    [
+        ((9, 0), None, True, True),
+        ((8, 0), None, True, False),
+        ((10, 0), None, True, False),
+        ((9, 0), "6.0", True, False),  # some of AMD's say 9.0, too
+        ((9, 0), None, False, False),
+    ],
+)
+def test_kernels_are_for_hopper_and_triton(capability, hip, triton, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr("memtrain.accel.engine.find_spec", lambda name: triton or None)
+    assert _has_kernels(torch.device("cuda")) == expected
+
+
+def test_no_kernel_of_ours_adds_in_the_order_in_which_programs_end():
+    """Atomics and tiles chosen by timing would make a run differ from itself."""
+    kernels = list(Path(memtrain.accel.__file__).parent.glob("**/*.py"))
+    assert kernels
+    for path in kernels:
+        assert not re.search(r"atomic|autotune", path.read_text()), path

@@ -1,0 +1,51 @@
+"""Kernels are compiled ahead, each once, and none is launched."""
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+
+class Kernel:
+    calls: list[tuple] = []
+
+    def run(self, *args, grid, warmup, **options):
+        self.calls.append((args[1:], warmup, options))
+
+
+def test_each_kind_of_call_is_compiled_once_and_none_is_launched():
+    from memtrain.accel.triton.precompile import rehearsal
+
+    kernel = Kernel()
+    real = Kernel.run
+    with rehearsal(Kernel):
+        for size in (4, 4, 8, 4):
+            kernel.run(torch.zeros(size), 3, grid=(1,), warmup=False, BLOCK=size)
+    assert Kernel.run is real
+    deadline = time.monotonic() + 10
+    while len(Kernel.calls) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    expected = [((3,), True, {"BLOCK": 4}), ((3,), True, {"BLOCK": 8})]
+    assert sorted(Kernel.calls, key=lambda call: call[2]["BLOCK"]) == expected
+
+
+def test_rollouts_know_that_they_are_rehearsed_and_are_told_when_it_ends():
+    from memtrain.accel.cuda_graphs import FastParts, GraphedUnroll
+    from memtrain.accel.engine import Engine
+    from memtrain.config import EngineConfig
+    from memtrain.recipes import recipe
+    from memtrain.training.run import Run
+
+    rnn = Run(recipe("retrieval"), Path("unwritten")).rnn
+    rnn.fast_unroll = rollout = GraphedUnroll(rnn.cell, FastParts({}, {}), nullcontext)
+    engine, seen = Engine(EngineConfig(device="cpu")), []
+    engine.rehearse(rnn, lambda: seen.append(rollout.rehearsing))
+    assert not seen  # nothing to compile
+    engine.kernels = True
+    with pytest.raises(ZeroDivisionError):
+        engine.rehearse(rnn, lambda: seen.append(rollout.rehearsing) or 1 / 0)
+    assert seen == [True] and not rollout.rehearsing

@@ -1,0 +1,795 @@
+"""The command line as a stranger uses it: results on stdout, one line for every mistake."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from matplotlib.image import imread
+from PIL import Image
+
+from conftest import TINY
+from memtrain.cli import COMMANDS, main, suggest
+from memtrain.cli.suggest import command_name
+from memtrain.config import Digits, RunConfig
+from memtrain.config.serialize import to_json
+from memtrain.data.prepare import prepare_images, prepare_text, prepare_tokens
+from memtrain.data.prepare.options import NOT_OPTIONS
+from memtrain.generation import pretrained
+from memtrain.generation.generate import generate
+from memtrain.generation.pretrained import export
+from memtrain.paper import FIGURES
+from memtrain.recipes import RECIPES
+from memtrain.training.processes import cores
+from memtrain.training.run import Run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def save(config: RunConfig, path: Path = Path("tiny.json")) -> str:
+    path.write_text(to_json(config))
+    return str(path)
+
+
+def refused(capsys, *arguments: str) -> str:
+    """Run a command that must fail; returns its one line."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and captured.err.startswith("memtrain: ")
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+# ----------------------------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize(
+    ("command", "argument"),
+    [("eval", "RUN"), ("generate", "RUN"), ("resume", "RUN"), ("reproduce", "FIGURE")],
+)
+def test_help_and_refusal_call_what_is_wanted_by_its_name(capsys, command: str, argument: str):
+    with pytest.raises(SystemExit):
+        main([command, "joint", "--help"])
+    assert argument in capsys.readouterr().out.split("options")[0]
+    if argument == "RUN":
+        assert f"{argument}: is missing; see memtrain {command}" in refused(capsys, command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("eval x --length abc", "--length=abc: must be a whole number"),
+        ("generate x --given abc", "--given=abc: must be a number"),
+        ("train digits --smt.steps 1.5", "--smt.steps=1.5: must be a whole number"),
+        ("train digits --smt.learning-rate fast", "--smt.learning-rate=fast: must be a number"),
+        ("train digits --cell.kind foo", "memtrain: cell: kind='foo'"),
+        ("train digits --cell.kind gru --cell.layers 4", "memtrain: cell.layers=4: must be left"),
+        ("train text --cell.kind gru --cell.heads 9", "memtrain: cell.heads=9: must be left out"),
+        ("train text --data x --option size", "takes pairs of a name and a value"),
+        ("reproduce joint --scale huge", "--scale=huge: must be one of smoke, cpu, gpu, paper"),
+        ("eval one two", "'two': unexpected argument; see memtrain eval --help"),
+        ("train text book.txt", "'book.txt': unexpected argument; did you mean --data book.txt?"),
+        ("train text --data a b", "'b': unexpected argument; see memtrain train text --help"),
+        ("train --data x", "RECIPE: is missing before --data"),
+        ("train my.yaml", "my.yaml: a config is a config.json"),
+        ("train text --config my.yaml", "memtrain train config.json"),
+        ("train text --data a --data b", "--data: given twice; leave one out"),
+        ("train digits --smt.steps=1 --smt.steps 2", "--smt.steps: given twice"),
+        ("train digits --smt.learning_rate 1 --smt.learning-rate 2", "--smt.learning-rate: given"),
+        ("train images --data a --option size 8 --option levels 4", "all pairs go to one"),
+        ("generate x --seed 1 --seed 1", "--seed: given twice"),
+    ],
+)
+def test_wrong_values_are_refused_in_plain_words(capsys, arguments: str, words: str):
+    assert words in refused(capsys, *arguments.split())
+
+
+@pytest.mark.parametrize("command", ["bench smt", "reproduce gradients"])
+def test_a_device_that_torch_does_not_know_is_refused(here: Path, capsys, command: str):
+    assert "device='gpu': must be auto, cpu" in refused(capsys, *command.split(), "--device", "gpu")
+
+
+def test_samples_that_no_machine_holds_are_refused(capsys):
+    assert "not enough memory" in refused(capsys, "data", "retrieval", "--count", str(10**14))
+    assert "seed=" in refused(capsys, "data", "retrieval", "--seed", str(10**30))
+
+
+def test_train_says_what_to_do_with_a_run_and_with_data_it_does_not_take(here: Path, capsys):
+    Path("runs/x").mkdir(parents=True)
+    save(TINY, Path("runs/x/config.json"))
+    assert "memtrain resume runs/x goes on with it" in refused(capsys, "train", "runs/x")
+    line = refused(capsys, "train", "digits", "--data", "book.txt")
+    assert "digits takes no data of yours; mnist, " in line
+    assert "takes --data.path" in refused(capsys, "train", "mnist-small", "--data", "photos")
+
+
+def test_recipes_are_listed_in_whole_sentences(capsys):
+    assert main(["train", "--help"]) == 0
+    listed = capsys.readouterr().out.split("Recipes:\n")[1].split("\n\n")[0].splitlines()
+    assert len(listed) == len(RECIPES) and all(line.endswith(".") for line in listed)
+
+
+def test_help_lists_the_options_of_each_kind_of_data(capsys):
+    with pytest.raises(SystemExit):
+        main(["data", "--help"])
+    told = capsys.readouterr().out
+    for function in (prepare_text, prepare_images, prepare_tokens):
+        for option in get_type_hints(function).keys() - NOT_OPTIONS:
+            assert re.search(rf"\b{option}\b", told), option
+
+
+def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["train", "tinystories", "--help"])
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    # The source breaks the line after "comparison, in".
+    assert "comparison, in runs/NAME-bptt. --bptt.seconds gives it as long as the" in lines
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name}" in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "digits", "--help"], ["data"]]
+)
+def test_help_imports_no_torch(arguments: list[str]):
+    code = (
+        "import sys\nfrom memtrain.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_generate_imports_neither_compiler_nor_figures(tmp_path: Path):
+    """Either takes longer than to draw a digit."""
+    code = (
+        "import sys\nfrom memtrain.cli import main\n"
+        f"main(['generate', 'mnist-small', '--count', '1', '--out', {str(tmp_path / 'x.png')!r}])\n"
+        "found = {'torch._dynamo', 'torch._inductor', 'matplotlib', 'sklearn'} & {*sys.modules}\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"train", "reproduce", "torchrun"}))
+def test_every_command_explains_itself(command: str, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: memtrain {command}" in capsys.readouterr().out
+
+
+def test_reproduce_lists_the_figures_and_teaches(capsys):
+    assert main(["reproduce", "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in FIGURES)
+    with pytest.raises(SystemExit):
+        main(["reproduce", "joint", "--help"])
+    assert "--launcher" in capsys.readouterr().out
+
+
+def test_reproduce_takes_several_figures_and_a_time(here: Path, capsys):
+    assert main(["reproduce", "joint", "length", "--minutes", "0", "--folder", "some"]) == 0
+    said = capsys.readouterr()
+    assert "joint" in said.out and "length" in said.out
+    assert "5 runs are missing after 0 minutes; the same command continues" in said.err
+    for arguments, told in (
+        (["joint", "lenght"], "did you mean length"),
+        (["joint", "--minutes", "-1"], "minutes=-1.0: must be at least 0"),
+        (["--minutes", "1"], "name at least one"),
+    ):
+        assert main(["reproduce", *arguments]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_train_lists_the_recipes_and_a_recipe_lists_its_knobs(capsys):
+    assert main(["train", "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in RECIPES)
+    with pytest.raises(SystemExit):
+        main(["train", "digits", "--help"])
+    knobs = capsys.readouterr().out
+    for knob in ("--smt.future-length", "--dmt.label-stride", "--cell.kind", "--overwrite"):
+        assert knob in knobs
+
+
+# ------------------------------------------------------------------------------------- the path
+
+
+def test_train_eval_resume_from_a_config_file(here: Path, capsys):
+    assert main(["train", save(TINY), "--smt.steps", "6", "--folder", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert "teacher" in out and "RNN, empty memory" in out and "sequential operations" in out
+    assert json.loads(Path("mine/config.json").read_text())["smt"]["steps"] == 6
+
+    assert main(["eval", "mine"]) == 0
+    assert "nats per target" in capsys.readouterr().out
+    assert main(["eval", "mine", "--json", "--sequences", "16"]) == 0
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert result["sequences"] == 16
+    taken = sum(stage["steps"] for stage in result["stages"])
+    assert (result["seed"], result["best"], result["step"]) == (TINY.seed, False, taken)
+    assert set(result["rnn"]) == {"nats", "bits", "accuracy"}
+    assert result["by_position"]["edges"] == [0, 1, 2, 3, 4, 5, 6]
+    assert json.loads(Path("mine/figures/evaluation-6.json").read_text()) == result
+    assert imread("mine/figures/evaluation-6.png").ndim == 3
+    assert imread("mine/figures/training.png").ndim == 3
+    assert [stage["name"] for stage in result["stages"]] == ["smt", "dmt", "bptt"]
+    assert len(result["drift"]["unexplained"]) == 6
+
+    assert main(["resume", "mine"]) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert main(["train", "tiny.json", "--folder", "mine", "--resume"]) == 0
+
+
+def test_digits_are_drawn_as_a_png(here: Path, capsys):
+    config = replace(TINY, data=Digits(), smt=replace(TINY.smt, steps=2), bptt=TINY.bptt)
+    config = replace(config, dmt=replace(TINY.dmt, steps=1), name="digits")
+    config = replace(config, bptt=replace(TINY.bptt, steps=0))
+    assert main(["train", save(config)]) == 0
+    assert "memtrain generate runs/digits" in capsys.readouterr().out
+    assert main(["eval", "runs/digits"]) == 0
+    assert "bits per pixel" in capsys.readouterr().out
+    assert main(["generate", "runs/digits", "--count", "4", "--out", "a.png"]) == 0
+    assert main(["generate", "runs/digits", "--count", "4", "--out", "b.png"]) == 0
+    assert main(["generate", "runs/digits", "--count", "4", "--seed", "1", "--out", "c.png"]) == 0
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert Path("a.png").read_bytes() != Path("c.png").read_bytes()
+    assert imread("a.png").ndim == 3
+    assert main(["generate", "runs/digits", "--count", "1"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]).is_file()
+
+
+@pytest.mark.parametrize("name", ["retrieval", "copy", "stack", "recall", "arithmetic", "digits"])
+def test_data_shows_samples(name: str, capsys):
+    assert main(["data", name, "--count", "3"]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(here: Path, monkeypatch):
+    """The real thing: a process, its signal, its exit status, and the same weights at the end."""
+    config = replace(TINY, smt=replace(TINY.smt, steps=150), log=replace(TINY.log, every=1))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "memtrain"]
+    whole = [*command, "train", save(config), "--folder", "whole"]
+    subprocess.run(whole, check=True, capture_output=True)
+    child = subprocess.Popen(
+        [*command, "train", "tiny.json", "--folder", "cut"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    metrics = Path("cut/metrics.jsonl")
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGINT)
+    _, told = child.communicate()
+    assert child.returncode == 130
+    assert "continue with: memtrain resume cut" in told and "Traceback" not in told
+    subprocess.run([*command, "resume", "cut"], check=True, capture_output=True)
+    ends = [sorted(Path(name, "checkpoints").iterdir())[-1] for name in ("whole", "cut")]
+    assert ends[0].name == ends[1].name
+    one, other = ((end / "weights.safetensors").read_bytes() for end in ends)
+    assert one == other
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.skipif(cores() < 2, reason="the demo starts no process on one core")
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("command", ["demo", "reproduce synthetic --processes 2"])
+def test_ctrl_c_while_processes_start_is_no_traceback(
+    here: Path, monkeypatch, command: str, delay: float
+):
+    """As a terminal sends it: to the command and to every process that it has started."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nor where it would share a GPU
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "memtrain", *command.split()],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell that starts the tests in its background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while not any("spawn_main" in line for line in command_lines_below(parent.pid)):
+        assert parent.poll() is None, parent.communicate()
+        time.sleep(0.02)
+    time.sleep(delay)
+    os.killpg(parent.pid, signal.SIGINT)
+    _, told = parent.communicate()
+    assert parent.returncode == 130
+    assert "memtrain: stopped" in told and "Traceback" not in told
+
+
+def test_ctrl_c_in_code_made_from_a_string_ends_as_any_other(tmp_path: Path):
+    """Dataclasses are made so: an import is full of it, and Python treats it differently."""
+    (tmp_path / "pressed.py").write_text(
+        "import runpy, sys\n"
+        "from types import SimpleNamespace\n"
+        "import memtrain.cli as cli\n"
+        "def press(arguments):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "cli.import_module = lambda name: SimpleNamespace(demo=press)\n"
+        "sys.argv = ['memtrain', 'demo']\n"
+        "runpy.run_module('memtrain', run_name='__main__')\n"
+    )
+    command = [sys.executable, "-m", "pressed"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "memtrain: stopped\n")
+
+
+def test_one_of_several_processes_ends_at_once(monkeypatch):
+    """Not through Python's own end, in which torch's threads may abort."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code = "import atexit, os; from memtrain.cli import main; atexit.register(os.abort)"
+    command = [sys.executable, "-c", f"{code}; main(['trian'])"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "did you mean train?" in done.stderr
+
+
+def command_lines_below(process: int) -> list[str]:
+    """How the processes were started that this one has started."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    lines = []
+    for child in children.read_text().split() if children.exists() else []:
+        with suppress(OSError):  # it has ended
+            lines.append(Path(f"/proc/{child}/cmdline").read_text())
+    return lines
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+def test_mistakes_get_one_line_with_the_nearest_name(here: Path, capsys):
+    assert "did you mean train?" in refused(capsys, "trian")
+    assert "did you mean digits?" in refused(capsys, "train", "digit")
+    assert "did you mean --smt.steps?" in refused(capsys, "train", "digits", "--smt.step", "4")
+    assert "--smt.steps" in refused(capsys, "train", "digits", "--smt.steps", "many")
+    line = refused(capsys, "train", "digits", "--teacher.context-length", "0")
+    assert "context_length=0: must be at least 1; the paper uses 256" in line
+    assert "must be one of bidirectional, causal" in refused(
+        capsys, "train", "digits", "--teacher.encoder", "x"
+    )
+    assert "did you mean gru?" in refused(capsys, "train", "digits", "--cell.kind", "grU")
+    assert "did you mean stack?" in refused(capsys, "data", "stak")
+    assert "no run there" in refused(capsys, "eval", "nowhere")
+    assert "no pretrained model of that name" in refused(capsys, "generate", "nowhere")
+    assert "did you mean tiny?" in refused(capsys, "train", "text", "--size", "tny")
+    assert "has one size" in refused(capsys, "train", "digits", "--size", "tiny")
+    assert "no such file or folder" in refused(capsys, "train", "text", "--data", "gone.txt")
+    assert "no run there" in refused(capsys, "resume", "nowhere")
+    assert "nothing.json: No such file" in refused(capsys, "train", "nothing.json")
+    assert "nobody" in refused(capsys, "train", "digits", "--cell.kind", "nobody:Cell")
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        ("train digits --lr 0.001", "--smt.learning-rate"),
+        ("train digits --smt.lr 0.001", "--smt.learning-rate"),
+        ("train retrieval-bptt --lr 0.001", "--bptt.learning-rate"),
+        ("train digits --dmt.lr=0.001", "--dmt.learning-rate"),
+        ("train digits --epochs 3", "--smt.steps"),
+        ("train digits --batch 3", "--smt.batch-size"),
+        ("train digits --batch-size 3", "--smt.batch-size"),
+        ("train digits --cell.hidden 3", "--cell.width"),
+        ("train digits --device cpu", "--engine.device"),
+        ("train text --dataset x", "--data"),
+        ("train text -d x", "--data"),
+        ("eval x --lenght 4", "--length"),
+        ("train digits --smt.lerning-rate 4", "--smt.learning-rate"),
+        ("train digits --wandb", ""),
+        ("train digits --smt.optimizer muon", ""),
+        ("train digits --optimizer muon", ""),
+        ("train digits -d x", ""),
+        ("train digits --bf16", ""),
+        ("train digits --smt.foo 1", ""),
+        ("eval x --lr 1", ""),
+    ],
+)
+def test_only_what_is_near_is_suggested(capsys, arguments: str, suggestion: str):
+    line = refused(capsys, *arguments.split())
+    if suggestion:
+        assert f"no such option; did you mean {suggestion}?" in line
+    else:
+        assert "no such option; see memtrain " in line and "did you mean" not in line
+
+
+def test_the_bare_name_of_a_run_is_told_from_no_run(here: Path, capsys):
+    Path("runs/digits").mkdir(parents=True)
+    save(TINY, Path("runs/digits/config.json"))
+    for command in ("eval", "resume", "generate"):
+        line = refused(capsys, command, "digits")
+        assert "digits: no run there; did you mean runs/digits?" in line
+    assert "did you mean" not in refused(capsys, "eval", "digit")
+
+
+def test_the_version_is_printed_however_it_is_called_for(capsys):
+    for word in ("--version", "-V", "version"):
+        assert main([word]) == 0
+    assert len(set(capsys.readouterr().out.split())) == 1
+    assert "did you mean" not in refused(capsys, "vision")
+
+
+def test_commands_are_named_so_that_they_work_as_typed(here: Path, monkeypatch):
+    monkeypatch.setattr(suggest.shutil, "which", lambda name: "/usr/bin/memtrain")
+    assert command_name() == "memtrain"
+    monkeypatch.setattr(suggest.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(here / ".venv/bin/python"))
+    assert command_name() == f"{here}/.venv/bin/python -m memtrain"
+    (here / ".venv/bin").mkdir(parents=True)
+    (here / ".venv/bin/memtrain").touch()
+    assert command_name() == ".venv/bin/memtrain"
+    monkeypatch.chdir(here / ".venv")
+    assert command_name() == "bin/memtrain"
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    assert command_name() == str(here / ".venv/bin/memtrain")
+
+
+def test_a_config_with_an_unknown_field_is_refused_by_name(here: Path, capsys):
+    Path("bad.json").write_text(to_json(TINY).replace('"joint"', '"jiont"'))
+    assert "jiont: SMTConfig has no such field; did you mean joint?" in refused(
+        capsys, "train", "bad.json"
+    )
+
+
+def test_a_folder_that_holds_a_run_is_kept(here: Path, capsys):
+    assert main(["train", save(TINY), "--smt.steps", "2"]) == 0
+    before = Path("runs/tiny/metrics.jsonl").read_text()
+    capsys.readouterr()
+    line = refused(capsys, "train", "tiny.json")
+    assert "--resume" in line and "--overwrite" in line
+    assert Path("runs/tiny/metrics.jsonl").read_text() == before
+    assert "choose one" in refused(capsys, "train", "tiny.json", "--resume", "--overwrite")
+    assert main(["train", "tiny.json", "--smt.steps", "3", "--overwrite"]) == 0
+
+
+def test_a_task_without_sequences_to_write_says_so(here: Path, capsys):
+    assert main(["train", save(TINY), "--smt.steps", "2"]) == 0
+    capsys.readouterr()
+    assert "asks for answers" in refused(capsys, "generate", "runs/tiny")
+    assert "count=0" in refused(capsys, "generate", "runs/tiny", "--count", "0")
+    assert "sequences=0" in refused(capsys, "eval", "runs/tiny", "--sequences", "0")
+    line = refused(capsys, "eval", "runs/tiny", "--length", "9")
+    assert "length=9: sequences of retrieval have 6 tokens" in line
+
+
+# ------------------------------------------------------------------------------------ real data
+
+
+SPLIT = ["--option", "held_out", "0.4"]
+FEW = ["--size", "tiny", "--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]
+FEW += ["--smt.batch-size", "2", "--dmt.batch-size", "2", "--dmt.rollout-length", "9"]
+
+
+def test_data_prepares_a_text_and_says_how_to_go_on(here: Path, capsys):
+    Path("book.txt").write_text("a line of a book\n" * 99)
+    assert main(["data", "book.txt"]) == 0
+    out = capsys.readouterr().out
+    assert "tokens" in out and "memtrain train text --data data/book-" in out
+    folder = out.split()[-1]
+    assert main(["data", "book.txt"]) == 0  # the same again
+    assert capsys.readouterr().out == out
+    assert main(["data", "book.txt", "--option", "held_out", "0.5"]) == 0
+    assert folder not in capsys.readouterr().out
+    assert main(["data", "book.txt", "--out", "here"]) == 0
+    assert (
+        "prepared here; learn it with: memtrain train text --data here" in capsys.readouterr().out
+    )
+    assert "here: is prepared already" in refused(capsys, "data", "book.txt", "--out", "here")
+    assert main(["data", "book.txt", "--out", "here", "--overwrite"]) == 0
+    line = refused(capsys, "data", "https://example.org/a.txt")
+    assert "data=https://example.org/a.txt: URLs are not read" in line
+
+
+def readme_commands(recipe: str) -> list[list[str]]:
+    """The three commands that README gives for a stranger's data."""
+    section = (Path(__file__).parents[2] / "README.md").read_text().split("## Your own data")[1]
+    lines = re.findall(r"^    memtrain (\w+ (?:runs/)?(\w+).*)$", section, flags=re.MULTILINE)
+    commands = [shlex.split(line, comments=True) for line, name in lines if name == recipe]
+    assert [command[0] for command in commands] == ["train", "eval", "generate"]
+    return commands
+
+
+def test_a_strangers_text_takes_the_three_commands_of_readme(here: Path, capsys):
+    train, look, write = readme_commands("text")
+    book = "".join(f"It was line {n} of a long café book\r\n" for n in range(900))
+    Path("book.txt").write_bytes(book.encode())
+    assert main([*train, *FEW, "--data.evaluate-length", "24"]) == 0
+    told = capsys.readouterr()
+    assert "prepared data/book" in told.err and "memtrain generate runs/text" in told.out
+    config = json.loads(Path("runs/text/config.json").read_text())
+    assert re.fullmatch(r"data/book-[0-9a-f]{8}", config["data"]["path"])
+    assert config["data"]["evaluate_length"] == 24
+    assert config["cell"]["width"] == 32
+
+    assert main([*look, "--sequences", "2"]) == 0
+    table = capsys.readouterr().out
+    assert "bits per byte" in table and "counts, previous three" in table
+    assert main(["eval", "runs/text", "--sequences", "2", "--length", "60", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["length"] == 60 and len(result["by_position"]["rnn"]) == 30
+    assert [row["name"] for row in result["baselines"]][-1] == "counts, previous three"
+    assert Path("runs/text/figures/evaluation-60.png").is_file()
+
+    assert main([*write, "--length", "20"]) == 0
+    assert capsys.readouterr().out.startswith("It was")
+    assert main(["generate", "runs/text", "--prompt", "café", "--length", "20"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("café") and len(first) > 10
+    assert main(["generate", "runs/text", "--prompt", "café", "--length", "20"]) == 0
+    assert capsys.readouterr().out == first
+    assert main(["generate", "runs/text", "--count", "2", "--length", "9", "--out", "x.txt"]) == 0
+    assert "---- 2 of 2 ----" in capsys.readouterr().out and Path("x.txt").is_file()
+    for options, message in {
+        ("--prompt", ""): "prompt='': must hold a character",
+        ("--prompt", "Zebra"): "'Z' is not in the text",
+        ("--prompt", "a", "--given", "0.5"): "--prompt is for text",
+        ("--given", "0.5"): "--given: this model writes text",
+        ("--image", "x.png"): "--image: this model writes text",
+        ("--temperature", "-1"): "temperature=-1.0: must be at least 0",
+        ("--top-p", "0"): "top_p=0.0: must be above 0",
+        ("--top-k", "-1"): "top_k=-1: must be at least 0",
+        ("--length", "0"): "length=0: must be at least 1",
+        ("--count", "0"): "count=0: must be at least 1",
+        ("--seed", "-1"): "seed=-1: must be at least 0",
+    }.items():
+        assert message in refused(capsys, "generate", "runs/text", *options), options
+    with_prompt = ["generate", "runs/text", "--prompt", "café", "--top-p", "2"]
+    assert main(with_prompt) == 2 and not capsys.readouterr().out
+    assert "length=1: must be at least 2" in refused(capsys, "eval", "runs/text", "--length", "1")
+    line = refused(capsys, "eval", "runs/text", "--length", "99999")
+    assert "at least 100,000 are needed" in line
+
+
+def test_a_run_finds_its_own_data_and_no_other(here: Path, capsys):
+    book = "".join(f"It was line {n} of a long book\n" for n in range(300))
+    Path("book.txt").write_text(book)
+    assert main(["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "runs/text", "--sequences", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["unit"] == "character"  # all of it is ASCII
+    scores = result["rnn"]
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")  # the data is found beside the run
+    again = ["eval", "../runs/text", "--sequences", "2", "--json"]
+    assert main(again) == 0
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+    shutil.copytree("../data", "data")
+    path = json.loads(Path("../runs/text/config.json").read_text())["data"]["path"]
+    assert main(["data", "../book.txt", "--out", path, "--overwrite", *SPLIT]) == 0
+    capsys.readouterr()
+    assert main(again) == 0  # other data of that name is here
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+    shutil.rmtree("../data")
+    for command in ("eval", "resume"):
+        assert main([command, "../runs/text"]) == 2
+        said = capsys.readouterr().err
+        assert f"{path}: is not the data that ../runs/text learned from; prepare that" in said
+    shutil.rmtree("data")
+    assert main(again) == 2
+    said = capsys.readouterr().err
+    assert "is not here and not beside the run; go to the folder" in said
+    assert f"prepare it again: memtrain data SOURCE --out {path}" in said
+    assert main(["data", "../book.txt", "--out", path]) == 0  # as it says
+    capsys.readouterr()
+    assert main(again) == 0
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+
+
+def test_a_run_keeps_its_data_when_others_prepare_the_source_with_other_options(here: Path, capsys):
+    Path("book.txt").write_text("".join(f"It was line {n} of a long book\n" for n in range(300)))
+    train = ["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]
+    assert main([*train, "--folder", "first"]) == 0
+    look = ["eval", "first", "--sequences", "2", "--json"]
+    capsys.readouterr()
+    assert main(look) == 0
+    scores = json.loads(capsys.readouterr().out)["rnn"]
+    assert main([*train, *SPLIT, "--folder", "second"]) == 0
+    with Path("book.txt").open("a") as file:
+        file.write("one more line\n")
+    assert main([*train, "--folder", "third"]) == 0
+    paths = {
+        json.loads(Path(name, "config.json").read_text())["data"]["path"]
+        for name in ("first", "second", "third")
+    }
+    assert len(paths) == 3
+    capsys.readouterr()
+    assert main(look) == 0
+    assert json.loads(capsys.readouterr().out)["rnn"] == scores
+    assert main(["resume", "second"]) == 0
+    assert main([*train, "--folder", "third", "--resume"]) == 0  # the same data, said again
+    for folder, options in (("first", []), ("third", SPLIT)):  # the source changed; the options did
+        assert main([*train, *options, "--folder", folder, "--resume"]) == 2
+        *_, said = capsys.readouterr().err.splitlines()
+        assert "data=book.txt: is prepared as data/book-" in said and "keeps its data" in said
+
+
+@pytest.mark.parametrize("command", ["bench", "eval", "generate", "resume", "report"])
+def test_an_unknown_option_is_named_before_anything_else(command: str, capsys):
+    assert refused(capsys, command, "--foo", "3").startswith("memtrain: --foo: no such option")
+
+
+def test_colours_of_a_terminal_do_not_hide_what_is_wrong(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    said = refused(capsys, "train", "retrieval", "--smt.steps", "abc")
+    assert said.startswith("memtrain: --smt.steps=abc: must be a whole number")
+
+
+def test_a_home_folder_is_expanded(here: Path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(here / "home"))
+    assert "home/runs/x: no run there" in refused(capsys, "eval", "~/runs/x")
+    assert main(["data", "--out=~/x"]) == 0 and not Path("~").exists()
+
+
+def test_a_finished_run_is_not_lengthened_by_its_config(here: Path, capsys):
+    assert main(["train", "retrieval", *FEW[2:], "--folder", "run"]) == 0
+    capsys.readouterr()
+    path = Path("run", "config.json")
+    plain = json.loads(path.read_text())
+    plain["dmt"]["steps"] += 5
+    path.write_text(json.dumps(plain))
+    said = refused(capsys, "resume", "run")
+    assert "finished this stage after" in said and "not lengthened" in said
+
+
+def test_a_run_writes_without_its_data(here: Path, capsys):
+    Path("book.txt").write_text("".join(f"It was line {n} of a long book\n" for n in range(300)))
+    assert main(["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]) == 0
+    write = ["generate", "runs/text", "--prompt", "It", "--length", "20"]
+    capsys.readouterr()
+    written = generate(Run.open("runs/text"), prompt="It", length=20)
+    for name in ("book.txt", "data", "runs/text/metrics.jsonl"):
+        shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
+    assert main(write) == 0
+    assert capsys.readouterr().out == written.texts()[0] + "\n"
+    line = refused(capsys, "generate", "runs/text", "--prompt", "~")
+    assert "'~' is not in the text that the model learned from" in line
+
+
+def test_scores_are_said_where_figures_cannot_be_saved(here: Path, capsys):
+    assert main(["train", save(TINY), "--folder", "mine"]) == 0
+    shutil.rmtree("mine/figures", ignore_errors=True)
+    Path("mine/figures").write_text("in the way")
+    capsys.readouterr()
+    assert main(["eval", "mine", "--json"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["rnn"]["nats"] > 0
+    assert "no figures: mine/figures: " in told.err
+
+
+def test_bptt_alone_is_alone(here: Path, capsys):
+    Path("book.txt").write_text("it was a dark and stormy night\n" * 50)
+    assert (
+        main(["train", "text", "--data", "book.txt", "--method", "bptt", "--smt.steps", "3"]) == 2
+    )
+    assert "smt.steps=3 with --method bptt, which is BPTT alone" in capsys.readouterr().err
+    assert main(["train", "retrieval", "--method", "bptt"]) == 2
+    assert "retrieval has one method; memtrain train retrieval-bptt;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cell", ["transformer", "gru"])
+def test_bptt_trains_beside_it_and_says_what_it_cost(here: Path, capsys, cell: str):
+    Path("book.txt").write_text("".join(f"line {n} of a long book\n" for n in range(900)))
+    few = ["--size", "tiny", "--log.evaluate-sequences", "2", "--data.evaluate-length", "24"]
+    few += ["--bptt.batch-size", "2", "--bptt.sequence-length", "9", "--bptt.seconds", "0.3"]
+    train = ["train", "text", "--method", "bptt", "--cell.kind", cell, "--data", "book.txt"]
+    assert main([*train, *few]) == 0
+    assert "memtrain generate runs/text-bptt" in capsys.readouterr().out
+    assert main(["eval", "runs/text-bptt", "--sequences", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    (stage,) = result["stages"]
+    assert stage["name"] == "bptt" and stage["steps"] == result["total_steps"] > 0
+    assert result["total_tokens"] == 18 * stage["steps"]
+    assert result["total_sequential_ops"] == stage["steps"] * stage["sequential_ops_a_step"] > 0
+    assert 0.3 <= result["total_seconds"] < 30
+    assert result["teacher"] is None and 0 < result["rnn"]["nats"] < 10
+    assert main(["generate", "runs/text-bptt", "--length", "9"]) == 0
+    assert "did you mean bptt" in refused(capsys, "train", "text", "--method", "bpt")
+
+
+def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, capsys):
+    train, look, write = readme_commands("images")
+    Path("photos").mkdir()
+    for number in range(30):
+        image = Image.new("RGBA", (6, 6), (0, 0, 0, 255))
+        image.putpixel((number % 6, number // 6), (255, 255, 255, number))
+        image.save(f"photos/{number}.png")
+    train[train.index("size") + 1] = "5"  # for a quicker test
+    assert main([*train, *FEW]) == 0
+    capsys.readouterr()
+    config = json.loads(Path("runs/images/config.json").read_text())
+    data = config["data"]["path"]
+    expected = {"kind": "stream", "evaluate_length": 25}
+    assert config["data"].items() >= expected.items() and data.startswith("data/photos-")
+    assert main(look) == 0
+    assert "counts, left and three above" in capsys.readouterr().out
+    assert main(["generate", "runs/images", "--count", "3"]) == 0
+    assert main(write) == 0
+    assert main(["generate", "runs/images", "--image", "photos/7.png", "--count", "2"]) == 0
+    for path in capsys.readouterr().out.splitlines():
+        assert imread(path).ndim == 3
+    for options, message in {
+        ("--prompt", "a"): "this model writes pictures; give the tokens of a picture",
+        ("--given", "1.5"): "given=1.5: must be above 0 and below 1",
+        ("--given", "0"): "given=0.0: must be above 0 and below 1",
+        ("--length", "9"): "pictures have 25 tokens",
+        ("--image", "gone.png"): "gone.png: no such image",
+        ("--out", "photos"): "out=photos: is a folder",
+        ("--out", "digits"): "out=digits: pictures are written as a PNG",
+    }.items():
+        assert message in refused(capsys, "generate", "runs/images", *options), options
+    line = refused(capsys, "train", "text", "--data", data, "--folder", "other")
+    assert f"holds images; memtrain train images --data {data}" in line
+    Path("data").rename("away")  # a file to complete is enough
+    assert main(["generate", "runs/images", "--image", "photos/7.png", "--seed", "1"]) == 0
+    assert imread(capsys.readouterr().out.strip()).ndim == 3
+    line = refused(capsys, "generate", "runs/images", "--given", "0.5")
+    assert f"its data, {data}, is not here and not beside the run" in line
+
+
+def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):
+    config = replace(TINY, name="digits", data=Digits())
+    run = Run.create(config, here / "run")
+    run.progress["stages"].append({"name": "smt", "steps": 1})
+    export(run, "small-one", here / "package")
+    monkeypatch.setattr(pretrained, "HOME", here / "package")
+    assert main(["generate", "small-one", "--count", "4"]) == 0
+    assert imread(capsys.readouterr().out.strip()).ndim == 3
+    assert "small-one" in refused(capsys, "generate", "smal-one")
+    line = refused(capsys, "generate", "small-one", "--given", "0.5")
+    assert "a pretrained model holds no images" in line
+
+
+def test_a_recipe_without_its_data_names_the_command_that_prepares_it(here: Path, capsys):
+    line = refused(capsys, "train", "mnist")
+    assert "memtrain data mnist --out data/mnist prepares it" in line
+    assert "memtrain train text --data PATH" in refused(capsys, "train", "text")
+
+
+def test_data_that_is_not_there_or_not_downloadable_is_one_line(here: Path, capsys):
+    assert "did you mean mnist?" in refused(capsys, "data", "mnits")
+    line = refused(capsys, "data", "mnist", "--data-dir", "empty")
+    assert "empty" in line
+    Path("data.npy").write_bytes(b"nonsense")
+    assert "data.npy" in refused(capsys, "data", "data.npy")
+    Path("t.txt").write_text("abc" * 99)
+    assert "no such option" in refused(capsys, "data", "t.txt", "--option", "levels", "3")
+    assert not Path("data").exists() or not list(Path("data").iterdir())
+
+
+def test_code_that_a_run_folder_names_is_not_imported_unasked(here: Path, capsys):
+    """Neither by eval nor by train --resume: the folder may be someone else's."""
+    assert main(["train", save(TINY), "--smt.steps", "2"]) == 0
+    path = Path("runs/tiny/config.json")
+    path.write_text(path.read_text().replace('"kind": "transformer"', '"kind": "evil:Cell"'))
+    Path("evil.py").write_text("open('imported', 'w').close()\n")
+    capsys.readouterr()
+    for command in (["eval", "runs/tiny"], ["train", "tiny.json", "--resume"]):
+        assert "evil:Cell; pass --allow-code" in refused(capsys, *command)
+    assert not Path("imported").exists()

@@ -1,0 +1,90 @@
+"""Copies of pictures: mirrored and moved."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from memtrain.data.augmentation import Augmentation
+from memtrain.data.images import decode_images
+from memtrain.data.prepare import prepare, prepare_path
+from memtrain.errors import MemtrainError
+
+NOISE = np.random.default_rng(0)
+GRAY = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+
+
+def save(folder: Path, names: list[str], side: int) -> Path:
+    """PNG files of noise."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(NOISE.integers(0, 256, (side, side), np.uint8)).save(path)
+    return folder
+
+
+def sketches(folder: Path, count: int) -> Path:
+    return save(folder / "raw", [f"cat/n{photo:03d}_7-1.png" for photo in range(count)], 64)
+
+
+def test_without_copies_there_is_the_picture_alone():
+    (only,) = Augmentation().of(GRAY)
+    assert np.array_equal(only, GRAY) and Augmentation().count == 1
+
+
+def test_a_mirror_exchanges_left_and_right():
+    same, mirrored = Augmentation(mirror=True).of(GRAY)
+    assert np.array_equal(same, GRAY)
+    assert np.array_equal(mirrored[0], [[3, 2, 1, 0], [7, 6, 5, 4], [11, 10, 9, 8]])
+
+
+def test_pictures_move_in_eight_directions_and_the_border_is_repeated():
+    copies = list(Augmentation(shift=1).of(GRAY))
+    assert len(copies) == Augmentation(shift=1).count == 9
+    assert np.array_equal(copies[0], GRAY)
+    assert len({copy.tobytes() for copy in copies}) == 9
+    moved_up_and_left = [[5, 6, 7, 7], [9, 10, 11, 11], [9, 10, 11, 11]]
+    moved_down_and_right = [[0, 0, 1, 2], [0, 0, 1, 2], [4, 4, 5, 6]]
+    shown = [copy[0].tolist() for copy in copies]
+    assert moved_up_and_left in shown and moved_down_and_right in shown
+
+
+def test_both_give_all_pairs():
+    copies = list(Augmentation(mirror=True, shift=2).of(GRAY))
+    assert len(copies) == Augmentation(mirror=True, shift=2).count == 18
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shift": -1}, "shift=-1: must be at least 0 pixels"),
+        ({"shift": 1.5}, "shift=1.5: must be a whole number"),
+        ({"mirror": 2}, "mirror=2: must be true or false"),
+        ({"shift": 64}, "shift=64: pictures have 64x64"),
+    ],
+)
+def test_copies_that_cannot_be_are_refused(tmp_path: Path, options: dict, said: str):
+    raw = sketches(tmp_path, 4)
+    with pytest.raises(MemtrainError, match=said):
+        prepare("sketchy", data_dir=raw, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_what_is_learned_from_has_copies(tmp_path: Path):
+    raw = sketches(tmp_path, 20)
+    plain = prepare("sketchy", data_dir=raw, out=tmp_path / "plain")
+    many = prepare("sketchy", data_dir=raw, out=tmp_path / "many", mirror=True, shift=1)
+    assert many.splits["train"].documents == 18 * plain.splits["train"].documents
+    assert np.array_equal(many.tokens("test"), plain.tokens("test"))
+    assert np.array_equal(many.tokens("train")[: len(plain.tokens("train"))], plain.tokens("train"))
+    assert many.meta.notes[-1] == "train holds 18 copies of a picture: mirrored and moved by 1"
+
+
+def test_images_of_yours_have_them_too(tmp_path: Path):
+    folder = save(tmp_path / "pictures", [f"{number}.png" for number in range(5)], 4)
+    store = prepare_path(folder, tmp_path / "out", mirror=True)
+    assert store.meta.picture is not None
+    shown = decode_images(store.tokens("train").reshape(-1, 16), store.meta.picture)
+    half = len(shown) // 2
+    assert half and np.array_equal(shown[half:], shown[:half, :, ::-1])

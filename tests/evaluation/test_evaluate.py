@@ -1,0 +1,333 @@
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.image import imread
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import memtrain.evaluation.evaluate as evaluate_module
+from conftest import ENCODERS, TINY, VOCAB, random_tokens, seeded, tiny_rnn, tiny_teacher
+from memtrain.config import Digits, Retrieval, Stack
+from memtrain.data.build import build_task
+from memtrain.data.task import Task
+from memtrain.evaluation import scores as tally
+from memtrain.evaluation.evaluate import Evaluation, Score, encode_in_chunks, evaluate
+from memtrain.generation.sampling import read
+from memtrain.models.build import build_rnn
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Teacher
+from memtrain.plotting.evaluation_figure import save_figure
+from memtrain.shapes import IGNORE_INDEX, Batch
+
+CPU = torch.device("cpu")
+LENGTH = 8
+BOTH = pytest.mark.parametrize("encoder", ENCODERS)
+
+
+@pytest.fixture
+def task() -> Task:
+    return build_task(Stack(sequence_length=LENGTH, vocab_size=VOCAB, depth=3))
+
+
+def look(task: Task, rnn: RNN, teacher: Teacher | None, sequences: int = 16, **options):
+    return evaluate(task, rnn, teacher, sequences=sequences, device=CPU, **options)
+
+
+def held_out(task: Task, seed: int, sequences: int = 16) -> Batch:
+    return task.held_out(sequences, seeded(seed))
+
+
+def by_hand(pairs: list[tuple[Tensor, int]]) -> tuple[float, float]:
+    """Nats and accuracy of (logits, target) pairs."""
+    nats, right = [], 0
+    for logits, target in pairs:
+        values = logits.tolist()
+        nats.append(math.log(sum(math.exp(v) for v in values)) - values[target])
+        right += values.index(max(values)) == target
+    return sum(nats) / len(nats), right / len(nats)
+
+
+@torch.no_grad()
+def rolled_out(rnn: RNN, batch: Batch, memories: Tensor, first: int) -> list[tuple[Tensor, int]]:
+    """Logits and target wherever one is asked, row after row from the given memories."""
+    pairs = []
+    for row in range(len(batch.inputs)):
+        memory = memories[row : row + 1]
+        for t in range(first, LENGTH):
+            logits, memory = rnn.step(memory, batch.inputs[row, t : t + 1])
+            if batch.targets[row, t] != IGNORE_INDEX:
+                pairs.append((logits[0], int(batch.targets[row, t])))
+    return pairs
+
+
+def assert_score(found: Score | None, expected: tuple[float, float]) -> None:
+    assert found is not None
+    assert (found.nats, found.accuracy) == pytest.approx(expected, abs=1e-5)
+
+
+class TestScores:
+    def test_rnn_is_scored_on_its_rollout_from_the_empty_memory(self, task):
+        rnn, batch = tiny_rnn(), held_out(task, seed=3)
+        result = look(task, rnn, None, seed=3)
+        pairs = rolled_out(rnn, batch, rnn.empty_memory(16), 0)
+        assert_score(result.rnn, by_hand(pairs))
+        assert result.targets == len(pairs) > 16
+        assert result.sequences == 16
+        assert 0 < result.rnn.accuracy < 1
+
+    @BOTH
+    def test_teacher_is_scored_on_its_memory_at_every_step(self, task, encoder):
+        teacher, batch = tiny_teacher(encoder), held_out(task, seed=3)
+        result = look(task, tiny_rnn(), teacher, seed=3)
+        pairs = []
+        with torch.no_grad():
+            for row in range(16):
+                for t in range(LENGTH):
+                    if batch.targets[row, t] != IGNORE_INDEX:
+                        memory = teacher.encode(batch.inputs[row : row + 1, : t + 1])[:, -1]
+                        pairs.append((teacher.predict(memory)[0], int(batch.targets[row, t])))
+        assert_score(result.teacher, by_hand(pairs))
+
+    @BOTH
+    def test_rnn_from_the_teachers_memory_is_scored_on_what_follows(self, task, encoder):
+        rnn, teacher, batch = tiny_rnn(), tiny_teacher(encoder), held_out(task, seed=3)
+        result = look(task, rnn, teacher, seed=3)
+        assert result.start == 3
+        with torch.no_grad():
+            handed = teacher.encode(batch.inputs[:, :4])[:, -1]
+            own = rnn.unroll(batch.inputs[:, :4])[:, -1]
+        assert_score(result.rnn_from_teacher, by_hand(rolled_out(rnn, batch, handed, 4)))
+        assert_score(result.rnn_after_start, by_hand(rolled_out(rnn, batch, own, 4)))
+
+    def test_without_a_teacher_only_the_rnn_is_scored(self, task):
+        rnn = tiny_rnn()
+        alone = look(task, rnn, None)
+        assert alone.teacher is alone.rnn_from_teacher is alone.rnn_after_start is None
+        assert alone.drift is None
+        assert alone.rnn == look(task, rnn, tiny_teacher()).rnn
+
+    def test_bits_are_nats_over_log_2(self):
+        assert Score(nats=math.log(8), accuracy=0.0).bits == pytest.approx(3)
+
+
+class TestChance:
+    def test_the_same_seed_gives_the_same_result_and_another_seed_another(self, task):
+        rnn, teacher = tiny_rnn(), tiny_teacher()
+        assert look(task, rnn, teacher) == look(task, rnn, teacher)
+        assert look(task, rnn, teacher, seed=1) != look(task, rnn, teacher, seed=2)
+
+    def test_the_generators_of_training_are_left_untouched(self, task):
+        rnn, teacher, training = tiny_rnn(), tiny_teacher(), seeded(4)
+        before = torch.get_rng_state(), training.get_state()
+        look(task, rnn, teacher)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.equal(training.get_state(), before[1])
+
+
+class TestModes:
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    def test_rnn_comes_back_in_the_mode_it_had(self, task, training):
+        rnn = tiny_rnn().train(training)
+        look(task, rnn, tiny_teacher())
+        assert all(module.training is training for module in rnn.modules())
+
+    def test_dropout_is_off_while_looking(self, task):
+        class Dropping(nn.Module):
+            memory_tokens, memory_dim = 2, 16
+
+            def __init__(self, cell: nn.Module) -> None:
+                super().__init__()
+                self.cell, self.drop = cell, nn.Dropout(0.5)
+
+            def forward(self, memory, token):
+                return self.drop(self.cell(memory, token))
+
+        rnn = tiny_rnn()
+        dropping = RNN(Dropping(rnn.cell), rnn.readout).train()
+        assert look(task, dropping, None) == look(task, rnn, None)
+
+    def test_no_gradients_are_left(self, task):
+        rnn, teacher = tiny_rnn(), tiny_teacher()
+        look(task, rnn, teacher)
+        assert all(p.grad is None for m in (rnn, teacher) for p in m.parameters())
+
+
+class Oracle(nn.Module):
+    """Looks its next memory up among the teacher's, `error` away in every dimension."""
+
+    memory_tokens, memory_dim = 2, 16
+
+    def __init__(self, teacher: Teacher, inputs: Tensor, error: float) -> None:
+        super().__init__()
+        with torch.no_grad():
+            labels = teacher.encode(inputs)
+        empty = torch.zeros_like(labels[:, :1])
+        self.before = torch.cat([empty, labels[:, :-1]], dim=1).flatten(0, 1).flatten(1)
+        self.token = inputs.flatten()
+        self.after = labels.flatten(0, 1)
+        self.error = error
+
+    def forward(self, memory: Tensor, token: Tensor) -> Tensor:
+        distance = torch.cdist(memory.flatten(1), self.before)
+        distance = distance.masked_fill(token[:, None] != self.token, float("inf"))
+        return self.after[distance.argmin(1)] + self.error
+
+
+@BOTH
+class TestDrift:
+    def oracle(self, task: Task, encoder: str, error: float) -> tuple[Evaluation, Teacher]:
+        teacher = tiny_teacher(encoder)
+        rnn = tiny_rnn(Oracle(teacher, held_out(task, seed=3).inputs, error))
+        rnn.readout.load_state_dict(teacher.decoder.state_dict())
+        return look(task, rnn, teacher, seed=3), teacher
+
+    def test_is_zero_for_a_cell_that_returns_the_teachers_memories(self, task, encoder):
+        result, _ = self.oracle(task, encoder, error=0.0)
+        assert result.drift is not None and result.teacher is not None
+        assert result.drift.rollout == pytest.approx([0.0] * LENGTH, abs=1e-9)
+        assert result.drift.unexplained == pytest.approx([0.0] * LENGTH, abs=1e-9)
+        assert result.drift.one_step == pytest.approx(0, abs=1e-9)
+        assert result.drift.one_step_unexplained == pytest.approx(0, abs=1e-9)
+        # It also answers what the teacher answers, with and without a handed-over memory.
+        assert_score(result.rnn, (result.teacher.nats, result.teacher.accuracy))
+        assert result.rnn_after_start is not None
+        after = (result.rnn_after_start.nats, result.rnn_after_start.accuracy)
+        assert_score(result.rnn_from_teacher, after)
+
+    def test_is_the_square_of_a_constant_error(self, task, encoder):
+        result, teacher = self.oracle(task, encoder, error=0.01)
+        assert result.drift is not None
+        assert result.drift.rollout == pytest.approx([1e-4] * LENGTH, rel=1e-2)
+        assert result.drift.one_step == pytest.approx(1e-4, rel=1e-2)
+        with torch.no_grad():
+            labels = teacher.encode(held_out(task, seed=3).inputs)
+        variance = float(labels.flatten(0, 1).var(dim=0, correction=0).mean())
+        share = 1e-4 / variance
+        assert result.drift.unexplained == pytest.approx([share] * LENGTH, rel=1e-2)
+        assert result.drift.one_step_unexplained == pytest.approx(share, rel=1e-2)
+
+    def test_one_step_starts_from_the_teachers_memory_and_a_rollout_from_its_own(
+        self, task, encoder
+    ):
+        rnn, teacher, inputs = tiny_rnn(), tiny_teacher(encoder), held_out(task, seed=3).inputs
+        drift = look(task, rnn, teacher, seed=3).drift
+        assert drift is not None
+        with torch.no_grad():
+            labels = teacher.encode(inputs)
+            memory, steps, rollout = rnn.empty_memory(16), [], []
+            for t in range(LENGTH):
+                before = rnn.empty_memory(16) if t == 0 else labels[:, t - 1]
+                steps.append((rnn.cell(before, inputs[:, t]) - labels[:, t]).square().mean())
+                memory = rnn.cell(memory, inputs[:, t])
+                rollout.append((memory - labels[:, t]).square().mean())
+        assert drift.one_step == pytest.approx(float(torch.stack(steps).mean()), rel=1e-4)
+        assert drift.rollout == pytest.approx([float(value) for value in rollout], rel=1e-4)
+
+
+@BOTH
+@pytest.mark.parametrize("padding", ["mask", "void"])
+@pytest.mark.parametrize("windows", [5, 12, 17, 1000])
+def test_memories_made_in_chunks_equal_those_made_at_once(encoder, windows, padding):
+    """Longer than any memory reaches back: two layers of 8, or a window of 8."""
+    teacher, inputs = tiny_teacher(encoder, padding=padding), random_tokens(3, 40)
+    with torch.no_grad():
+        assert_close(encode_in_chunks(teacher, inputs, windows), teacher.encode(inputs))
+
+
+def test_looking_at_a_few_sequences_at_a_time_changes_nothing(task, monkeypatch):
+    rnn, teacher = tiny_rnn(), tiny_teacher()
+    whole = look(task, rnn, teacher)
+    monkeypatch.setitem(evaluate_module.FLOATS, "cpu", 3 * LENGTH * 32)
+    monkeypatch.setattr(tally, "ROWS", 7)
+    pieces = look(task, rnn, teacher)
+    assert flat(asdict(pieces)) == pytest.approx(flat(asdict(whole)), rel=1e-5)
+
+
+def flat(value: Any) -> list[float]:
+    """All numbers of nested records, in order."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for item in value for number in flat(item)]
+    return [] if value is None else [float(value)]
+
+
+class TestByPosition:
+    def test_bins_are_means_of_the_losses_in_them(self, monkeypatch):
+        monkeypatch.setattr(evaluate_module, "BINS", 3)
+        task = build_task(Stack(sequence_length=LENGTH, vocab_size=VOCAB, depth=3))
+        rnn, teacher, batch = tiny_rnn(), tiny_teacher(), held_out(task, seed=3)
+        curves = look(task, rnn, teacher, seed=3).by_position
+        assert curves.edges == [0, 3, 6, 8]
+        with torch.no_grad():
+            predicted = teacher.predict(teacher.encode(batch.inputs).flatten(0, 1))
+            predicted = predicted.unflatten(0, batch.inputs.shape)
+            logits, _ = read(rnn, batch.inputs)
+        for found, given in ((curves.rnn, logits), (curves.teacher, predicted)):
+            assert found is not None
+            for place, (first, end) in enumerate(zip(curves.edges, curves.edges[1:], strict=False)):
+                asked = batch.targets[:, first:end] != IGNORE_INDEX
+                pairs = list(
+                    zip(given[:, first:end][asked], batch.targets[:, first:end][asked], strict=True)
+                )
+                expected, _ = by_hand([(row, int(target)) for row, target in pairs])
+                assert found[place] == pytest.approx(expected, abs=1e-5)
+
+    def test_what_is_not_asked_or_not_rolled_out_has_no_mean(self):
+        task = build_task(Retrieval(sequence_length=6, vocab_size=VOCAB))
+        result = look(task, tiny_rnn(), tiny_teacher())
+        curves = result.by_position
+        assert curves.rnn[:-1] == [None] * 5 and curves.rnn[-1] == pytest.approx(result.rnn.nats)
+        alone = look(task, tiny_rnn(), None).by_position
+        assert alone.teacher is alone.unexplained is alone.rnn_from_teacher is None
+
+    def test_drift_bins_are_means_of_the_drift(self, task, monkeypatch):
+        monkeypatch.setattr(evaluate_module, "BINS", 2)
+        result = look(task, tiny_rnn(), tiny_teacher())
+        assert result.drift is not None
+        every = result.drift.unexplained
+        assert result.by_position.unexplained == pytest.approx(
+            [sum(every[:4]) / 4, sum(every[4:]) / 4]
+        )
+
+
+def test_count_models_are_scored_on_the_same_targets_if_there_is_a_corpus(task):
+    assert look(task, tiny_rnn(), None, baselines=True).baselines == []
+    digits = build_task(Digits())
+    torch.manual_seed(0)
+    rnn = build_rnn(TINY, digits.vocab_size)
+    result = look(digits, rnn, None, sequences=50, baselines=True)
+    zeroth, left, around = (baseline.nats for baseline in result.baselines)
+    assert math.log(17) > zeroth > left > around > 1
+    assert all(baseline.fitted_tokens == 1527 * 64 for baseline in result.baselines)
+    assert look(digits, rnn, None, sequences=50).baselines == []
+
+
+def test_a_figure_is_drawn_with_and_without_a_teacher(task, tmp_path):
+    for teacher in (None, tiny_teacher()):
+        path = tmp_path / "deep" / f"{teacher is None}.png"
+        save_figure(look(task, tiny_rnn(), teacher), path, "stack", "target")
+        assert imread(path).shape[0] > 300
+
+
+@BOTH
+def test_short_sequences_are_scored_too(encoder):
+    class Echo(Task):
+        vocab_size, sequence_length = VOCAB, 1
+
+        def sample(self, count, generator):
+            inputs = torch.randint(VOCAB, (count, 1), generator=generator)
+            return Batch(inputs, inputs)
+
+    result = look(Echo(), tiny_rnn(), tiny_teacher(encoder))
+    assert result.rnn_from_teacher is None
+    assert result.teacher is not None
+    assert result.targets == 16
+
+
+def test_a_task_that_asks_once_a_sequence_has_as_many_targets_as_sequences():
+    task = build_task(Retrieval(sequence_length=6, vocab_size=VOCAB))
+    assert look(task, tiny_rnn(), tiny_teacher(), sequences=10).targets == 10

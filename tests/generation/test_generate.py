@@ -1,0 +1,252 @@
+"""`generate`, the one function with which a model writes."""
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memtrain.generation.command
+from conftest import TINY, random_tokens, seeded
+from memtrain.data.codec import TokenCodec
+from memtrain.data.images import ImageFormat
+from memtrain.errors import MemtrainError, printable
+from memtrain.generation.command import GenerateOptions, write_wish
+from memtrain.generation.generate import Samples, _check_model, _given, generate
+from memtrain.generation.pretrained import Pretrained
+from memtrain.generation.sampling import write
+from memtrain.models.build import build_rnn
+
+TEXT = TokenCodec(vocab_size=256, start_token=10, text=True)
+PICTURE = TokenCodec(
+    vocab_size=16, start_token=3, picture=ImageFormat(height=4, width=6, levels=2, patch=2)
+)
+MARKED = TokenCodec(
+    vocab_size=5,
+    start_token=4,
+    start_written=False,
+    picture=ImageFormat(height=2, width=3, levels=4),
+)
+
+
+def model(spelling: TokenCodec) -> Pretrained:
+    torch.manual_seed(0)
+    rnn = build_rnn(TINY, spelling.vocab_size)
+    with torch.no_grad():
+        rnn.readout.head.weight.mul_(20)  # its choices lie far apart
+    return Pretrained("tiny", rnn, spelling, TINY, {})
+
+
+def test_text_begins_with_the_start_token_or_goes_on_from_a_prompt():
+    author = model(TEXT)
+    free = generate(author, count=3, length=20, seed=4)
+    assert free.tokens.shape == (3, 21) and (free.tokens[:, 0] == 10).all() and free.given == 1
+    after = generate(author, prompt="héllo", count=2, length=7, temperature=0.0)
+    assert after.given == 6 and after.tokens.shape == (2, 13)
+    assert all(text.startswith("héllo") for text in after.texts())
+    prompt = torch.tensor([list("héllo".encode())])
+    by_hand = write(author.rnn, prompt, 7, seeded(), temperature=0.0)
+    assert after.tokens[0, 6:].tolist() == by_hand[0].tolist()
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_writing_leaves_torch_as_deterministic_as_it_was(warn_only: bool):
+    seen = []
+
+    def listen(_: np.ndarray) -> None:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        generate(model(TEXT), length=2, listen=listen)
+        assert seen == [False]
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_same_seed_writes_the_same_and_listeners_hear_all_of_it():
+    author, heard = model(TEXT), []
+    written = generate(author, prompt="a", length=40, seed=1, listen=heard.append)
+    assert len(heard) > 1
+    assert np.array_equal(np.concatenate(heard, axis=1), written.tokens[:, 1:])
+    assert np.array_equal(generate(author, prompt="a", length=40, seed=1).tokens, written.tokens)
+    assert not np.array_equal(
+        generate(author, prompt="a", length=40, seed=2).tokens, written.tokens
+    )
+
+
+def test_pictures_are_finished_whatever_is_given(tmp_path: Path):
+    author = model(PICTURE)
+    free = generate(author, count=5)
+    assert free.tokens.shape == (5, 6) and (free.tokens[:, 0] == 3).all()
+    assert free.pictures().shape == (5, 4, 6)
+    halves = random_tokens(4, 3).numpy() % 16
+    done = generate(author, prompt=halves)
+    assert done.tokens.shape == (4, 6) and done.given == 3
+    assert np.array_equal(done.tokens[:, :3], halves)
+    done.save(tmp_path / "grid.png", originals=done.tokens)
+    assert (tmp_path / "grid.png").is_file()
+
+
+def test_a_start_mark_is_read_before_any_prompt_and_never_written():
+    author = model(MARKED)
+    free = generate(author, count=40, temperature=5.0)
+    assert free.tokens.shape == (40, 6) and free.given == 0
+    assert set(free.tokens.flatten()) == {0, 1, 2, 3}
+    given = np.array([1, 2])
+    done = generate(author, prompt=given, count=3, temperature=0.0)
+    assert done.tokens.shape == (3, 6) and done.tokens[:, :2].tolist() == [[1, 2]] * 3
+    marked = torch.tensor([[4, 1, 2]])
+    by_hand = write(author.rnn, marked, 4, seeded(), temperature=0.0, allowed=4)
+    assert done.tokens[0, 2:].tolist() == by_hand[0].tolist()
+
+
+def test_the_models_mode_comes_back():
+    author = model(TEXT)
+    author.rnn.train()
+    generate(author, length=1)
+    assert author.rnn.training
+
+
+@pytest.mark.parametrize(
+    ("spelling", "options", "message"),
+    [
+        (TEXT, {"count": 0}, "count=0: must be at least 1"),
+        (TEXT, {"length": 0}, "length=0: must be at least 1"),
+        (TEXT, {"prompt": ""}, "prompt='': must hold a character"),
+        (TEXT, {"prompt": np.zeros((2, 0), np.int64)}, "prompt: must hold at least one token"),
+        (TEXT, {"prompt": np.array([256])}, "prompt: 256 is no token, must be 0..255"),
+        (TEXT, {"temperature": -1.0}, "temperature=-1.0: must be at least 0"),
+        (TEXT, {"top_p": 0.0}, "top_p=0.0: must be above 0"),
+        (TEXT, {"seed": -1}, "seed=-1: must be at least 0"),
+        (TEXT, {"seed": 10**30}, "must be at least 0 and below 2**63"),
+        (TEXT, {"top_k": -2}, "top_k=-2: must be at least 0"),
+        (PICTURE, {"length": 9}, "length=9: this model's pictures have 6 tokens"),
+        (PICTURE, {"prompt": "a"}, "prompt='a': this model writes pictures"),
+        (PICTURE, {"prompt": np.zeros(6, np.int64)}, "6 tokens leave nothing to complete"),
+        (MARKED, {"prompt": np.array([4])}, "prompt: 4 is no token, must be 0..3"),
+    ],
+)
+def test_bad_wishes_are_one_line(spelling: TokenCodec, options: dict[str, Any], message: str):
+    with pytest.raises(MemtrainError) as caught:
+        generate(model(spelling), **options)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("prompt", [np.array([1.5]), np.zeros((2, 2, 2), np.int64)])
+def test_a_prompt_that_is_no_row_of_tokens_is_refused(prompt: np.ndarray):
+    with pytest.raises(MemtrainError, match="must be a text, or whole numbers"):
+        _given(TEXT, prompt, 1)
+
+
+def test_pictures_are_saved_as_png_only_and_a_path_may_be_a_word(tmp_path: Path):
+    drawn = Samples(np.zeros((2, 6), np.int64), 0, PICTURE)
+    drawn.save(str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").is_file()
+    with pytest.raises(MemtrainError, match=r"end it in \.png"):
+        drawn.save(tmp_path / "a")
+
+
+def test_texts_are_saved_apart(tmp_path: Path):
+    tokens = np.array([list(b"one"), list(b"two")])
+    Samples(tokens, 0, TEXT).save(tmp_path / "deep" / "out.txt")
+    assert (tmp_path / "deep" / "out.txt").read_text() == "one\n\n----\n\ntwo"
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.JPG", "x.svg"])
+def test_text_is_not_saved_as_a_picture(tmp_path: Path, name: str):
+    with pytest.raises(MemtrainError, match="writes text; end it in .txt"):
+        Samples(np.array([list(b"one")]), 0, TEXT).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("mnist-small", "load_pretrained('mnist-small')"),
+        (Path("runs/x"), "load_rnn('runs/x')"),
+        (3, "model=int: must be a Run"),
+    ],
+)
+def test_a_name_in_place_of_a_model_says_how_to_load_it(wrong: Any, message: str):
+    with pytest.raises(MemtrainError) as caught:
+        _check_model(wrong)  # of `generate`, whose types are checked here before it is called
+    assert message in str(caught.value)
+
+
+def test_a_text_for_pictures_names_the_argument_and_the_option():
+    with pytest.raises(MemtrainError, match=r"give the tokens .* \(on the command line: --image"):
+        generate(model(PICTURE), prompt="a")
+
+
+@pytest.mark.parametrize("part", ["readout", "cell"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nothing_is_sampled_from_nan(part: str, value: float):
+    author, heard = model(TEXT), []
+    weight = next(p for p in getattr(author.rnn, part).parameters() if p.ndim == 2)
+    with torch.no_grad():
+        weight.fill_(value)
+    with pytest.raises(MemtrainError, match="not finite, there is nothing to sample from"):
+        generate(author, length=40, listen=heard.append)
+    assert not heard
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_control_characters_are_written_out_on_a_terminal_only(monkeypatch, count: int, tmp_path):
+    text = "a\x1b]0;x\x07é\u202eb\n"
+    tokens = np.tile(np.frombuffer(text.encode(), np.uint8).astype(np.int64), (count, 1))
+
+    def write(model, *, listen=None, **_):
+        for piece in np.split(tokens, tokens.shape[1], axis=1):
+            if listen is not None:
+                listen(piece)  # byte by byte: characters are split
+        return Samples(tokens, 0, TEXT)
+
+    monkeypatch.setattr(memtrain.generation.command, "generate", write)
+    out = tmp_path / "out.txt"
+    for stream, shown in ((Terminal(), printable(text)), (io.StringIO(), text)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        write_wish(model(TEXT), "tiny", GenerateOptions(count=count, out=out))
+        assert shown in stream.getvalue()
+        assert ("\x1b" in stream.getvalue()) is (not stream.isatty())
+        assert out.read_text() == "\n\n----\n\n".join([text] * count)
+
+
+def test_a_picture_is_written_through_no_link(tmp_path: Path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    (tmp_path / "run" / "samples").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MemtrainError, match="symbolic link"):
+        write_wish(model(PICTURE), str(tmp_path / "run"), GenerateOptions(count=1))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_text_for_a_picture_file_is_refused_before_it_is_written(tmp_path: Path, capsys):
+    with pytest.raises(MemtrainError, match=r"end it in \.txt"):
+        write_wish(model(TEXT), "tiny", GenerateOptions(out=tmp_path / "x.png"))
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_written_is_one_line_and_pictures_are_shown_in_notebooks():
+    pictures = Samples(np.zeros((2, 6), np.int64), 1, PICTURE)
+    assert repr(pictures) == "<Written: 2 pictures of 6 tokens, 1 of them given>"
+    shown = pictures._repr_png_()
+    assert shown is not None and shown.startswith(b"\x89PNG")
+    texts = Samples(np.array([list(b"one")]), 0, TEXT)
+    assert repr(texts) == "<Written: 1 text of 3 tokens, 0 of them given>"
+    assert texts._repr_png_() is None
+    assert re.fullmatch(
+        r"<Pretrained tiny: [\d,]+ parameters, transformer cell>", repr(model(TEXT))
+    )

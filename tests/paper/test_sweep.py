@@ -1,0 +1,433 @@
+"""Sweeps: every run once, whatever is killed or fails in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import memtrain.paper.sweep as sweep_module
+from memtrain.errors import MemtrainError
+from memtrain.files import locked
+from memtrain.paper import load, mps
+from memtrain.paper import workers as launch
+from memtrain.paper.base import Job, Result, Setup
+from memtrain.paper.job import Done, Event, Progress, Work, attempt, collect
+from memtrain.paper.order import urgency
+from memtrain.paper.progress import View
+from memtrain.paper.reproduce import outcome, reproduce
+from memtrain.paper.sweep import ResultsFile, results_frame, results_of, sweep
+from memtrain.paper.workers import default_processes, run_locally, run_on_ray
+from memtrain.training.checkpoint import latest_checkpoint
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # workers look for `sweep_fixture` where their parent does
+
+import sweep_fixture  # noqa: E402
+
+SWEEP = """
+import sys
+from functools import partial
+from pathlib import Path
+from memtrain.paper import load
+from memtrain.paper.base import Setup
+from memtrain.paper.workers import run_locally
+from memtrain.paper.sweep import sweep
+
+if __name__ == "__main__":
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    jobs = [(name, job) for job in load(name).grid(Setup(folder=folder))]
+    sweep(folder, jobs, partial(run_locally, folder=folder, processes=int(sys.argv[3])))
+"""
+
+
+def jobs_of(name: str, folder: Path) -> list[tuple[str, Job]]:
+    return [(name, job) for job in load(name).grid(Setup(folder=folder))]
+
+
+def in_process(folder: Path, queue: deque[Work]) -> Iterator[Event]:
+    """A launcher without processes, for what does not depend on them."""
+    while queue:
+        yield attempt(queue.popleft(), folder, lambda progress: None)
+
+
+def sweep_killed(folder: Path, name: str, kills: int, processes: int) -> int:
+    """Start the sweep in a process, kill it while it works, as often as asked, then let it end."""
+    script = folder / "sweep.py"
+    folder.mkdir(parents=True, exist_ok=True)
+    script.write_text(SWEEP)
+    paths = [str(HERE), str(HERE.parent), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(folder), name, str(processes)]
+    killed = 0
+    for _ in range(kills):
+        seen = len(ResultsFile(folder).read())
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(ResultsFile(folder).read()) < seen + 2:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+    subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=True)
+    return killed
+
+
+def assert_each_once(folder: Path, name: str) -> None:
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    keys = [json.loads(line)["key"] for line in lines]
+    assert sorted(keys) == sorted(job.key for _, job in jobs_of(name, folder))
+
+
+def test_a_sweep_killed_three_times_ends_with_every_result_once(tmp_path: Path):
+    assert sweep_killed(tmp_path, "sweep_fixture:Quick", 3, processes=1) == 3
+    assert_each_once(tmp_path, "sweep_fixture:Quick")
+
+
+@pytest.mark.slow
+def test_a_sweep_of_twenty_runs_killed_three_times(tmp_path: Path):
+    assert sweep_killed(tmp_path, "sweep_fixture:Twenty", 3, processes=2) == 3
+    assert_each_once(tmp_path, "sweep_fixture:Twenty")
+
+
+def test_what_a_killed_sweep_trained_is_what_an_unbroken_one_trains(tmp_path: Path):
+    (work,) = collect(jobs_of("sweep_fixture:Quick", tmp_path)[:1])
+    whole = attempt(work, tmp_path / "whole", lambda progress: None)
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(progress) -> None:
+        if progress.stage == "bptt" and progress.step > 20:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        attempt(work, tmp_path / "broken", stop)
+    again = attempt(work, tmp_path / "broken", lambda progress: None)
+    assert isinstance(whole, Done) and isinstance(again, Done)
+    assert again.results[0].measured == whole.results[0].measured
+    assert again.results[0].cost["steps"] == whole.results[0].cost["steps"]
+
+
+pytestmark = pytest.mark.xdist_group("sweep")  # they share a swept folder
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A swept folder of three runs, of which one failed, and what the sweep said of it."""
+    folder = tmp_path_factory.mktemp("faulty")
+    return folder, sweep(
+        folder, jobs_of("sweep_fixture:Faulty", folder), partial(in_process, folder)
+    )
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_rest(faulty):
+    folder, failed = faulty
+    assert list(failed) == ["seed=1"]
+    assert failed["seed=1"].startswith("ZeroDivisionError: nothing to divide by (see ")
+    done = results_of(folder, jobs_of("sweep_fixture:Faulty", folder))
+    assert [result["seed"] for result in done] == [0, 2]
+    (trace,) = (folder / "runs").glob("*.error.txt")
+    assert "Traceback" in trace.read_text()
+
+
+def test_a_run_whose_process_dies_is_given_to_another(tmp_path: Path):
+    jobs = jobs_of("sweep_fixture:Deadly", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    assert failed == {}
+    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1]
+
+
+def test_a_process_that_dies_before_it_reads_its_work_is_replaced(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(launch, "_serve", sweep_fixture.die_before_reading)
+    jobs = jobs_of("sweep_fixture:Few", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    assert failed == {} and (tmp_path / "died").exists()
+    assert len(results_of(tmp_path, jobs)) == 4
+
+
+def test_work_may_be_given_to_a_process_that_has_died(tmp_path: Path):
+    worker = launch._Worker(tmp_path, 1)
+    worker.process.kill()
+    worker.process.join()
+    (work,) = collect(jobs_of("sweep_fixture:Few", tmp_path)[:1])
+    worker.give(work)
+    worker.give(work)  # the first one may still find room in the pipe
+    with pytest.raises((EOFError, OSError)):
+        worker.connection.recv()
+    worker.close()
+
+
+def test_a_run_that_finds_no_memory_beside_others_is_tried_again(tmp_path: Path):
+    jobs = jobs_of("sweep_fixture:Greedy", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=2))
+    assert failed == {}
+    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1, 2]
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
+
+
+def test_a_run_that_finds_no_memory_alone_has_failed(tmp_path: Path):
+    jobs = jobs_of("sweep_fixture:Greedy", tmp_path)
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    assert failed["seed=0"].startswith("OutOfMemoryError: CUDA out of memory. (see ")
+    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [1, 2]
+
+
+def test_a_finished_run_is_not_run_again_and_a_failed_one_is(faulty):
+    folder, _ = faulty
+    given = []
+
+    def note(works):
+        given.extend(works)
+        return iter(())
+
+    sweep(folder, jobs_of("sweep_fixture:Faulty", folder), note)
+    assert [work.config.seed for work in given] == [1]
+
+
+def test_equal_runs_of_two_figures_are_trained_once(tmp_path: Path):
+    first, second = (
+        jobs_of("sweep_fixture:Twenty", tmp_path)[0],
+        jobs_of("sweep_fixture:Quick", tmp_path)[0],
+    )
+    second = (second[0], replace(second[1], config=first[1].config))
+    (work,) = collect([first, second])
+    assert [asked.figure for asked in work.asked] == ["sweep_fixture:Twenty", "sweep_fixture:Quick"]
+
+
+def test_a_line_cut_short_is_forgotten(faulty, tmp_path: Path):
+    file = ResultsFile(tmp_path)
+    whole = ResultsFile(faulty[0]).path.read_bytes()
+    file.path.write_bytes(whole + b'{"figure": "twen')
+    assert len(file.read()) == 2
+    file.mend()
+    assert file.path.read_bytes() == whole
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
+    with (
+        locked(tmp_path / "sweep.lock", "busy"),
+        pytest.raises(MemtrainError, match="another sweep is at work there"),
+    ):
+        sweep(tmp_path, [], partial(in_process, tmp_path))
+
+
+def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MemtrainError, match="pip install ray"):
+        list(run_on_ray(deque(), tmp_path, 1, ""))
+
+
+def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch):
+    folder, _ = faulty
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    row, _ = results_frame(folder)
+    assert row["seed"] == 0 and row["cost_steps"] == 25 and row["rnn_nats"] > 0
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MemtrainError, match="pip install pandas"):
+        results_frame(folder)
+
+
+# ------------------------------------------------------------------- time, order and follow-ups
+
+
+def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path: Path):
+    ((figure, job),) = jobs_of("sweep_fixture:Twenty", tmp_path)[:1]
+    steps: list[int] = []
+
+    def launch(queue: deque[Work], patience: int) -> Iterator[Event]:
+        for event in run_locally(queue, tmp_path, 1, lambda: sum(steps) > patience):
+            if isinstance(event, Progress) and event.stage == "bptt":
+                steps.append(event.step)
+            yield event
+
+    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=0)) == {}
+    assert ResultsFile(tmp_path).read() == []  # neither done nor failed
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
+    folder = tmp_path / "runs" / f"{job.config.name}-{job.key}"
+    checkpoint, _ = latest_checkpoint(folder / "checkpoints")
+    assert checkpoint is not None
+    saved = checkpoint.progress["step"]
+    assert saved >= max(steps) > 0  # not only every tenth step
+    steps.clear()
+    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=10**9)) == {}
+    assert len(ResultsFile(tmp_path).read()) == 1
+    assert steps[0] == saved
+
+
+def test_the_time_left_counts_what_runs_at_work_have_done(tmp_path: Path, monkeypatch, capsys):
+    (work,) = collect(jobs_of("sweep_fixture:Twenty", tmp_path)[:1])  # 12 + 8 + 200 steps
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("memtrain.paper.progress.time", clock)
+    view = View({work.key: work})
+    view.expect(1, 0)
+    now = 20.0
+    view.show(Progress(work.key, "bptt", 90, 200))  # resumed at half
+    assert "left ?" in capsys.readouterr().err
+    now = 120.0
+    view.show(Progress(work.key, "bptt", 145, 200))  # a quarter more
+    assert "left 2:00" in capsys.readouterr().err
+
+
+def finished(folder: Path) -> list[tuple[str, str]]:
+    return [(result.figure, result.job) for result in ResultsFile(folder).read()]
+
+
+@pytest.fixture
+def uncounted(monkeypatch) -> None:
+    """Runs whose operations are not counted, which under the checks of shapes takes seconds."""
+    monkeypatch.setattr("memtrain.training.run.sequential_ops", lambda step: 1)
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_no_run_is_begun_after_the_time_and_the_same_command_goes_on(tmp_path: Path, monkeypatch):
+    clock = count(step=20)  # every look at it takes 20 seconds
+    monkeypatch.setattr(sweep_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    setup, launch = Setup(folder=tmp_path), partial(in_process, tmp_path)
+    reproduce(["sweep_fixture:Few"], setup, launch, minutes=0.5)
+    before = finished(tmp_path)
+    assert len(before) == 2
+    found = outcome("sweep_fixture:Few", setup)
+    assert found.picture is not None and not found.complete  # one setting, some of its seeds
+    assert found.verdict.sentence.endswith("2 of 4 runs are missing (seeds).")
+    reproduce(["sweep_fixture:Few"], setup, launch)
+    assert finished(tmp_path)[:2] == before
+    assert_each_once(tmp_path, "sweep_fixture:Few")
+    assert outcome("sweep_fixture:Few", setup).complete
+
+
+def test_a_figure_is_not_drawn_while_a_setting_has_nothing(tmp_path: Path):
+    setup = Setup(folder=tmp_path)
+    (work, *_) = collect(jobs_of("joint", tmp_path))
+    done = Result(
+        figure="joint",
+        version=1,
+        job=work.asked[0].job,
+        key=work.key,
+        tags=work.asked[0].tags,
+        measured={"rnn_accuracy": 1.0},
+        cost={"steps": 1, "tokens": 1, "sequential_ops": 1, "seconds": 1.0},
+        curve=[],
+    )
+    ResultsFile(tmp_path).append(done)
+    found = outcome("joint", setup)
+    assert found.picture is None and found.verdict.holds is None
+    assert "3 of 4 runs are missing, 3 settings have none" in found.verdict.sentence
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path, monkeypatch):
+    seen: list[int] = []
+    monkeypatch.setattr(
+        sweep_fixture.Followed,
+        "measure",
+        lambda self, run: seen.append(run.config.seed) or {"n": 1.0},
+    )
+    names, setup = ["sweep_fixture:Few", "sweep_fixture:Followed"], Setup(folder=tmp_path)
+    reproduce(names, setup, partial(in_process, tmp_path))
+    done = finished(tmp_path)
+    # Tries first, since others wait for them; a run of the same config is not measured again.
+    assert seen == [0, 1, 2]
+    assert [figure for figure, _ in done] == ["sweep_fixture:Followed"] * 4 + [
+        "sweep_fixture:Few"
+    ] * 4
+    assert len(list((tmp_path / "runs").glob("*/config.json"))) == 3 + 4
+    assert outcome("sweep_fixture:Followed", setup).complete
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_job_whose_run_is_at_work_for_another_measures_it_afterwards(tmp_path: Path):
+    first, second, *_ = jobs_of("sweep_fixture:Few", tmp_path)
+    late = (first[0], replace(second[1], tags={"seed": 9}))
+    told = []
+
+    def more(results):
+        told.append(len(results))
+        return [late] if len(results) == 1 and told.count(1) == 1 else []
+
+    assert sweep(tmp_path, [first, second], partial(in_process, tmp_path), more=more) == {}
+    assert [job for _, job in finished(tmp_path)] == ["seed=0", "seed=1", "seed=9"]
+
+
+def test_long_runs_and_awaited_ones_come_first(tmp_path: Path):
+    def one(name: str, **steps: int) -> Work:
+        figure, job = jobs_of(name, tmp_path)[0]
+        bptt = replace(job.config.bptt, **steps)
+        (work,) = collect([(figure, replace(job, config=replace(job.config, bptt=bptt)))])
+        return work
+
+    short, long = one("sweep_fixture:Quick", steps=5), one("sweep_fixture:Quick", steps=500)
+    awaited = one("sweep_fixture:Followed", steps=50)
+    assert sorted([short, long, awaited], key=urgency, reverse=True) == [awaited, long, short]
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_nothing_of_a_run_is_held_when_the_next_begins(tmp_path: Path):
+    (work,) = collect(jobs_of("sweep_fixture:Watched", tmp_path))
+    sweep_fixture.ALIVE.clear()
+    assert isinstance(attempt(work, tmp_path, lambda progress: None), Done)
+    assert len(sweep_fixture.ALIVE) == 3 and [ref() for ref in sweep_fixture.ALIVE] == [None] * 3
+
+
+# ------------------------------------------------------------------------------------ one GPU
+
+
+@pytest.mark.parametrize(
+    "gibibytes, scale, expected",
+    [(139, "gpu", 12), (24, "gpu", 2), (8, "gpu", 1), (139, "paper", 1)],
+)
+def test_small_runs_share_a_gpu_as_its_memory_allows(gibibytes, scale, expected, monkeypatch):
+    there = SimpleNamespace(total_memory=gibibytes * 2**30)
+    monkeypatch.setattr("memtrain.accel.engine.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: there)
+    monkeypatch.setattr("memtrain.paper.workers.cores", lambda: 16)
+    assert default_processes("auto", scale) == expected
+
+
+def fake_service(folder: Path, monkeypatch, *, probe: int) -> Path:
+    """A control command that notes what it is told, and a GPU that answers `probe`."""
+    log = folder / "told"
+    control = folder / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "$@" "$(cat)" $CUDA_MPS_PIPE_DIRECTORY >> {log}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv(mps.PIPES, raising=False)
+    monkeypatch.setattr(mps, "PROBE", f"raise SystemExit({probe})")
+    return log
+
+
+@pytest.mark.parametrize("probe", [0, 1])
+def test_the_service_is_started_tried_used_and_ended(probe: int, tmp_path: Path, monkeypatch):
+    log = fake_service(tmp_path, monkeypatch, probe=probe)
+    with mps.shared_gpu() as shared:
+        assert shared is (probe == 0)
+        assert (mps.PIPES in os.environ) is shared  # where it does not work, nobody asks it
+        assert log.read_text().startswith("-d ")
+    assert mps.PIPES not in os.environ
+    started, ended = (line.split() for line in log.read_text().splitlines())
+    assert ended[:3] == ["quit", "-t", "5"] and ended[-1] == started[-1]
+    assert not Path(started[-1]).exists()
+
+
+def test_without_the_service_or_with_the_users_own_nothing_is_started(tmp_path: Path, monkeypatch):
+    log = fake_service(tmp_path, monkeypatch, probe=0)
+    monkeypatch.setenv(mps.PIPES, "/theirs")
+    with mps.shared_gpu() as shared:
+        assert shared and os.environ[mps.PIPES] == "/theirs"
+    monkeypatch.delenv(mps.PIPES)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with mps.shared_gpu() as shared:
+        assert not shared
+    assert not log.exists()

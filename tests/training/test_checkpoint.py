@@ -1,0 +1,228 @@
+"""Checkpoints are whole or not there."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fault_injection import ERRORS, Crash, FaultyFiles
+from memtrain.errors import CheckpointError
+from memtrain.training import checkpoint as module
+from memtrain.training.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from memtrain.training.file_ops import DISK
+
+
+def make(value: float) -> Checkpoint:
+    return Checkpoint(
+        weights={"w": torch.full((2, 3), value)},
+        optimizer={"adam.0.step": torch.tensor(value), "random.stage": torch.arange(5)},
+        progress={"stage": 0, "step": 7},
+    )
+
+
+def test_what_was_saved_comes_back(tmp_path: Path):
+    path = save_checkpoint(tmp_path, 7, make(1.5), keep=2)
+    loaded = load_checkpoint(path)
+    assert torch.equal(loaded.weights["w"], make(1.5).weights["w"])
+    assert torch.equal(loaded.optimizer["random.stage"], torch.arange(5))
+    assert loaded.progress == {"stage": 0, "step": 7}
+
+
+def test_only_the_newest_stay(tmp_path: Path):
+    for number in (5, 10, 100):
+        save_checkpoint(tmp_path, number, make(number), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000010", "00000100"]
+
+
+def test_saving_at_the_same_step_again_replaces(tmp_path: Path):
+    save_checkpoint(tmp_path, 5, make(1), keep=2)
+    save_checkpoint(tmp_path, 5, make(2), keep=2)
+    latest, _ = latest_checkpoint(tmp_path)
+    assert latest is not None and float(latest.weights["w"][0, 0]) == 2
+
+
+def value_of(checkpoint: Checkpoint | None) -> float:
+    return -1.0 if checkpoint is None else float(checkpoint.weights["w"][0, 0])
+
+
+# How many checkpoints there are before, and the number of the one whose saving fails.
+SITUATIONS = {"first": (0, 5), "second": (1, 10), "oldest goes": (3, 20), "same again": (1, 5)}
+
+
+def prepared(folder: Path, count: int) -> float:
+    for number in range(1, count + 1):
+        save_checkpoint(folder, 5 * number, make(number), keep=2)
+    return float(count) if count else -1.0
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("fault", ["before", "inside", *ERRORS])
+@pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power"])
+def test_whatever_operation_a_crash_hits_a_whole_checkpoint_is_found(
+    tmp_path: Path, situation: str, fault: str, power_cut: bool
+):
+    before, number = SITUATIONS[situation]
+    dry = FaultyFiles()
+    (tmp_path / "dry").mkdir()
+    prepared(tmp_path / "dry", before)
+    save_checkpoint(tmp_path / "dry", number, make(9), keep=2, files=dry)
+    assert len(dry.operations) >= 11
+    for at in range(len(dry.operations)):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        old = prepared(folder, before)
+        files = FaultyFiles(at, ERRORS.get(fault, fault), power_cut)
+        with pytest.raises((Crash, OSError)):
+            save_checkpoint(folder, number, make(9), keep=2, files=files)
+        latest, problems = latest_checkpoint(folder)
+        where = f"{fault} {dry.operations[at]}"
+        assert value_of(latest) in (old, 9), where
+        assert problems == [], where
+        # The next save goes through, and sweeps up.
+        save_checkpoint(folder, 100, make(10), keep=2)
+        assert value_of(latest_checkpoint(folder)[0]) == 10
+        assert not list(folder.glob(".*")) and not list(folder.glob("*.old"))
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_was_reported_saved_survives_a_power_cut(tmp_path: Path, situation: str):
+    before, number = SITUATIONS[situation]
+    prepared(tmp_path, before)
+    files = FaultyFiles(power_cut=True)
+    save_checkpoint(tmp_path, number, make(9), keep=2, files=files)
+    with pytest.raises(Crash):
+        files.crash()
+    latest, problems = latest_checkpoint(tmp_path)
+    assert value_of(latest) == 9 and problems == []
+
+
+@pytest.mark.parametrize("name", module.FILES)
+def test_a_changed_number_is_seen(tmp_path: Path, name: str):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1  # still a file of tensors
+    (path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name} is not what was written"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", module.FILES)
+def test_bytes_after_the_last_tensor_are_seen_before_they_are_hashed(tmp_path: Path, name: str):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    with (path / name).open("r+b") as file:
+        file.truncate(2**40)  # sparse: to hash it would take an hour
+    with pytest.raises(CheckpointError, match=f"{name} has another length than its header says"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", module.FILES)
+def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str):
+    """Even to the very same bytes: what is read must be what the checkpoint holds."""
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    (path / name).rename(tmp_path / "elsewhere")
+    (path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(path)
+
+
+def test_the_best_stays_beside_the_last(tmp_path: Path):
+    for number in (5, 10, 15, 20, 25):
+        checkpoint = make(number)
+        best = {"global_step": min(number, 10), "nats": 0.5}
+        save_checkpoint(tmp_path, number, replace(checkpoint, progress={"best": best}), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000010", "00000020", "00000025"]
+    assert value_of(latest_checkpoint(tmp_path)[0]) == 25
+    assert value_of(latest_checkpoint(tmp_path, best=True)[0]) == 10
+
+
+def test_our_files_are_what_safetensors_writes(tmp_path: Path):
+    tensors = {
+        "f32": torch.randn(3, 5),
+        "half": torch.randn(4).bfloat16(),
+        "scalar": torch.tensor(2.0),
+        "empty": torch.zeros(0, 3),
+        "state": torch.get_rng_state()[:77],
+        "strided": torch.randn(4, 6).T,
+        "flags": torch.tensor([True, False]),
+    }
+    digest = DISK.write_tensors(tmp_path / "ours", tensors)
+    assert digest == module._sha256(tmp_path / "ours")
+    read = load_file(tmp_path / "ours")
+    assert read.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert read[name].dtype == value.dtype and torch.equal(read[name], value), name
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        [],
+        {"stage": -1},
+        {"step": "7"},
+        {"global_step": 1e9},
+        {"metrics_bytes": True},
+        {"stages": [1]},
+        {"stages": [{"name": 3}]},
+        {"stages": [{"tokens": "many"}]},
+        {"stages": [{"name": "smt", "skipped_in_a_row": 2**70}]},
+        {"stages": [{"name": "smt", "skipped": 0.5}]},
+        {"best": {"global_step": "../../etc"}},
+        {"data": 7},
+        {"spelling": 7},
+    ],
+)
+def test_progress_of_another_shape_is_refused_by_name(tmp_path: Path, progress):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    state = json.loads((path / "state.json").read_text())
+    state["progress"] = progress
+    del state["progress_sha256"]
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="progress"):
+        load_checkpoint(path)
+
+
+def test_changed_progress_is_seen(tmp_path: Path):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    text = (path / "state.json").read_text()
+    (path / "state.json").write_text(text.replace('"step": 7', '"step": 6'))
+    with pytest.raises(CheckpointError, match="state.json is not what was written"):
+        load_checkpoint(path)
+
+
+def test_a_state_too_large_to_be_one_is_not_read(tmp_path: Path):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    with (path / "state.json").open("wb") as file:
+        file.truncate(2**40)  # sparse: a terabyte that takes no room
+    with pytest.raises(CheckpointError, match="larger than"):
+        load_checkpoint(path)
+
+
+def test_a_pickle_is_never_read(tmp_path: Path):
+    """Even with a fitting checksum: the format is safetensors and nothing else."""
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    torch.save({"w": torch.zeros(1)}, path / "weights.safetensors")
+    state = json.loads((path / "state.json").read_text())
+    state["sha256"]["weights.safetensors"] = module._sha256(path / "weights.safetensors")
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="SafetensorError|another length"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path):
+    path = save_checkpoint(tmp_path, 5, make(1), keep=2)
+    state = json.loads((path / "state.json").read_text()) | {"version": 99}
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="version 99"):
+        load_checkpoint(path)
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path):
+    assert latest_checkpoint(tmp_path / "none") == (None, [])

@@ -1,0 +1,129 @@
+"""Stages that end by the clock: their schedule, their end, and going on."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_run import StopAt
+from test_step import Pull, trainer
+
+from conftest import TINY
+from memtrain.config import StageConfig
+from memtrain.errors import MemtrainError
+from memtrain.training import clock
+from memtrain.training.clock import START_STEPS
+from memtrain.training.reporter import ETA
+from memtrain.training.run import Interrupted, Run
+
+TICK = 0.125
+"""Seconds that a step takes here: half of them between two looks at the clock."""
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """Each look at the clock finds it a tick later."""
+    now = [0.0]
+
+    def perf_counter() -> float:
+        now[0] += TICK
+        return now[0]
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=perf_counter))
+    return now
+
+
+def rates(stage: StageConfig) -> list[float]:
+    pulled = trainer(Pull(), stage)
+    found = []
+    while not pulled.done:
+        pulled.train_step()
+        found.append(pulled.rate)
+    return found
+
+
+def test_a_limit_ends_the_stage_and_its_cosine(ticking):
+    stage = StageConfig(
+        steps=10**6, seconds=200 * TICK, learning_rate=1.0, schedule="cosine", warmup=0.1
+    )
+    found = rates(stage)
+    assert len(found) == 200
+    peak = found.index(max(found))
+    assert peak == pytest.approx(START_STEPS + 0.1 * (200 - START_STEPS), abs=2)
+    assert max(found) == pytest.approx(1.0, abs=1e-3) and found[-1] < 1e-3
+    assert found[:peak] == sorted(found[:peak]) and found[peak:] == sorted(found[peak:])[::-1]
+
+
+def test_compilation_counts_but_does_not_use_up_the_warm_up(ticking):
+    """The first step takes half of the time; the warm-up comes after it."""
+    stage = StageConfig(
+        steps=10**6, seconds=200 * TICK, learning_rate=1.0, schedule="cosine", warmup=0.1
+    )
+    pulled = trainer(Pull(), stage)
+    pulled.clock.seconds = 100 * TICK
+    found = []
+    while not pulled.done:
+        pulled.train_step()
+        found.append(pulled.rate)
+    assert len(found) == 100
+    assert found.index(max(found)) == pytest.approx(START_STEPS + 0.1 * 95, abs=2)
+
+
+def test_steps_may_end_it_first_and_then_nothing_is_different(ticking):
+    stage = StageConfig(steps=100, learning_rate=1.0, schedule="cosine", warmup=0.1)
+    assert rates(replace(stage, seconds=1e6)) == pytest.approx(rates(stage), abs=1e-3)
+
+
+def test_a_limit_without_steps_is_refused():
+    with pytest.raises(MemtrainError, match="seconds=5.0 with steps=0: the stage is left out"):
+        StageConfig(seconds=5.0)
+    with pytest.raises(MemtrainError, match="seconds=-1.0: must be at least 0"):
+        StageConfig(steps=1, seconds=-1.0)
+    with pytest.raises(MemtrainError, match="seconds=.*: must be at most"):
+        StageConfig(steps=1, seconds=float("inf"))
+
+
+LIMITED = replace(
+    TINY,
+    smt=replace(TINY.smt, steps=10**6, seconds=40 * TICK, schedule="cosine"),
+    dmt=replace(TINY.dmt, steps=3),
+    bptt=replace(TINY.bptt, steps=0),
+)
+
+
+def test_a_run_goes_on_to_the_next_stage_when_time_is_over(ticking, tmp_path: Path):
+    run = Run.create(LIMITED, tmp_path / "run").train()
+    smt, dmt = run.progress["stages"]
+    assert run.finished and dmt["steps"] == 3
+    # Lines of metrics and checkpoints look at the device, which is training time too.
+    assert 20 < smt["steps"] < 40 and smt["seconds"] >= 40 * TICK
+    assert 0 < smt["start_up_seconds"] < smt["seconds"]
+    last = [line for line in run.metrics.read() if line["stage"] == "smt"][-1]
+    assert last["step"] == smt["steps"] and "evaluation" in last
+    assert last["learning_rate"] < 0.05 * LIMITED.smt.learning_rate
+
+
+def test_a_resumed_run_goes_on_from_the_seconds_it_had_used(ticking, tmp_path: Path):
+    whole = Run.create(LIMITED, tmp_path / "whole").train()
+    with pytest.raises(Interrupted, match="step 18 of smt"):
+        Run.create(LIMITED, tmp_path / "cut").train(StopAt("smt", 18))
+    resumed = Run.open(tmp_path / "cut")
+    assert resumed.progress["stages"][0]["seconds"] > 18 * TICK
+    resumed.train()
+    one, other = (run.progress["stages"][0] for run in (whole, resumed))
+    assert other["steps"] == pytest.approx(one["steps"], abs=2)  # saving looked at the clock
+    assert other["start_up_seconds"] == one["start_up_seconds"]
+    found = [line["learning_rate"] for line in resumed.metrics.read() if line["step"] > 6][:-1]
+    assert found == sorted(found, reverse=True)  # no leap where it was taken up
+
+
+def test_time_left_is_the_clocks_where_it_ends_the_stage(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pace = ETA(0, 10**6)
+    now[0] = 10.0
+    assert pace.at(100).left == pytest.approx(1e5, rel=0.01)
+    pace.limit(5.0)
+    assert pace.at(100).left == 5.0 and pace.at(100).steps == pytest.approx(150, abs=2)
+    pace.limit(1e9)
+    assert pace.at(100).steps == 10**6

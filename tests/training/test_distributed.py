@@ -1,0 +1,351 @@
+"""Two processes as one: the same losses, checkpoints that either can go on from."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import two_processes
+from memtrain.cli import main
+from memtrain.config import StageConfig, Stream
+from memtrain.config.serialize import read_config, to_json
+from memtrain.errors import MemtrainError
+from memtrain.training.distributed import Group
+from memtrain.training.loop import Agreement
+from memtrain.training.ownership import held
+from memtrain.training.run import Run
+from memtrain.training.signals import StopRequest
+from memtrain.training.step import Trainer
+from two_processes import CAUSAL, PAPER, SHARED, SHORT, stop_alone
+
+TESTS = Path(__file__).parents[1]
+SOURCE = TESTS.parent / "src"
+CLOSE = 1e-5
+
+pytestmark = pytest.mark.xdist_group("distributed")  # they share a run that takes its time
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(SOURCE), str(TESTS)])
+    # A machine's own name need not resolve; the loopback is always there.
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **loopback}
+
+
+def two(job: str, folder: Path) -> list[tuple[int, str]]:
+    """Run a job in two processes; exit status and output of each."""
+    return start_two([str(Path(two_processes.__file__)), job, str(folder)], Path.cwd())
+
+
+def two_commands(command: str, folder: Path) -> list[tuple[int, str]]:
+    """The same of `memtrain COMMAND`, in a folder."""
+    return start_two(["-m", "memtrain", *command.split()], folder)
+
+
+def start_two(arguments: list[str], folder: Path) -> list[tuple[int, str]]:
+    processes = begin_two(arguments, folder)
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+def begin_two(arguments: list[str], folder: Path) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=environment() | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def assert_same_numbers(one: Run, other: Run) -> None:
+    left, right = one.metrics.read(), other.metrics.read()
+    assert [(r["stage"], r["step"]) for r in left] == [(r["stage"], r["step"]) for r in right]
+    for a, b in zip(left, right, strict=True):
+        for key in ("loss", "decode", "dynamics", "uniformity", "token", "readout"):
+            assert a.get(key) == pytest.approx(b.get(key), abs=CLOSE), (a["stage"], a["step"], key)
+    assert left[-1]["evaluation"]["rnn"] == pytest.approx(right[-1]["evaluation"]["rnn"], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes trained, and what one did."""
+    folder = tmp_path_factory.mktemp("two")
+    for status, said in two("train", folder):
+        assert status == 0 and "Warning" not in said, said
+    Run.create(SHARED, folder / "one").train()
+    Run.create(PAPER, folder / "paper").train()
+    Run.create(CAUSAL, folder / "causal").train()
+    Run.create(SHORT, folder / "short").train()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("two", "one"), [("shared", "one"), ("spread", "paper"), ("spread causal", "causal")]
+)
+def test_two_processes_equal_one_over_all_steps_of_every_stage(trained: Path, two: str, one: str):
+    assert_same_numbers(Run.open(trained / one), Run.open(trained / two))
+
+
+def test_saved_by_two_one_goes_on(trained: Path):
+    run = Run.open(trained / "stopped")
+    assert (run.progress["stage"], run.progress["step"]) == (0, 12)
+    assert_same_numbers(Run.open(trained / "short"), run.train())
+
+
+def test_stopped_at_a_step_that_was_just_saved_all_end_in_peace(trained: Path, tmp_path: Path):
+    for status, said in two("stop at save", tmp_path):
+        assert status == 0, said
+    run = Run.open(tmp_path / "stopped")
+    assert (run.progress["stage"], run.progress["step"]) == (0, 12)
+    assert_same_numbers(Run.open(trained / "short"), run.train())
+
+
+def test_saved_by_one_two_go_on(trained: Path):
+    stop_alone(SHORT, trained / "alone", "smt", 13)
+    for status, said in two("resume", trained):
+        assert status == 0, said
+    assert_same_numbers(Run.open(trained / "short"), Run.open(trained / "alone"))
+
+
+def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
+    for status, said in two("limited", tmp_path):
+        assert status == 0, said
+    assert Run.open(tmp_path / "limited").progress["stages"][0]["steps"] > 0
+
+
+@pytest.mark.parametrize(("job", "dead"), [("die", 1), ("die first", 0)], ids=["other", "main"])
+def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(
+    tmp_path: Path, job: str, dead: int
+):
+    ended = two(job, tmp_path)
+    status, said = ended[1 - dead]
+    assert ended[dead][0] == -9 and status == 2
+    assert "a process of the run failed or was lost" in said
+    assert "the last whole checkpoint is step 65" in said and "Traceback" not in said
+    assert Run.open(tmp_path / f"dead {dead}").progress["global_step"] == 50 + 15
+
+
+@pytest.mark.parametrize(("job", "frozen"), [("freeze", 1), ("freeze first", 0)])
+def test_when_a_process_hangs_the_other_names_it_and_ends(tmp_path: Path, job: str, frozen: int):
+    processes = begin_two([str(Path(two_processes.__file__)), job, str(tmp_path)], Path.cwd())
+    try:
+        said, _ = processes[1 - frozen].communicate(timeout=240)
+        assert processes[frozen].poll() is None, "it is stopped"
+        processes[frozen].send_signal(signal.SIGCONT)
+        processes[frozen].communicate(timeout=240)  # and ends by itself once it goes on
+    finally:
+        processes[frozen].kill()
+    assert all(process.returncode > 0 for process in processes)
+    *progress, line = said.splitlines()
+    assert not any("memtrain:" in other or "Traceback" in other for other in progress)
+    assert line.startswith(f"memtrain: process {frozen}") and "has not answered for" in line
+    assert "the last whole checkpoint is step 65; continue with: memtrain resume" in line
+    assert Run.open(tmp_path / f"frozen {frozen}").progress["global_step"] == 50 + 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_or_killed_leaves_a_saved_run_and_no_process(
+    tmp_path: Path, number: int
+):
+    config = replace(SHARED, smt=replace(SHARED.smt, steps=10**6))
+    (tmp_path / "config.json").write_text(to_json(config))
+    command = "-m memtrain torchrun --nproc-per-node 2 train config.json --folder run"
+    launcher = subprocess.Popen(
+        [sys.executable, *command.split()],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 20):
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    launcher.send_signal(number)
+    said = launcher.communicate(timeout=240)[0]  # to the end of the last process that may speak
+    assert launcher.returncode == (143 if number == signal.SIGTERM else -9)
+    *progress, line = said.splitlines()
+    assert line.endswith("all is saved; continue with: memtrain resume run"), said
+    assert all(one.startswith("smt  ") for one in progress), said
+    assert Run.open(tmp_path / "run").progress["step"] > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--nproc-per-node 2 eval run", "memtrain: torchrun eval: must be train or resume\n"),
+        ("--nproc-per-nodes 2 train text", "memtrain: torchrun unrecognized arguments"),
+        ("--nproc-per-node many train text", "memtrain: torchrun: "),
+    ],
+)
+def test_torchrun_refuses_in_one_line(arguments: str, expected: str, capsys):
+    assert main(["torchrun", *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert expected in err and err.count("\n") == 1 and not out
+
+
+class Exchanging(Group):
+    """The first of two processes; the other says what it was told to."""
+
+    def __init__(self, other: list[int]) -> None:
+        super().__init__(0, 2)
+        self.other, self.times = other, 0
+
+    def highest(self, numbers: Sequence[int]) -> list[int]:
+        self.times += 1
+        return [max(pair) for pair in zip(numbers, self.other, strict=True)]
+
+
+def test_processes_agree_to_stop_about_once_per_second_and_when_they_have_to(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    group = Exchanging([0, -(10**6)])
+    agreement = Agreement(StopRequest(), group)
+    for _ in range(1000):
+        now[0] += 0.01
+        assert not agreement.reached()
+    assert 10 <= group.times <= 20, "of ten seconds"
+    for _ in range(10):
+        now[0] += 5.0
+        agreement.reached()
+    assert group.times <= 31, "slow steps: after each of them"
+    group.other = [signal.SIGTERM, -1]
+    assert agreement.reached(now=True) == signal.SIGTERM
+    group.other = [0, -1]
+    agreement.request.signal_number = signal.SIGHUP
+    assert agreement.reached() == signal.SIGHUP, "the other wanted it after each step"
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_and_goes_on(trained: Path, tmp_path: Path):
+    """The real launcher; the process that is killed is one it started."""
+    (tmp_path / "config.json").write_text(to_json(SHARED))
+    command = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 1 -m memtrain train"
+    launcher = subprocess.Popen(
+        [sys.executable, *command.split(), str(tmp_path / "config.json"), "--folder", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 60):
+        assert launcher.poll() is None
+        time.sleep(0.02)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[-1]), 9)
+    said = launcher.communicate(timeout=240)[1]
+    assert launcher.returncode == 0, said
+    assert_same_numbers(Run.open(trained / "one"), Run.open(tmp_path / "run"))
+
+
+TEXT = (
+    "train text --data book.txt --option held_out 0.5 --folder run --engine.device cpu "
+    "--teacher.width 32 --teacher.heads 1 --teacher.encoder-layers 1 --teacher.context-length 8 "
+    "--cell.width 32 --cell.heads 1 --cell.layers 1 --data.evaluate-length 16 "
+    "--smt.batch-size 4 --smt.steps 4 --smt.future-length 4 --dmt.steps 0 "
+    "--log.evaluate-sequences 2 --log.checkpoint-every 2"
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
+    """A folder in which two processes trained on a text by command, and what they said."""
+    folder = tmp_path_factory.mktemp("told")
+    (folder / "book.txt").write_text("it was a dark and stormy night\n" * 50)
+    return folder, two_commands(TEXT, folder)
+
+
+def test_one_process_prepares_data_and_both_train_on_it(told: tuple[Path, list[tuple[int, str]]]):
+    folder, [(main, said), (other, said_by_other)] = told
+    assert (main, other) == (0, 0), said + said_by_other
+    assert said.count("prepared data/book") == 1 and not said_by_other
+    config = read_config(folder / "run" / "config.json")
+    assert isinstance(config.data, Stream) and config.data.path.startswith("data/book-")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (TEXT.replace("book.txt", "boo.txt"), "memtrain: data=boo.txt: no such file or folder\n"),
+        (TEXT.replace("held_out 0.5", "hold_out 0.5"), "did you mean held_out"),
+        (TEXT, "memtrain: run: a run is there already"),
+        (TEXT.replace("batch-size 4", "batch-size 3"), "memtrain: smt.batch_size=3: 2 processes"),
+    ],
+    ids=["no data", "no such option", "no place", "no share"],
+)
+def test_what_the_main_process_cannot_do_ends_all_with_one_line(
+    told: tuple[Path, list[tuple[int, str]]], command: str, expected: str
+):
+    (main, said), (other, said_by_other) = two_commands(command, told[0])
+    assert (main, other) == (2, 2) and not said_by_other
+    *before, line = said.splitlines(keepends=True)
+    assert expected in line and all("prepared data/book" in one for one in before)
+
+
+def test_one_process_tells_of_broken_checkpoints_and_of_the_end(
+    told: tuple[Path, list[tuple[int, str]]],
+):
+    folder = told[0]
+    (folder / "run" / "checkpoints" / "00000004" / "state.json").write_text("{")
+    with held(folder / "run"):  # as another training would
+        (main, said), (other, said_by_other) = two_commands("resume run", folder)
+    assert (main, other) == (2, 2) and not said_by_other
+    assert "another process trains or replaces this run; wait for it" in said.splitlines()[-1]
+    for expected in ("passed over a checkpoint: checkpoint 00000004", "run: finished already"):
+        (main, said), (other, said_by_other) = two_commands("resume run", folder)
+        assert (main, other) == (0, 0), said + said_by_other
+        assert said.count(expected) == 1 and not said_by_other
+
+
+def test_a_batch_in_turns_equals_the_batch_at_once(tmp_path: Path):
+    few = replace(
+        SHARED,
+        smt=replace(SHARED.smt, steps=6),
+        dmt=replace(SHARED.dmt, steps=6),
+        bptt=replace(SHARED.bptt, steps=6),
+    )
+    turns = replace(
+        few,
+        smt=replace(few.smt, accumulate=4),
+        dmt=replace(few.dmt, accumulate=8),
+        bptt=replace(few.bptt, accumulate=2),
+    )
+    at_once = Run.create(few, tmp_path / "at once").train()
+    assert_same_numbers(at_once, Run.create(turns, tmp_path / "turns").train())
+
+
+def test_a_batch_that_cannot_be_shared_out_is_refused(tmp_path: Path):
+    run = Run.create(SHARED, tmp_path / "run")
+    objective = run.objective("bptt")
+    with pytest.raises(MemtrainError, match="batch_size=8: 3 processes.* multiple of 3"):
+        Trainer(objective, StageConfig(batch_size=8), run.task, run.engine, 0, Group(0, 3))
+
+
+def test_without_torchrun_a_process_is_alone():
+    group = Group()
+    value = torch.arange(3)
+    assert group.main and torch.equal(group.sum(value), value)
+    assert torch.equal(group.gather(value), value[None])
+    assert group.highest([7, -1]) == [7, -1]
+    assert group.from_main(lambda: 7) == 7

@@ -1,0 +1,408 @@
+"""Whole runs on tiny models: stages, resume, interruption, divergence, a user's own cell."""
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import TINY
+from memtrain.config import CellConfig, Custom, Stream
+from memtrain.data.prepare import prepare_tokens
+from memtrain.data.task import Task
+from memtrain.errors import CheckpointError, DivergedError, MemtrainError
+from memtrain.evaluation.evaluate import Evaluation
+from memtrain.shapes import Batch
+from memtrain.training.reporter import Reporter
+from memtrain.training.run import Interrupted, Run
+
+
+class StopAt(Reporter):
+    """Sends this process a signal when a stage reaches a step, as Ctrl-C would."""
+
+    def __init__(self, stage: str, step: int, number: int = signal.SIGINT) -> None:
+        self.wanted = (stage, step)
+        self.number = number
+        self.name = ""
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.name = name
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        if (self.name, step) == self.wanted:
+            os.kill(os.getpid(), self.number)
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    state = {f"rnn.{k}": v for k, v in run.rnn.state_dict().items()}
+    if run.teacher is not None:
+        state |= {f"teacher.{k}": v for k, v in run.teacher.state_dict().items()}
+    return state
+
+
+def assert_same_weights(one: Run, other: Run) -> None:
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), name
+
+
+def comparable(run: Run) -> list[dict]:
+    return [
+        {key: value for key, value in record.items() if key != "total_seconds"}
+        for record in run.metrics.read()
+    ]
+
+
+def test_a_run_goes_through_its_stages_and_leaves_a_whole_folder(tmp_path: Path):
+    run = Run.create(TINY, tmp_path / "run").train()
+    assert run.finished
+    assert [stage["name"] for stage in run.progress["stages"]] == ["smt", "dmt", "bptt"]
+    assert [stage["steps"] for stage in run.progress["stages"]] == [12, 8, 4]
+    assert run.totals()["total_tokens"] == (12 + 8 + 4) * 4 * 6
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.json", "run.json", ".lock", "metrics.jsonl", "checkpoints"}
+    reopened = Run.open(tmp_path / "run")
+    assert reopened.finished
+    assert_same_weights(run, reopened)
+
+
+@pytest.mark.parametrize("encoder", ["bidirectional", "causal"])
+@pytest.mark.parametrize("timesteps", [0, 1, 3])
+def test_both_encoders_train_in_both_modes(tmp_path: Path, encoder, timesteps):
+    config = replace(
+        TINY,
+        teacher=replace(TINY.teacher, encoder=encoder),
+        smt=replace(TINY.smt, timesteps=timesteps),
+    )
+    run = Run.create(config, tmp_path / "run").train()
+    assert run.finished
+
+
+@pytest.mark.parametrize(
+    ("stage", "step"), [("smt", 4), ("smt", 10), ("dmt", 2), ("dmt", 6), ("bptt", 2)]
+)
+def test_an_interrupted_run_ends_as_an_uninterrupted_one_to_the_bit(tmp_path: Path, stage, step):
+    whole = Run.create(TINY, tmp_path / "whole").train()
+    with pytest.raises(Interrupted, match=f"step {step} of {stage}"):
+        Run.create(TINY, tmp_path / "cut").train(StopAt(stage, step))
+    resumed = Run.open(tmp_path / "cut").train()
+    assert_same_weights(whole, resumed)
+    assert comparable(whole) == comparable(resumed)
+
+
+def test_operations_of_a_stream_are_counted_on_the_sequences_that_are_trained(tmp_path: Path):
+    np.save(tmp_path / "turns.npy", np.arange(800) % 2)
+    prepare_tokens(tmp_path / "turns.npy", tmp_path / "data")
+    counts = []
+    for sequence, held_out in ((8, 8), (8, 32), (16, 8)):
+        config = replace(
+            TINY,
+            data=Stream(path=str(tmp_path / "data"), evaluate_length=held_out),
+            smt=replace(TINY.smt, steps=0),
+            dmt=replace(TINY.dmt, steps=0),
+            bptt=replace(TINY.bptt, steps=1, sequence_length=sequence),
+        )
+        run = Run.create(config, tmp_path / f"{sequence}-{held_out}").train()
+        counts.append(run.totals()["total_sequential_ops"])
+    assert counts[0] == counts[1] < counts[2]
+
+
+def test_a_run_cut_off_between_checkpoints_repeats_steps_and_ends_the_same(tmp_path: Path):
+    """As after kill -9: lines of metrics behind the last checkpoint are written once only."""
+    whole = Run.create(TINY, tmp_path / "whole").train()
+
+    class Killed(Reporter):
+        def advance(self, step: int, metrics: dict[str, float]) -> None:
+            if step == 8:
+                raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        Run.create(TINY, tmp_path / "cut").train(Killed())
+    resumed = Run.open(tmp_path / "cut").train()
+    assert_same_weights(whole, resumed)
+    assert comparable(whole) == comparable(resumed)
+
+
+def test_random_state_of_a_cell_with_dropout_survives_a_resume(tmp_path: Path):
+    class Dropping(nn.Module):
+        memory_tokens, memory_dim = 1, 8
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(4, 8)
+            self.linear = nn.Linear(8, 8)
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, memory, token):
+            return torch.tanh(self.linear(self.dropout(memory)) + self.embedding(token)[:, None])
+
+    def cell() -> nn.Module:
+        torch.manual_seed(5)
+        return Dropping()
+
+    whole = Run.create(TINY, tmp_path / "whole", cell=cell()).train()
+    with pytest.raises(Interrupted):
+        Run.create(TINY, tmp_path / "cut", cell=cell()).train(StopAt("smt", 6))
+    assert_same_weights(whole, Run.open(tmp_path / "cut", cell=cell()).train())
+
+
+def test_sigterm_saves_too_and_is_told_apart(tmp_path: Path):
+    with pytest.raises(Interrupted) as caught:
+        Run.create(TINY, tmp_path / "run").train(StopAt("smt", 4, signal.SIGTERM))
+    assert caught.value.signal_number == signal.SIGTERM
+
+
+def test_training_in_a_thread_leaves_signals_alone(tmp_path: Path):
+    thread = threading.Thread(target=Run.create(TINY, tmp_path / "run").train)
+    thread.start()
+    thread.join()
+    assert Run.open(tmp_path / "run").finished
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path):
+    one = Run.create(TINY, tmp_path / "1").train()
+    assert_same_weights(one, Run.create(TINY, tmp_path / "2").train())
+    other = Run.create(replace(TINY, seed=1), tmp_path / "3").train()
+    assert not torch.equal(one.rnn.readout.head.weight, other.rnn.readout.head.weight)
+
+
+def test_evaluating_while_training_changes_nothing(tmp_path: Path):
+    quiet = replace(TINY, log=replace(TINY.log, evaluate_every=0))
+    seen = Run.create(TINY, tmp_path / "seen").train()
+    assert_same_weights(seen, Run.create(quiet, tmp_path / "quiet").train())
+
+
+# --------------------------------------------------------------------------- a user's own things
+
+
+class LSTMLike(nn.Module):
+    """h and c as two memory tokens of width 5: a shape that none of our cells has."""
+
+    memory_tokens, memory_dim = 2, 5
+
+    def __init__(self, vocab_size: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, 5)
+        self.lstm = nn.LSTMCell(5, 5)
+
+    def forward(self, memory: Tensor, token: Tensor) -> Tensor:
+        hidden, state = memory.unbind(1)
+        return torch.stack(self.lstm(self.embedding(token), (hidden, state)), dim=1)
+
+
+def test_an_lstm_of_the_users_trains_through_every_stage(tmp_path: Path):
+    torch.manual_seed(0)
+    run = Run.create(TINY, tmp_path / "run", cell=LSTMLike())
+    before = [p.clone() for p in run.rnn.cell.parameters()]
+    run.train()
+    assert run.finished
+    assert run.rnn.empty_memory(3).shape == (3, 2, 5)
+    moved = [not torch.equal(a, b) for a, b in zip(before, run.rnn.cell.parameters(), strict=True)]
+    assert all(moved)
+
+
+def test_a_cell_and_a_task_of_the_users_are_found_by_name(tmp_path: Path, monkeypatch):
+    (tmp_path / "their_code.py").write_text(
+        "import torch\n"
+        "from memtrain import Batch, Task\n"
+        "class Elman(torch.nn.Module):\n"
+        "    def __init__(self, vocab_size, size=6):\n"
+        "        super().__init__()\n"
+        "        self.memory_tokens, self.memory_dim = 1, size\n"
+        "        self.embedding = torch.nn.Embedding(vocab_size, size)\n"
+        "        self.recur = torch.nn.Linear(size, size)\n"
+        "    def forward(self, memory, token):\n"
+        "        return torch.tanh(self.recur(memory) + self.embedding(token)[:, None])\n"
+        "class Parity(Task):\n"
+        "    vocab_size = 2\n"
+        "    def __init__(self, length=5):\n"
+        "        self.sequence_length = length\n"
+        "    def sample(self, count, generator):\n"
+        "        bits = torch.randint(2, (count, self.sequence_length), generator=generator)\n"
+        "        return Batch(bits, bits.cumsum(1) % 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config = replace(
+        TINY,
+        cell=CellConfig(kind="their_code:Elman", options={"size": 7}),
+        data=Custom(path="their_code:Parity", options={"length": 4}),
+    )
+    run = Run.create(config, tmp_path / "run").train()
+    assert run.rnn.empty_memory(1).shape == (1, 1, 7)
+    assert run.task.sequence_length == 4
+    with pytest.raises(MemtrainError, match="their_code:Elman; pass --allow-code"):
+        Run.open(tmp_path / "run")
+    assert_same_weights(run, Run.open(tmp_path / "run", allow_code=True))
+
+
+def test_a_cell_that_breaks_the_contract_is_refused_before_anything_is_written(tmp_path: Path):
+    class Forgetful(LSTMLike):
+        def forward(self, memory: Tensor, token: Tensor) -> Tensor:
+            return super().forward(torch.zeros_like(memory), token)
+
+    with pytest.raises(MemtrainError, match="must depend on the old one"):
+        Run.create(TINY, tmp_path / "run", cell=Forgetful())
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------- bad days
+
+
+def test_a_folder_with_a_run_is_refused_unless_told_to_overwrite(tmp_path: Path):
+    Run.create(TINY, tmp_path / "run").train()
+    with pytest.raises(MemtrainError, match="a run is there already"):
+        Run.create(TINY, tmp_path / "run")
+    again = Run.create(TINY, tmp_path / "run", overwrite=True)
+    assert not again.finished and not again.metrics.read()
+
+
+def test_a_folder_with_other_files_is_never_touched(tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(MemtrainError, match="not a run"):
+        Run.create(TINY, tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+class CountingReporter(Reporter):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "state"])
+def test_a_broken_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path: Path, damage):
+    whole = Run.create(TINY, tmp_path / "whole").train()
+    with pytest.raises(Interrupted):
+        Run.create(TINY, tmp_path / "run").train(StopAt("dmt", 4))
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    weights_file = newest / "weights.safetensors"
+    if damage == "cut":
+        weights_file.write_bytes(weights_file.read_bytes()[:-10])
+    elif damage == "flipped":
+        content = bytearray(weights_file.read_bytes())
+        content[-1] ^= 1
+        weights_file.write_bytes(bytes(content))
+    elif damage == "missing":
+        weights_file.unlink()
+    else:
+        (newest / "state.json").write_text("{")
+    reporter = CountingReporter()
+    run = Run.open(tmp_path / "run", reporter=reporter)
+    assert len(reporter.said) == 1 and newest.name in reporter.said[0]
+    assert run.progress["global_step"] < int(newest.name)
+    assert_same_weights(whole, run.train())
+
+
+def test_with_every_checkpoint_broken_it_says_so(tmp_path: Path):
+    Run.create(TINY, tmp_path / "run").train()
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        (folder / "optimizer.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        Run.open(tmp_path / "run")
+
+
+class PoisonedTask(Task):
+    """Its cell's embedding is set to NaN when the task has given out so many batches."""
+
+    vocab_size, sequence_length = 4, 6
+
+    def __init__(self, poison) -> None:
+        self.poison = poison
+        self.batches = 0
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        tokens = torch.randint(4, (count, 6), generator=generator)
+        if count == 4:
+            self.batches += 1
+            self.poison(self.batches)
+        return Batch(tokens, tokens)
+
+
+def test_a_nan_loss_stops_at_once_and_keeps_the_last_good_checkpoint(tmp_path: Path):
+    def poison(batches: int) -> None:
+        if batches == 8:
+            assert run.teacher is not None
+            run.teacher.decoder.head.weight.data.fill_(float("nan"))
+
+    run = Run.create(TINY, tmp_path / "run", task=PoisonedTask(poison))
+    with pytest.raises(DivergedError, match=r"smt step 7: decode is nan.*smt\.learning_rate"):
+        run.train()
+    good = Run.open(tmp_path / "run", task=PoisonedTask(lambda _: None))
+    assert good.progress["global_step"] == 5
+    assert all(bool(value.isfinite().all()) for value in weights(good).values())
+
+
+def test_an_infinite_gradient_stops_before_the_weights_are_touched(tmp_path: Path):
+    def poison(batches: int) -> None:
+        if batches == 3:
+            weight = run.rnn.cell.get_parameter("embedding.weight")
+            weight.register_hook(lambda gradient: gradient * float("inf"))
+
+    run = Run.create(TINY, tmp_path / "run", task=PoisonedTask(poison))
+    with pytest.raises(DivergedError, match="step 2: gradient_norm_cell"):
+        run.train()
+    assert all(bool(value.isfinite().all()) for value in weights(run).values())
+
+
+def test_weights_of_another_shape_are_refused_in_words(tmp_path: Path):
+    Run.create(TINY, tmp_path / "run").train()
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace('"memory_tokens": 2', '"memory_tokens": 3'))
+    with pytest.raises(MemtrainError, match="weights do not fit the config"):
+        Run.open(tmp_path / "run")
+
+
+def test_no_sequences_are_too_few_to_score(tmp_path: Path):
+    with pytest.raises(MemtrainError, match="sequences=0: must be at least 1"):
+        Run.create(TINY, tmp_path / "run").evaluate(0)
+
+
+# --------------------------------------------------------------------------------------- report
+
+SHORT = replace(
+    TINY,
+    smt=replace(TINY.smt, steps=6),
+    dmt=replace(TINY.dmt, steps=0),
+    bptt=replace(TINY.bptt, steps=0),
+)
+
+
+def test_reporters_receive_the_held_out_losses_when_they_are_computed(tmp_path: Path):
+    received = []
+
+    class Log(Reporter):
+        def evaluated(self, step: int, evaluation: Evaluation, unit: str) -> None:
+            received.append((step, evaluation.rnn.nats, unit))
+
+        def advance(self, step: int, metrics: dict[str, float]) -> None:
+            received.append(step)
+
+    run = Run.create(SHORT, tmp_path / "run").train(Log())
+    records = [record for record in run.metrics.read() if "evaluation" in record]
+    scores = [(one["step"], one["evaluation"]["rnn"]["nats"], "target") for one in records]
+    assert [one for one in received if isinstance(one, tuple)] == scores
+    assert received == [2, 4, scores[0], 5, scores[1], 6]
+
+
+def test_a_run_reports_unless_it_is_silenced(tmp_path: Path, capsys):
+    Run.create(SHORT, tmp_path / "one").train(Reporter())
+    assert capsys.readouterr() == ("", "")
+    Run.create(SHORT, tmp_path / "other").train()
+    out, err = capsys.readouterr()
+    assert not out and "smt  6/6  took 0:" in err
+    assert "smt  step 5: held-out " in err and " nats per target (teacher " in err
+
+
+def test_a_run_is_one_line(tmp_path: Path):
+    run = Run.create(TINY, tmp_path / "run")
+    assert repr(run) == f"<Run tiny in {tmp_path}/run: smt 0/12, dmt 0/8, bptt 0/4 steps, cpu>"
+    run.train(Reporter(), until="smt")
+    assert "smt 12/12, dmt 0/8, bptt 0/4 steps" in repr(run)
