@@ -520,6 +520,7 @@ def main() -> int:
     golden = json.loads(options.file.read_text()) if options.file.exists() else {"cases": {}}
     if options.command == "check" and not golden["cases"]:
         parser.error(f"{options.file}: holds no goldens")
+    print(f"memtrain of {Path(memtrain.__file__).parent}", flush=True)
     found, different, began = {}, 0, time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         make_streams(Path(place) / "streams")
