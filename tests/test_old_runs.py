@@ -1,0 +1,127 @@
+"""Run folders of an older memtrain (commit 9b37a44): they open, resume, evaluate and write as they
+did. fixtures/run-9b37a44/make.py made them with that memtrain, and recorded what it got of them."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memtrain
+
+OLD = Path(__file__).parent / "fixtures" / "run-9b37a44"
+EXPECTED = json.loads((OLD / "expected.json").read_text())
+INTERRUPTED = ("task", "gru")
+CLOCK = {"total_seconds"}
+"""What differs from one training to the next."""
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of the run that the test names."""
+    return shutil.copytree(OLD / request.param, tmp_path / request.param)
+
+
+def all_runs(test: Any) -> Any:
+    return pytest.mark.parametrize("folder", list(EXPECTED), indirect=True)(test)
+
+
+def interrupted_runs(test: Any) -> Any:
+    return pytest.mark.parametrize("folder", INTERRUPTED, indirect=True)(test)
+
+
+def assert_close(found: Any, expected: Any, where: str = "") -> None:
+    """The same keys, and numbers equal to 1e-5; keys that are new since then are let pass."""
+    if isinstance(expected, dict):
+        for key in expected.keys() - CLOCK:
+            assert_close(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_close(one, other, f"{where}[{i}]")
+    elif isinstance(expected, float):
+        assert math.isclose(found, expected, rel_tol=1e-5, abs_tol=1e-7), (where, found, expected)
+    else:
+        assert found == expected, where
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    source = str(Path(memtrain.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "memtrain", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@all_runs
+def test_an_old_run_opens_and_evaluates_as_it_did(folder: Path):
+    run = memtrain.Run.open(folder)
+    expected = EXPECTED[folder.name]["opened"]["evaluation"]
+    assert run.finished == (folder.name not in INTERRUPTED)
+    assert_close(asdict(run.evaluate(expected["sequences"])), expected)
+
+
+@interrupted_runs
+def test_an_old_run_that_was_interrupted_resumes_as_it_would_have(folder: Path):
+    before, expected = metrics(folder), EXPECTED[folder.name]
+    run = memtrain.Run.open(folder).train(memtrain.Reporter())
+    assert run.finished
+    after = metrics(folder)
+    assert after[: len(before)] == before
+    assert_close(after[len(before) :], expected["resumed"])
+    evaluation = expected["finished"]["evaluation"]
+    found = memtrain.Run.open(folder).evaluate(evaluation["sequences"])
+    assert_close(asdict(found), evaluation)
+
+
+@all_runs
+def test_the_network_of_an_old_run_loads_and_reads(folder: Path):
+    tokens = torch.tensor([[1, 2, 0, 3, 0]])
+    with torch.no_grad():
+        logits = memtrain.load_rnn(folder).rnn(tokens)
+        expected = memtrain.Run.open(folder).rnn(tokens)
+    torch.testing.assert_close(logits, expected)
+
+
+@all_runs
+def test_the_best_checkpoint_of_an_old_run_loads(folder: Path):
+    memtrain.Run.open(folder, best=True)
+    memtrain.load_rnn(folder, best=True)
+
+
+def test_an_old_run_of_pictures_writes_what_it_wrote():
+    model = memtrain.load_rnn(OLD / "digits")
+    written = memtrain.generate(model, temperature=0.0)
+    assert np.array_equal(written.tokens[0], EXPECTED["digits"]["opened"]["written"])
+
+
+@pytest.mark.parametrize("folder", ["task"], indirect=True)
+def test_the_command_line_resumes_and_evaluates_an_old_run(folder: Path):
+    before, expected = len(metrics(folder)), EXPECTED[folder.name]
+    command("resume", str(folder))
+    assert_close(metrics(folder)[before:], expected["resumed"])
+    sequences = expected["finished"]["evaluation"]["sequences"]
+    said = command("eval", str(folder), "--json", "--sequences", str(sequences))
+    assert_close(json.loads(said.stdout), expected["finished"]["evaluation"])
+
+
+@pytest.mark.parametrize("folder", ["digits", "gru"], indirect=True)
+def test_the_command_line_evaluates_old_runs_finished_and_interrupted(folder: Path):
+    said = json.loads(command("eval", str(folder), "--json", "--sequences", "8").stdout)
+    assert math.isfinite(said["rnn"]["nats"])

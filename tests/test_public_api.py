@@ -1,0 +1,55 @@
+"""Every name that `import memtrain` has offered can still be had from it."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import memtrain
+
+NAMES = """
+BPTTConfig Batch Cell CellConfig CellContractError DMTConfig EngineConfig Evaluation IGNORE_INDEX
+LogConfig Losses MemtrainError Pretrained RECIPES RNN Reporter Run RunConfig SMTConfig Stream Task
+Teacher TeacherConfig Written __version__ check_cell check_task evaluate export from_json generate
+load_pretrained load_rnn make_reporter pretrained_names read recipe to_json write
+"""
+"""Names are added here, and never taken away."""
+
+CONFIG_NAMES = """
+Arithmetic BPTTConfig CELLS CUSTOM_PATH CellConfig Copy Custom DMTConfig DataConfig Digits
+EngineConfig LogConfig MOST Recall Retrieval RunConfig SMTConfig Stack StageConfig Stream
+TeacherConfig check_used
+"""
+"""Those of memtrain.config."""
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_public_name_can_be_had(name: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert getattr(memtrain, name) is not None
+
+
+@pytest.mark.parametrize("name", CONFIG_NAMES.split())
+def test_a_name_of_the_config_can_be_had(name: str):
+    import memtrain.config
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert getattr(memtrain.config, name) is not None
+
+
+def test_every_name_that_is_offered_is_on_the_list():
+    assert set(memtrain.__all__) <= set(NAMES.split())
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        memtrain.nothing  # noqa: B018
+
+
+def test_names_are_imported_from_memtrain_in_a_fresh_process():
+    code = f"from memtrain import {', '.join(NAMES.split())}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
