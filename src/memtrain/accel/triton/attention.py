@@ -124,7 +124,7 @@ def run_forward(heads: Heads, first: int, causal: bool, keep: bool) -> tuple[Ten
     out = heads.empty_out()
     log_sum = heads.empty_log_sum() if keep else None
     if on_hopper(heads, causal):
-        from memtrain.accel.hopper import attention as attention_forward
+        import memtrain.accel.hopper.attention as attention_forward
 
         attention_forward.run_forward(heads, out, log_sum)
         return out, log_sum

@@ -25,7 +25,7 @@ def run_backward(
     """Fill the gradients of heads before they were turned, laid out as the heads are."""
     given = heads, gradients, out, log_sum, out_gradient, cosine, sine, first
     if on_hopper(heads, causal):
-        from memtrain.accel.hopper import attention_backward
+        import memtrain.accel.hopper.attention_backward as attention_backward
 
         attention_backward.run_backward(*given)
     elif max(heads.queries, heads.keys) <= LONGEST:

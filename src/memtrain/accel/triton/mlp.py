@@ -129,7 +129,7 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor,
     after = x.new_empty(len(x), len(weight))
     before = torch.empty_like(after) if keep else after
     if on_hopper(x, weight, len(weight)):
-        from memtrain.accel.hopper import mlp as hopper_mlp
+        import memtrain.accel.hopper.mlp as hopper_mlp
 
         hopper_mlp.run_up(x, weight, bias, before if keep else None, after)
         return before, after
@@ -153,7 +153,7 @@ def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple
     # Each 256 columns' programs add up a quarter of the columns of g. With few rows it is slower.
     wide, long = weight.shape[1] >= 1024, len(gradient) >= 8192
     if wide and long and on_hopper(gradient, weight, weight.shape[1]):
-        from memtrain.accel.hopper import mlp as hopper_mlp
+        import memtrain.accel.hopper.mlp as hopper_mlp
 
         return out, hopper_mlp.run_down_backward(gradient, weight, before, out)
     tile = tiles(*gradient.shape, gradient.element_size(), backward=True)

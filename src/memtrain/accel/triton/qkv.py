@@ -113,7 +113,7 @@ def run_projection(
     columns = math.gcd(query_columns, key_columns, len(weight))
     out = x.new_empty(rows, len(weight))
     if head_dim == 64 and on_hopper(x, weight, columns):
-        from memtrain.accel.hopper import qkv as projection
+        import memtrain.accel.hopper.qkv as projection
 
         projection.run_projection(
             x,

@@ -159,7 +159,7 @@ def run_attend(
     rows, inner = x.shape
     head_dim = len(weight) // 3 // heads
     if on_hopper(x, head_dim, length):
-        from memtrain.accel.hopper import rollout_attention as hopper_attend
+        import memtrain.accel.hopper.rollout_attention as hopper_attend
 
         return hopper_attend.run_attend(x, squares, weight, cosine, sine, heads, length, causal)
     out = torch.empty(rows, heads * head_dim, dtype=weight.dtype, device=weight.device)

@@ -137,7 +137,7 @@ def run_finish(
     Weights are those of the projection, the MLP's first and its second; biases the MLP's.
     """
     if on_hopper(stream, weights, length, len(keep)):
-        from memtrain.accel.hopper import rollout_mlp as hopper_finish
+        import memtrain.accel.hopper.rollout_mlp as hopper_finish
 
         hopper_finish.run_finish(mixed, stream, weights, biases, out, measured, length, keep)
         return
