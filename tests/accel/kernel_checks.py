@@ -9,7 +9,6 @@ is imported. Fresh random inputs each time; NaN never passes.
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memtrain.accel.deferred_grads import DeferredGrads
 from memtrain.accel.triton import embedding as table
 from memtrain.accel.triton import mlp, norm
 from memtrain.accel.triton.block import KernelBlock
@@ -214,7 +212,7 @@ def norm_case(device, kind, rows, width, add, through, wide_norm=False, **tile) 
 
 
 def use_kernels(block: Block) -> None:
-    block.fast = KernelBlock(block, DeferredGrads())
+    block.fast = KernelBlock(block)
 
 
 def recomputed_stack_case(device, kind, rows, length, width, keep) -> None:
@@ -239,39 +237,33 @@ def recomputed_stack_case(device, kind, rows, length, width, keep) -> None:
         check(f"{name}: gradient of {part}", relative_error(one, other), limit)
 
 
-def later_case(device) -> None:
-    """Gradients of weights that may wait are the same to the bit, also in a captured graph."""
-    later = DeferredGrads()
+def replayed_case(device) -> None:
+    """Gradients of a captured graph equal those computed directly, to the bit."""
     stack = Stack(256, 3, 8, 64).to(device)
     for block in stack.blocks:
         assert isinstance(block, Block)
-        block.fast = KernelBlock(block, later)
+        use_kernels(block)
         for weight in block.parameters():
             weight.data = weight.data.bfloat16() if weight.dim() > 1 else weight.data
     weights = list(stack.blocks.parameters())
     x = torch.randn(100, 272, 256, device=device).bfloat16()
 
-    def gradients(may_wait: bool) -> tuple[Tensor, ...]:
-        with later.allowed() if may_wait else nullcontext():
-            loss = stack(x, keep=slice(-16, None)).square().sum()
-        found = torch.autograd.grad(loss, weights)
-        later.join()
-        return found
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(stack(x, keep=slice(-16, None)).square().sum(), weights)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(2):
-            gradients(may_wait=True)
+            gradients()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
-            replayed = gradients(may_wait=True)
-        for turn in range(3):
+            replayed = gradients()
+        for round_ in range(3):
             x.copy_(torch.randn_like(x))
             graph.replay()
-            for name, found in (("at once", gradients(True)), ("replayed", replayed)):
-                pairs = zip(found, gradients(False), strict=True)
-                different = sum(not torch.equal(one, other) for one, other in pairs)
-                check(f"later: {name}, turn {turn}", float(different), 0.0)
+            pairs = zip(replayed, gradients(), strict=True)
+            different = sum(not torch.equal(one, other) for one, other in pairs)
+            check(f"replayed gradients, round {round_}", float(different), 0.0)
 
 
 def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causal, **path) -> None:
@@ -580,7 +572,7 @@ def all_cases(device: str) -> list[Callable[[], None]]:
         ]
         # Few rows that are too wide to be read at once.
         stacks += [(batch, 17, 512, 3, 8, 64, slice(16), False) for batch in (1, 3, 128)]
-        cases += [rnn_case, partial(later_case, device)]
+        cases += [rnn_case, partial(replayed_case, device)]
         cases += [partial(repeated_case, device, 2048, 17, 256, 8, 64, False)]
         cases += [partial(repeated_case, device, 2048, 16, 256, 8, 64, True)]
     cases += [partial(stack_case, device, *stack) for stack in stacks]

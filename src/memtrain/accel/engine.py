@@ -19,7 +19,6 @@ from memtrain.accel.cuda_graphs import (
     GraphedWrite,
     StepOwner,
 )
-from memtrain.accel.deferred_grads import DeferredGrads
 from memtrain.accel.gru import UnrolledGRU
 from memtrain.accel.heap import keep_freed_memory
 from memtrain.accel.hopper import is_hopper
@@ -57,7 +56,6 @@ class Engine:
         self.fast = config.fast and self.device.type == "cuda"
         self.written_out = config.fast and self.device.type == "cpu"
         self.kernels = self.fast and self.bf16 and _has_kernels(self.device)
-        self.later = DeferredGrads()
         if config.threads:
             # More than there are cores is no faster, and a machine may refuse to make them.
             torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
@@ -93,7 +91,7 @@ class Engine:
                 if isinstance(module, Lookup):
                     module.table_gradient = table_gradient
                 if isinstance(module, Block) and KernelBlock.fits(module):
-                    module.fast = KernelBlock(module, self.later)
+                    module.fast = KernelBlock(module)
         for module in models.modules():
             if isinstance(module, CausalEncoder) and self.fast:
                 module.fast = CausalEncoderGPU(compiled=self.config.compile)
@@ -183,7 +181,7 @@ class Engine:
     def objective(self, trainer: "StepOwner") -> Callable[[Batch, torch.Generator], Losses]:
         """How the trainer's objective is called: as it is, or on copies of its matrices."""
         if self.fast and self.bf16 and trainer.capturable and trainer.objective.applies_once:
-            return CastWeights(trainer.objective, self.later)
+            return CastWeights(trainer.objective)
         return trainer.objective
 
     def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from memtrain.accel.deferred_grads import DeferredGrads
 from memtrain.objectives.base import Objective
 from memtrain.shapes import Batch, Losses
 
@@ -14,23 +13,19 @@ class _Copy(torch.autograd.Function):
     """All weights in other precisions in few kernels, and so go their gradients back."""
 
     @staticmethod
-    def forward(
-        ctx, later: DeferredGrads, kinds: list[torch.dtype], *weights: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx, kinds: list[torch.dtype], *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.later = later
         ctx.kinds = [weight.dtype for weight in weights]
         return tuple(_as(weights, kinds))
 
     @staticmethod
     def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        ctx.later.join()
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
         given = [gradient for gradient in gradients if gradient is not None]
         out: list[Tensor | None] = [None] * len(gradients)
         for index, gradient in zip(there, _as(given, [ctx.kinds[i] for i in there]), strict=True):
             out[index] = gradient
-        return None, None, *out
+        return None, *out
 
 
 def _as(tensors: Sequence[Tensor], kinds: Sequence[torch.dtype]) -> list[Tensor]:
@@ -55,15 +50,11 @@ class CastWeights:
     """`objective(batch, generator)`; autocast would cast each weight alone, where it is used.
 
     The same numbers, as long as every weight is used once: of several uses the gradients would be
-    added up in half precision. And so those gradients may come late: nobody touches them before
-    they all go back.
+    added up in half precision.
     """
 
-    def __init__(
-        self, objective: Objective, later: DeferredGrads, kind: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, objective: Objective, kind: torch.dtype = torch.bfloat16) -> None:
         self.objective = objective
-        self.later = later
         self.weights: dict[str, Tensor] = {}
         self.kinds: list[torch.dtype] = []
         for name, module in objective.named_modules():
@@ -75,7 +66,6 @@ class CastWeights:
                         self.kinds.append(kind if weight.dim() > 1 else weight.dtype)
 
     def __call__(self, batch: Batch, generator: torch.Generator) -> Losses:
-        copies = _Copy.apply(self.later, self.kinds, *self.weights.values())
+        copies = _Copy.apply(self.kinds, *self.weights.values())
         named = dict(zip(self.weights, copies, strict=True))
-        with self.later.allowed():
-            return torch.func.functional_call(self.objective, named, (batch, generator))
+        return torch.func.functional_call(self.objective, named, (batch, generator))

@@ -1,14 +1,12 @@
 """The two halves of a Transformer block and a stack's end, each with its gradient, from kernels.
 
-Written out by hand, so that on the way back the gradients of activations come first, and those of
-weights when there is room (`later.py`). The reference is `nn.blocks.Block`.
+The reference is `models.layers.Block`.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memtrain.accel.deferred_grads import Immediate
 from memtrain.accel.triton import mlp, norm
 from memtrain.accel.triton.attention import run_forward
 from memtrain.accel.triton.attention_backward import run_backward
@@ -33,7 +31,6 @@ class Attend(torch.autograd.Function):
         heads: int,
         kept: slice | None,
         causal: bool,
-        put: Immediate,
     ) -> tuple[Tensor, Tensor]:
         wanted = any(ctx.needs_input_grad)
         first = 0 if kept is None else range(x.shape[1])[kept].start
@@ -52,7 +49,7 @@ class Attend(torch.autograd.Function):
                 total, normed, gain, project_in, project_out, cosine, sine, query, projected,
                 mixed, log_sum,
             )  # fmt: skip
-        ctx.heads, ctx.kept, ctx.first, ctx.causal, ctx.put = heads, kept, first, causal, put
+        ctx.heads, ctx.kept, ctx.first, ctx.causal = heads, kept, first, causal
         ctx.summed = update is not None
         return x if update is None else total.view(x.shape), F.linear(mixed, project_out)
 
@@ -62,9 +59,8 @@ class Attend(torch.autograd.Function):
             total, normed, gain, project_in, project_out, cosine, sine, query, projected,
             mixed, log_sum,
         ) = ctx.saved_tensors  # fmt: skip
-        put: Immediate = ctx.put
         attended = attended.contiguous()
-        of_out = put(lambda: _weight_gradient(attended, mixed), (attended, mixed))
+        of_out = _weight_gradient(attended, mixed)
         of_query = None if query is None else torch.empty_like(query)
         of_projected = torch.empty_like(projected)
         run_backward(
@@ -79,24 +75,20 @@ class Attend(torch.autograd.Function):
             ctx.causal,
         )
         if of_query is None:
-            of_in = put(lambda: _weight_gradient(of_projected, normed), (of_projected, normed))
+            of_in = _weight_gradient(of_projected, normed)
             of_normed = of_projected @ project_in
         else:
             asking, rest = _split(project_in)
             some = normed[:, ctx.kept]
-            of_in = put(
-                lambda: torch.cat(
-                    [_weight_gradient(of_query, some), _weight_gradient(of_projected, normed)]
-                ),
-                (of_query, of_projected, normed),
+            of_in = torch.cat(
+                [_weight_gradient(of_query, some), _weight_gradient(of_projected, normed)]
             )
             of_normed = of_projected @ rest
             of_normed[:, ctx.kept] += of_query @ asking
         of_total, shares = norm.run_backward(total, gain, _flat(of_normed), _flat(stream))
-        of_gain = put(lambda: column_sums(shares).to(gain.dtype), (shares,))
-        put.turn()
+        of_gain = column_sums(shares).to(gain.dtype)
         of_x = of_total.view(stream.shape)
-        return of_x, of_x if ctx.summed else None, of_gain, of_in, of_out, *[None] * 6
+        return of_x, of_x if ctx.summed else None, of_gain, of_in, of_out, *[None] * 5
 
 
 class Finish(torch.autograd.Function):
@@ -112,14 +104,13 @@ class Finish(torch.autograd.Function):
         up_bias: Tensor,
         down: Tensor,
         down_bias: Tensor,
-        put: Immediate,
     ) -> tuple[Tensor, Tensor]:
         wanted = any(ctx.needs_input_grad)
         total, normed = norm.run_forward(_flat(x), _flat(attended), gain)
         before, after = mlp.run_up(normed, up, up_bias, wanted)
         if wanted:
             ctx.save_for_backward(total, normed, gain, up, down, before, after)
-        ctx.kinds, ctx.put = (up_bias.dtype, down_bias.dtype), put
+        ctx.kinds = up_bias.dtype, down_bias.dtype
         # The first bias was added in fp32, the second is as autocast does it.
         out = F.linear(after, down, down_bias.to(down.dtype))
         return total.view(x.shape), out.view(x.shape)
@@ -127,21 +118,18 @@ class Finish(torch.autograd.Function):
     @staticmethod
     def backward(ctx, stream: Tensor, update: Tensor):  # type: ignore[override]
         total, normed, gain, up, down, before, after = ctx.saved_tensors
-        put: Immediate = ctx.put
         gradient = _flat(update)
         of_before, shares = mlp.run_down_backward(gradient, down, before)
-        of_down = put(lambda: _weight_gradient(gradient, after), (gradient, after))
-        of_up = put(lambda: _weight_gradient(of_before, normed), (of_before, normed))
-        sums = put(lambda: column_sums(shares), (shares,))
-        of_up_bias, of_down_bias = sums.split([len(up), len(down)])
+        of_down = _weight_gradient(gradient, after)
+        of_up = _weight_gradient(of_before, normed)
+        of_up_bias, of_down_bias = column_sums(shares).split([len(up), len(down)])
         of_total, shares_of_gain = norm.run_backward(total, gain, of_before @ up, _flat(stream))
-        of_gain = put(lambda: column_sums(shares_of_gain).to(gain.dtype), (shares_of_gain,))
-        put.turn()
+        of_gain = column_sums(shares_of_gain).to(gain.dtype)
         of_x = of_total.view(stream.shape)
         kinds = ctx.kinds
         return (
             of_x, of_x, of_gain, of_up, of_up_bias.to(kinds[0]), of_down,
-            of_down_bias.to(kinds[1]), None,
+            of_down_bias.to(kinds[1]),
         )  # fmt: skip
 
 
@@ -149,19 +137,19 @@ class End(torch.autograd.Function):
     """The norm in fp32 of the stream with its last update."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, update: Tensor, gain: Tensor, put: Immediate) -> Tensor:
+    def forward(ctx, x: Tensor, update: Tensor, gain: Tensor) -> Tensor:
         total, normed = norm.run_forward(_flat(x), _flat(update), gain, torch.float32)
         ctx.save_for_backward(total, gain)
-        ctx.kind, ctx.put = x.dtype, put
+        ctx.kind = x.dtype
         return normed.view(x.shape)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         total, gain = ctx.saved_tensors
         out, shares = norm.run_backward(total, gain, _flat(gradient), None, ctx.kind)
-        of_gain = ctx.put(lambda: column_sums(shares).to(gain.dtype), (shares,))
+        of_gain = column_sums(shares).to(gain.dtype)
         of_x = out.view(gradient.shape)
-        return of_x, of_x, of_gain, None
+        return of_x, of_x, of_gain
 
 
 def _flat(x: Tensor) -> Tensor:

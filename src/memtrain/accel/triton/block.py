@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from memtrain.accel.deferred_grads import DeferredGrads
 from memtrain.accel.triton.attention_heads import fits
 from memtrain.accel.triton.autograd import Attend, End, Finish
 from memtrain.models.layers import Attention, Block, RMSNorm, Rotary
@@ -12,9 +11,8 @@ from memtrain.models.layers import Attention, Block, RMSNorm, Rotary
 class KernelBlock:
     """What `nn.blocks.Block` calls in the place of its reference."""
 
-    def __init__(self, block: Block, later: DeferredGrads) -> None:
+    def __init__(self, block: Block) -> None:
         self.block = block
-        self.later = later
 
     @staticmethod
     def fits(block: Block) -> bool:
@@ -46,7 +44,6 @@ class KernelBlock:
             layer.heads,
             keep,
             causal,
-            self.later.now(),
         )
 
     def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,13 +58,12 @@ class KernelBlock:
             up.bias,
             down.weight.to(kind),
             down.bias,
-            self.later.now(),
         )
 
     def end(self, layer: RMSNorm, x: Tensor, update: Tensor) -> Tensor:
         """A stack's last norm, in fp32."""
         kind = _kind(x)
-        return End.apply(x.to(kind), update.to(kind), layer.weight, self.later.now())
+        return End.apply(x.to(kind), update.to(kind), layer.weight)
 
 
 def fits_heads(layer: Attention) -> bool:
