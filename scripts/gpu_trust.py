@@ -31,7 +31,8 @@ import torch
 
 from memtrain.config import BPTTConfig, EngineConfig, LogConfig, RunConfig, Stream
 from memtrain.config.serialize import read_config, to_json
-from memtrain.data.store import Split, StoreMeta, write_store
+from memtrain.data.store import Split, StoreMeta
+from memtrain.data.store_writer import write_store
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
 from memtrain.training.checkpoint import load_checkpoint, numbered

@@ -6,8 +6,7 @@ from typing import get_type_hints
 
 import memtrain
 from memtrain.cli import COMMANDS
-from memtrain.data.prepare import prepare_images, prepare_text, prepare_tokens
-from memtrain.data.prepare.options import NOT_OPTIONS
+from memtrain.data.prepare import NOT_OPTIONS, prepare_images, prepare_text, prepare_tokens
 from memtrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from memtrain.accel.weight_cast import CastWeights
 from memtrain.config import CellConfig, Retrieval, RunConfig, SMTConfig, TeacherConfig
-from memtrain.data.build import build_task
+from memtrain.data.task import build_task
 from memtrain.models.build import build_models
 from memtrain.objectives.smt import SMT
 

@@ -23,8 +23,7 @@ from memtrain.cli import COMMANDS, main, suggest
 from memtrain.cli.suggest import command_name
 from memtrain.config import Digits, RunConfig
 from memtrain.config.serialize import to_json
-from memtrain.data.prepare import prepare_images, prepare_text, prepare_tokens
-from memtrain.data.prepare.options import NOT_OPTIONS
+from memtrain.data.prepare import NOT_OPTIONS, prepare_images, prepare_text, prepare_tokens
 from memtrain.generation import pretrained
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import export

@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtrain import files
+from memtrain.data import store as store_module
+from memtrain.data import store_writer
 from memtrain.data.images import ImageFormat
 from memtrain.data.store import (
     Split,
@@ -27,10 +29,8 @@ from memtrain.data.store import (
     open_array,
     open_store,
     require_tokens,
-    write_store,
-    writing,
 )
-from memtrain.data.store import format as store_format
+from memtrain.data.store_writer import write_store
 from memtrain.errors import MemtrainError
 
 
@@ -145,7 +145,7 @@ def test_any_tokens_survive(data, vocab_size: int, tmp_path_factory: pytest.Temp
 
 
 def test_a_stream_longer_than_a_block_is_written_whole(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(store_format, "BLOCK", 2)
+    monkeypatch.setattr(store_module, "BLOCK", 2)
     store = write_store(tmp_path / "long", meta(), SPLITS)
     assert open_store(store.folder, verify=True).tokens("train").tolist() == [1, 2, 3, 9, 0]
 
@@ -226,7 +226,7 @@ def test_a_failure_leaves_what_there_was(
     def fail(*_: Path) -> None:
         raise error
 
-    monkeypatch.setattr(writing, failing, fail)
+    monkeypatch.setattr(store_writer, failing, fail)
     with pytest.raises((MemtrainError, KeyboardInterrupt)) as caught:
         write_store(folder, meta(), {**SPLITS, "test": stream(7, 7)}, overwrite=True)
     assert "No space left" in str(caught.value) or caught.type is KeyboardInterrupt
@@ -259,7 +259,7 @@ def test_drafts_that_nobody_has_written_to_for_long_are_cleared(tmp_path: Path, 
     before = sorted(p.name for p in tmp_path.iterdir())
     write_store(tmp_path / "toy", meta(), SPLITS)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*before, "toy"])  # too young
-    monkeypatch.setattr(writing, "STALE_SECONDS", -60)
+    monkeypatch.setattr(store_writer, "STALE_SECONDS", -60)
     write_store(tmp_path / "toy", meta(), SPLITS, overwrite=True)
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == sorted([*kept, ".draft-link-0123456789ab", "toy"])
@@ -268,9 +268,9 @@ def test_drafts_that_nobody_has_written_to_for_long_are_cleared(tmp_path: Path, 
 def test_a_draft_has_a_name_that_no_other_machine_gives(tmp_path: Path, monkeypatch):
     """Two containers have the same process numbers."""
     drafts = []
-    publish = writing.publish
+    publish = store_writer.publish
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    monkeypatch.setattr(writing, "publish", lambda *a: (drafts.append(a[0].name), publish(*a)))
+    monkeypatch.setattr(store_writer, "publish", lambda *a: (drafts.append(a[0].name), publish(*a)))
     for _ in range(2):
         write_store(tmp_path / "toy", meta(), SPLITS, overwrite=True)
     assert len(set(drafts)) == 2 and [p.name for p in tmp_path.iterdir()] == ["toy"]
@@ -286,7 +286,7 @@ def test_where_locks_do_not_work_two_writers_still_leave_one_whole_store(
             folder = tmp_path / f"{step}-{overwrite}" / "toy"
             if overwrite:
                 write_store(folder, meta(name="old"), SPLITS)
-            original, meddled = getattr(writing, step), []
+            original, meddled = getattr(store_writer, step), []
 
             def meddle(*args, original=original, meddled=meddled, folder=folder):
                 if not meddled and any(folder.parent.glob(".draft-toy-*")):
@@ -295,14 +295,14 @@ def test_where_locks_do_not_work_two_writers_still_leave_one_whole_store(
                     write_store(folder, meta(name="other"), other, overwrite=True)
                 return original(*args)
 
-            monkeypatch.setattr(writing, step, meddle)
+            monkeypatch.setattr(store_writer, step, meddle)
             try:
                 write_store(folder, meta(name="mine"), SPLITS, overwrite=overwrite)
                 expected = "mine"
             except MemtrainError as error:
                 assert "is prepared already" in str(error) and not overwrite
                 expected = "other"
-            monkeypatch.setattr(writing, step, original)
+            monkeypatch.setattr(store_writer, step, original)
             assert meddled and open_store(folder, verify=True).meta.name == expected
             assert [path.name for path in folder.parent.iterdir()] == ["toy"]
 
@@ -362,7 +362,7 @@ def test_of_two_processes_that_write_one_store_the_second_waits_and_is_told(tmp_
             said.append(str(error))
 
     thread = threading.Thread(target=second)
-    with writing.alone(tmp_path / "toy"):
+    with store_writer.alone(tmp_path / "toy"):
         thread.start()
         while not (told := capfd.readouterr().err):
             time.sleep(0.01)

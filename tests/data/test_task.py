@@ -1,11 +1,14 @@
 import random
+import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
 import torch
 
-from memtrain.data.task import Task, check_task
+from memtrain.config import Custom
+from memtrain.data.task import Task, build_task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
 
@@ -243,3 +246,22 @@ def test_the_check_leaves_every_rng_as_it_was():
 
 def test_a_class_in_place_of_a_task_is_refused():
     assert refusal(Rare) == "Rare: is a class; pass an instance, Rare(...)"
+
+
+class Choosy:
+    """A task that cannot be made."""
+
+    def __init__(self, size: int = 0) -> None:
+        raise KeyError(f"size {size}")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, "KeyError: 'size 0'"), ({"width": 3}, "TypeError: .*unexpected keyword argument")],
+)
+def test_a_task_of_the_users_that_cannot_be_made_is_told_in_words(monkeypatch, options, said):
+    module = types.ModuleType("choosy")
+    module.__dict__["Choosy"] = Choosy
+    monkeypatch.setitem(sys.modules, "choosy", module)
+    with pytest.raises(MemtrainError, match=f"data.path=choosy:Choosy: its making fails: {said}"):
+        build_task(Custom(path="choosy:Choosy", options=options))

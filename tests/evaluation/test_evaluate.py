@@ -11,8 +11,7 @@ from torch.testing import assert_close
 import memtrain.evaluation.evaluate as evaluate_module
 from conftest import ENCODERS, TINY, VOCAB, random_tokens, seeded, tiny_rnn, tiny_teacher
 from memtrain.config import Digits, Retrieval, Stack
-from memtrain.data.build import build_task
-from memtrain.data.task import Task
+from memtrain.data.task import Task, build_task
 from memtrain.evaluation import scores as tally
 from memtrain.evaluation.evaluate import Evaluation, Score, encode_in_chunks, evaluate
 from memtrain.generation.sampling import read

@@ -22,7 +22,7 @@ from conftest import (
 )
 from memtrain.accel.engine import Engine
 from memtrain.config import DMTConfig, EngineConfig, Stack
-from memtrain.data.build import build_task
+from memtrain.data.task import build_task
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.objectives.dmt import DMT, STREAM_ROLLOUT
 from memtrain.shapes import IGNORE_INDEX, Batch

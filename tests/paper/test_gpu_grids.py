@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from memtrain.config import RunConfig, Stream
-from memtrain.data.build import build_task
+from memtrain.data.codec import TEXT_VOCAB
 from memtrain.data.images import ImageFormat
-from memtrain.data.store import Split, StoreMeta, write_store
-from memtrain.data.text import TEXT_VOCAB
+from memtrain.data.store import Split, StoreMeta
+from memtrain.data.store_writer import write_store
+from memtrain.data.task import build_task
 from memtrain.models.build import build_models
 from memtrain.paper import FIGURES, load
 from memtrain.paper.base import Job, Result, Setup

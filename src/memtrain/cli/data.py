@@ -69,7 +69,7 @@ def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
 
     import torch
 
-    from memtrain.data.build import build_task
+    from memtrain.data.task import build_task
 
     task = build_task(config)
     batch = task.sample(count, torch.Generator().manual_seed(seed))

@@ -1,5 +1,7 @@
-"""What tokens spell, text or pictures, and how a sequence of them begins."""
+"""Text as tokens (one per byte), and the codec of a data set: what its tokens mean."""
 
+import re
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,89 @@ from cattrs.v import format_exception
 from jaxtyping import Int64, Integer, UInt8
 
 from memtrain.data.images import ImageFormat, decode_images, encode_images
-from memtrain.data.prepare.image_files import read_image
-from memtrain.data.text import decode_text
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, did_you_mean
+
+TEXT_VOCAB = 256
+SEPARATOR_TOKEN = 0
+TEXT_MODES = ("bytes", "ascii")
+
+_SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*(?:\r?\n|\r?\Z)", re.MULTILINE)
+_NON_ASCII = bytes(range(128, 256))
+_LEAD_BYTE = 192  # in UTF-8 a character beyond ASCII has one byte from here on
+_BLOCK = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text as tokens."""
+
+    tokens: UInt8[np.ndarray, " N"]
+    starts: Int64[np.ndarray, " K"]
+    """Where each document starts."""
+    dropped_characters: int
+    dropped_bytes: int
+    kept_bytes: int
+    """Beyond ASCII, in mode "bytes"."""
+
+
+def encode_text(
+    raw: bytes | bytearray, mode: str = "bytes", *, separator: bool = False
+) -> EncodedText:
+    """Turn a text into tokens. It takes little more memory than the text and the tokens.
+
+    Args:
+        raw: UTF-8, or anything else in mode "bytes".
+        mode: "bytes" keeps every byte of every document, "ascii" drops characters beyond ASCII,
+            as the paper does.
+        separator: put token 0 between documents; without it they follow one another directly,
+            as in the paper.
+    """
+    if mode not in TEXT_MODES:
+        raise MemtrainError(f"mode={mode!r}: {did_you_mean(mode, TEXT_MODES)}")
+    beyond, characters = _count_from(raw, 128), _count_from(raw, _LEAD_BYTE)
+    dropped = mode == "ascii" and beyond > 0
+    text = raw.translate(None, _NON_ASCII) if dropped else raw
+    if separator and SEPARATOR_TOKEN in text:
+        raise MemtrainError("separator: the text holds byte 0 itself; leave the separator off")
+
+    begins, ends = array("q", [0]), array("q")
+    for line in _SEPARATOR.finditer(text):
+        ends.append(line.start())
+        begins.append(line.end())
+    ends.append(len(text))
+    first, last = np.array(begins, np.int64), np.array(ends, np.int64)  # and not longlong
+    first, last = first[first < last], last[first < last]  # empty documents vanish
+    lengths = last - first + separator
+    starts = np.cumsum(lengths) - lengths
+    tokens = np.frombuffer(text, np.uint8)
+    if len(starts) != 1 or lengths[0] != len(text):
+        joined = np.full(int(lengths.sum()), SEPARATOR_TOKEN, np.uint8)
+        for begin, end, place in zip(first.tolist(), last.tolist(), starts.tolist(), strict=True):
+            joined[place : place + end - begin] = tokens[begin:end]
+        tokens = joined[: len(joined) - (separator and len(joined) > 0)]
+    return EncodedText(
+        tokens,
+        starts,
+        dropped_characters=characters if dropped else 0,
+        dropped_bytes=beyond if dropped else 0,
+        kept_bytes=0 if mode == "ascii" else beyond,
+    )
+
+
+def _count_from(raw: bytes | bytearray, code: int) -> int:
+    """How many bytes are at least so high."""
+    whole = np.frombuffer(raw, np.uint8)
+    parts = (whole[start : start + _BLOCK] for start in range(0, len(whole), _BLOCK))
+    return sum(int((part >= code).sum()) for part in parts)
+
+
+def decode_text(tokens: Integer[np.ndarray, " N"]) -> str:
+    """The text that tokens spell; what is no UTF-8 becomes U+FFFD."""
+    if tokens.size and not (tokens.min() >= 0 and tokens.max() < TEXT_VOCAB):
+        raise MemtrainError(
+            f"tokens {tokens.min()}..{tokens.max()} are no text: must be 0..{TEXT_VOCAB - 1}"
+        )
+    return tokens.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +167,8 @@ class TokenCodec:
         if picture is None:
             what = "text; begin one with --prompt" if self.text else "tokens"
             raise MemtrainError(f"image={path}: this model writes {what}")
+        from memtrain.data.prepare.image_files import read_image  # imports this room
+
         gray = read_image(path, (picture.height, picture.width))
         gray = 255 - gray if self.dark_ink else gray
         tokens = encode_images(gray[None], levels=picture.levels, patch=picture.patch)

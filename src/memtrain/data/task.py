@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from memtrain.config.user_code import rng_kept, said_by
+from memtrain.config import Custom, DataConfig, Digits, Stream
+from memtrain.config.user_code import load_class, rng_kept, said_by
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
@@ -177,3 +178,27 @@ def _checked_batch(task: Task, method: str, count: int) -> Batch:
                 + (f" and not IGNORE_INDEX ({IGNORE_INDEX})" if role == "targets" else "")
             )
     return batch
+
+
+def build_task(config: DataConfig) -> Task:
+    """The task a config names; a task of the user's is checked against the contract."""
+    # These modules import this one.
+    from memtrain.data.digits import DigitsTask
+    from memtrain.data.stream import StreamTask
+    from memtrain.data.synthetic import TASKS
+
+    if isinstance(config, Digits):
+        return DigitsTask(config)
+    if isinstance(config, Stream):
+        return StreamTask.from_config(config)
+    if isinstance(config, Custom):
+        task_class = load_class(config.path, "data.path")
+        try:
+            task = task_class(**config.options)
+        except MemtrainError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise MemtrainError(f"data.path={config.path}: its making fails: {said}") from error
+        return check_task(task)
+    return TASKS[type(config)](config)

@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import UInt8
 
 from memtrain.config import RunConfig, Stream
+from memtrain.data.codec import TEXT_VOCAB
 from memtrain.data.images import ImageFormat, encode_images
-from memtrain.data.store import Split, Store, StoreMeta, write_store
-from memtrain.data.text import TEXT_VOCAB
+from memtrain.data.store import Split, Store, StoreMeta
+from memtrain.data.store_writer import write_store
 from memtrain.errors import MemtrainError
 from memtrain.files import refuse_links
 from memtrain.paper.base import STAND_INS, Setup

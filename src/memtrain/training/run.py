@@ -15,9 +15,8 @@ from torch import nn
 
 from memtrain.accel.engine import Engine
 from memtrain.config import Custom, DataConfig, RunConfig
-from memtrain.data.build import build_task
 from memtrain.data.codec import TokenCodec
-from memtrain.data.task import Task, check_task
+from memtrain.data.task import Task, build_task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import sequential_ops
 from memtrain.evaluation.evaluate import Evaluation, evaluate

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from memtrain.config import Stream
-from memtrain.data.prepare import prepare_text, provenance
+from memtrain.data.prepare import cache, prepare_text
 from memtrain.data.prepare.cache import prepare_source, prepared_store, prepared_stream
 from memtrain.data.store import Store, open_store
 from memtrain.errors import MemtrainError
@@ -25,7 +25,7 @@ assert len(BOOK) == len(OTHER)
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(provenance, "SETTLED_SECONDS", -1.0)  # what was just written counts
+    monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)  # what was just written counts
     Path("book.txt").write_text(BOOK)
     return Path("book.txt")
 
@@ -84,11 +84,11 @@ def test_a_changed_source_of_an_older_date_and_the_same_size_is_noticed(
 
 def test_a_source_that_changed_just_now_is_read_again(book: Path, monkeypatch, capsys):
     """It may change once more within one tick of the file system's clock."""
-    monkeypatch.setattr(provenance, "SETTLED_SECONDS", 1000.0)
+    monkeypatch.setattr(cache, "SETTLED_SECONDS", 1000.0)
     first = ready(book)
     with book.open("r+") as file:
         file.write(OTHER)
-    assert provenance.signature(book) == ""
+    assert cache.signature(book) == ""
     assert json.loads((first.folder / "options.json").read_text())["sources"] == {}
     assert text_of(ready(book)) == OTHER.encode()
     assert text_of(first) == BOOK.encode()
@@ -242,7 +242,7 @@ def test_a_failure_names_the_place_and_leaves_nothing(book: Path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("memtrain.data.store.writing.sync", full)
+    monkeypatch.setattr("memtrain.data.store_writer.sync", full)
     with pytest.raises(MemtrainError, match=r"data/book: No space left on device$"):
         ready(book)
     assert stores() == []

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memtrain.data.codec import decode_text
 from memtrain.data.prepare import download, prepare
-from memtrain.data.text import decode_text
 from memtrain.errors import MemtrainError
 
 TRAIN = np.random.default_rng(0).integers(0, 256, (3, 28, 28), np.uint8)

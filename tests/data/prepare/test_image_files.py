@@ -19,8 +19,8 @@ from PIL import Image
 
 import memtrain.data.prepare.image_files as image_files
 from memtrain.data.images import ImageFormat, decode_images, encode_images
-from memtrain.data.prepare import archives, limits
-from memtrain.data.prepare.idx import read_idx
+from memtrain.data.prepare import limits
+from memtrain.data.prepare.datasets import read_idx
 from memtrain.data.prepare.image_files import read_folder
 from memtrain.errors import MemtrainError
 
@@ -306,7 +306,7 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: P
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(2**20))
-    monkeypatch.setattr(archives, "MAX_FILE_BYTES", 2**20 - 1)
+    monkeypatch.setattr(image_files, "MAX_FILE_BYTES", 2**20 - 1)
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("it was read"))
     with pytest.raises(MemtrainError, match="'a.png' unpacks to 1,048,576 bytes"):
         read_folder(path)
@@ -425,7 +425,7 @@ def test_a_zip_is_bounded_as_a_whole(tmp_path: Path, monkeypatch):
     with pytest.raises(MemtrainError, match="refused, unpacks to more than 4,194,304 bytes"):
         read_folder(path)
     monkeypatch.undo()
-    monkeypatch.setattr(archives, "MAX_DIRECTORY_BYTES", 400)
+    monkeypatch.setattr(image_files, "MAX_DIRECTORY_BYTES", 400)
     with pytest.raises(MemtrainError, match="its directory claims .* more than 400; unpack it"):
         read_folder(path)
 

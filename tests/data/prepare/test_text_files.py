@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memtrain.data.codec import encode_text
 from memtrain.data.prepare import limits, prepare_text, records
 from memtrain.data.prepare import text_files as reading
 from memtrain.data.prepare.text_files import Texts, read_text
-from memtrain.data.text import encode_text
 from memtrain.errors import MemtrainError
 
 

@@ -4,28 +4,26 @@ from pathlib import Path
 
 import numpy as np
 
-from memtrain.data.augmentation import Augmentation
+from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
+from memtrain.data.images import Augmentation
 from memtrain.data.prepare import download
-from memtrain.data.prepare.encoding import (
+from memtrain.data.prepare.encode import (
+    check_share,
     copies_note,
     encode_named,
+    held_out_count,
+    held_out_names,
     image_codec,
     non_ascii_note,
     skipped_note,
+    split_stream,
 )
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
 from memtrain.data.prepare.image_files import read_folder
 from memtrain.data.prepare.limits import passed_over_note, require_memory, show
-from memtrain.data.prepare.split import (
-    check_share,
-    held_out_count,
-    held_out_names,
-    split_stream,
-)
 from memtrain.data.prepare.text_files import read_text
-from memtrain.data.store import Split, Store, StoreMeta, check_place, open_array, write_store
-from memtrain.data.store.format import MAX_VOCAB
-from memtrain.data.text import SEPARATOR_TOKEN, TEXT_VOCAB
+from memtrain.data.store import MAX_VOCAB, Split, Store, StoreMeta, open_array
+from memtrain.data.store_writer import check_place, write_store
 from memtrain.errors import MemtrainError
 
 

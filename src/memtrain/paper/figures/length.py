@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtrain.config import Stack
-from memtrain.data.build import build_task
+from memtrain.data.task import build_task
 from memtrain.evaluation.evaluate import evaluate
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.paper.configs import synthetic

@@ -1,4 +1,4 @@
-"""Writes a store: beside its place, synced to disk, then renamed."""
+"""Write a store: next to its final place, synced to disk, then renamed."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memtrain.data.store.format import (
+from memtrain.data.store import (
     MIN_TOKENS,
     SPLITS,
     STORE_VERSION,
@@ -24,13 +24,13 @@ from memtrain.data.store.format import (
     are_starts,
     blocks,
     check_tokens,
+    open_store,
 )
-from memtrain.data.store.opening import open_store
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import Locked, locked, open_new, sync, unique_name
 
 _FILES = {"meta.json", *(f"{s}.{end}" for s in SPLITS for end in ("bin", "starts.npy"))}
-_FILES |= {"options.json"}  # of whoever had it prepared (data/ready.py)
+_FILES |= {"options.json"}  # written by data/prepare/cache.py
 _DRAFT = re.compile(r"\.draft-.+-([0-9a-f]{12}|\d+)(-old)?")  # digits: of earlier versions
 STALE_SECONDS = 3600
 """A draft that nobody has written to for so long is left from a process that was killed. Where

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from memtrain.data.augmentation import Augmentation
-from memtrain.data.images import decode_images
+from memtrain.data.images import Augmentation, decode_images
 from memtrain.data.prepare import prepare, prepare_path
 from memtrain.errors import MemtrainError
 

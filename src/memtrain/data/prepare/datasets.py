@@ -1,0 +1,279 @@
+"""Prepare MNIST, TinyStories and Sketchy."""
+
+import gzip
+import math
+import re
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from jaxtyping import UInt8
+
+from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
+from memtrain.data.images import Augmentation, ImageFormat, encode_images
+from memtrain.data.prepare import download
+from memtrain.data.prepare.encode import (
+    check_share,
+    copies_note,
+    encode_named,
+    held_out_names,
+    image_codec,
+    non_ascii_note,
+    skipped_note,
+)
+from memtrain.data.prepare.image_files import read_folder
+from memtrain.data.prepare.limits import FREE, GROWTH
+from memtrain.data.prepare.text_files import read_texts
+from memtrain.data.store import Split, Store, StoreMeta
+from memtrain.data.store_writer import check_place, write_store
+from memtrain.errors import MemtrainError
+from memtrain.files import open_regular
+
+
+def check_folder(name: str, data_dir: Path) -> None:
+    """Refuse a folder that is not there."""
+    if not data_dir.exists():
+        raise MemtrainError(f"{name}: data_dir={data_dir}: no such folder")
+
+
+def first_there(folder: Path, *names: str) -> Path | None:
+    """The first of these that the folder has."""
+    return next((folder / name for name in names if (folder / name).exists()), None)
+
+
+def prepare_mnist(
+    data_dir: Path | None,
+    out: Path,
+    *,
+    levels: int = 256,
+    patch: int = 1,
+    overwrite: bool = False,
+) -> Store:
+    """MNIST's 28x28 digits, 256 grey levels in raster order. Its labels are not read.
+
+    Args:
+        data_dir: holds the IDX files of the images.
+        out: the store's folder.
+        levels: grey levels; 4 with patch 2 make 196 tokens of 256 a digit.
+        patch: side of the squares that make one token.
+        overwrite: replace a store that is there.
+    """
+    picture = ImageFormat(height=28, width=28, levels=levels, patch=patch)
+    check_place(out, overwrite)
+    with _mnist_files(data_dir) as files:
+        splits = {}
+        for split, path in zip(("train", "test"), files, strict=True):
+            gray = read_idx(path)
+            if gray.shape[1:] != (28, 28):
+                raise MemtrainError(f"{path}: shape {gray.shape}, MNIST's images are 28x28")
+            tokens = encode_images(gray, levels=levels, patch=patch)
+            splits[split] = Split(tokens.reshape(-1))
+    meta = StoreMeta(
+        name="mnist",
+        vocab_size=picture.vocab_size,
+        source=f"MNIST (LeCun and Cortes), from {data_dir or download.MNIST_URL}",
+        document_length=picture.length,
+        picture=picture,
+    )
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+@contextmanager
+def _mnist_files(data_dir: Path | None) -> Iterator[list[Path]]:
+    """The images of train and test."""
+    if data_dir is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield download.download_mnist(Path(folder))
+        return
+    check_folder("mnist", data_dir)
+    found = [
+        first_there(data_dir, name, name.removesuffix(".gz")) for name in download.MNIST_SHA256
+    ]
+    missing = [
+        name for name, path in zip(download.MNIST_SHA256, found, strict=True) if path is None
+    ]
+    if missing:
+        raise MemtrainError(f"mnist: {data_dir} has no {' and no '.join(missing)}")
+    yield [path for path in found if path is not None]
+
+
+MAX_IDX_BYTES = 4 * 2**30
+"""An IDX file that claims to hold more than this is refused before it is read."""
+
+
+def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]:
+    """Read an IDX file of bytes, images or labels, plain or gzipped.
+
+    Raises:
+        MemtrainError: it is no such file, cut short, or longer than its header says.
+    """
+    try:
+        with (
+            open_regular(path) as stored,
+            gzip.open(stored) if path.suffix == ".gz" else stored as file,
+        ):
+            magic = file.read(4)
+            if magic not in (b"\0\0\x08\x03", b"\0\0\x08\x01"):
+                raise MemtrainError(
+                    f"{path}: starts with {magic.hex() or 'nothing'}, not with the mark of an IDX "
+                    "file of byte images (00000803) or labels (00000801)"
+                )
+            header = file.read(4 * magic[3])
+            if len(header) < 4 * magic[3]:
+                raise MemtrainError(f"{path}: cut short in its header; get it again")
+            shape = struct.unpack(f">{magic[3]}I", header)
+            size = math.prod(shape)
+            limit = min(MAX_IDX_BYTES, max(FREE, GROWTH * path.stat().st_size))
+            if not 0 < size <= limit:
+                raise MemtrainError(f"{path}: its header claims {shape}: {size:,} bytes")
+            data = file.read(size + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise MemtrainError(f"{path}: damaged or cut short ({error}); get it again") from None
+    except OSError as error:
+        raise MemtrainError(f"{path}: {error.strerror or error}") from None
+    if len(data) != size:
+        held = "more" if len(data) > size else f"{len(data):,}"
+        raise MemtrainError(f"{path}: its header claims {size:,} bytes, it holds {held}")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def prepare_tinystories(
+    data_dir: Path | None, out: Path, *, separator: bool = False, overwrite: bool = False
+) -> Store:
+    """TinyStories as ASCII characters. The stories are joined directly, as in the paper.
+
+    Args:
+        data_dir: holds train and valid as .txt, .txt.gz or parquet.
+        out: the store's folder.
+        separator: put token 0 between stories.
+        overwrite: replace a store that is there.
+    """
+    check_place(out, overwrite)
+    splits, notes = {}, []
+    for split, paths in zip(("train", "test"), _tinystories_files(data_dir), strict=True):
+        texts = read_texts(paths, any_bytes=True)
+        encoded = encode_named(texts, "ascii", separator, ", ".join(map(str, paths)))
+        splits[split] = Split(encoded.tokens, encoded.starts)
+        notes += non_ascii_note(encoded, f"{split}: ")
+    meta = StoreMeta(
+        name="tinystories",
+        vocab_size=TEXT_VOCAB,
+        source=f"TinyStories (Eldan and Li 2023), from {data_dir or download.TINYSTORIES_REPO}",
+        text=True,
+        separator=SEPARATOR_TOKEN if separator else None,
+        notes=tuple(notes),
+    )
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def _tinystories_files(data_dir: Path | None) -> list[list[Path]]:
+    """The files of train and of test."""
+    if data_dir is None:
+        return [[path] for path in download.download_tinystories()]
+    check_folder("tinystories", data_dir)
+    found, missing = [], []
+    for split in ("train", "valid"):
+        stems = (f"{split}.txt", f"TinyStories-{split}.txt")
+        text = first_there(data_dir, *(stem + end for stem in stems for end in ("", ".gz")))
+        tables = sorted(data_dir.glob(f"{split}*.parquet"))
+        tables = tables or sorted(data_dir.glob(f"data/{split}*.parquet"))
+        found.append([text] if text else tables)
+        if not found[-1]:
+            missing.append(f"{split}.txt, {split}.txt.gz or {split}*.parquet")
+    if missing:
+        raise MemtrainError(f"tinystories: {data_dir} has no {' and no '.join(missing)}")
+    return found
+
+
+SKETCHY_NAME = re.compile(r"(?P<photo>.+)-\d+\.png")
+
+
+def prepare_sketchy(
+    data_dir: Path | None,
+    out: Path,
+    *,
+    threshold: int = 192,
+    held_out: float = 0.1,
+    mirror: bool = False,
+    shift: int = 0,
+    overwrite: bool = False,
+) -> Store:
+    """Sketchy's sketches at 64x64 (Lanczos), binarised, as 1,024 tokens of 2x2 pixels.
+
+    All sketches of one photo are alike, so a photo is in train or in test with all of them.
+
+    Args:
+        data_dir: a zip or folder of `<class>/<photo>-<number>.png`, or a folder with one.
+        out: the store's folder.
+        threshold: darker is ink. Resizing leaves thin strokes grey: at 128 they break into dashes.
+        held_out: share of the photos in test; a photo's side follows from its name.
+        mirror: learn from mirrored sketches too.
+        shift: learn from sketches moved by so many pixels too, in eight directions.
+        overwrite: replace a store that is there.
+    """
+    check_place(out, overwrite)
+    check_share(held_out)
+    copies = Augmentation(mirror=mirror, shift=shift)
+    if data_dir is None:
+        raise MemtrainError(
+            "sketchy: has no direct download; get the sketches (256x256 PNG) from "
+            "https://sketchy.eye.gatech.edu and pass --data-dir FOLDER"
+        )
+    path = _sketchy_files(data_dir)
+    pictures = read_folder(
+        path,
+        (64, 64),
+        accept=lambda name: _photo(name) is not None,
+        wanted="sketches are wanted, PNG or JPEG files named PHOTO-NUMBER, as n02691156_58-1.png",
+    )
+    photos = [_photo(name) or "" for name in pictures.names]
+    held = held_out_names(photos, held_out)
+    picture, splits = image_codec(
+        pictures,
+        [photo in held for photo in photos],
+        levels=2,
+        patch=2,
+        threshold=threshold,
+        copies=copies,
+    )
+    meta = StoreMeta(
+        name="sketchy",
+        vocab_size=picture.vocab_size,
+        source=f"Sketchy (Sangkloy et al. 2016), from {path}",
+        document_length=picture.length,
+        picture=picture,
+        notes=(
+            *skipped_note(pictures),
+            f"ink: grey below {threshold}",
+            f"split by photo: {len(set(photos)) - len(held):,} in train, {len(held):,} in test",
+            *copies_note(copies),
+        ),
+    )
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def _sketchy_files(data_dir: Path) -> Path:
+    """The zip or folder of sketches."""
+    check_folder("sketchy", data_dir)
+    if data_dir.is_file():
+        return data_dir
+    # The database's own zip holds each sketch several times, moved and scaled: take the plain one.
+    plain = ("256x256/sketch/tx_000000000000", "sketch/tx_000000000000", "sketch")
+    known = first_there(data_dir, "sketchy_256x256_png.zip", *plain)
+    if known:
+        return known
+    zips = sorted(data_dir.glob("*.zip"))
+    if len(zips) > 1:
+        named = ", ".join(path.name for path in zips)
+        raise MemtrainError(f"sketchy: {data_dir} has several zips ({named}); pass the one to read")
+    return zips[0] if zips else data_dir
+
+
+def _photo(name: str) -> str | None:
+    """The photo that a sketch was drawn from; None for a file that is no sketch."""
+    match = SKETCHY_NAME.fullmatch(PurePosixPath(name).name)
+    return match and match["photo"]
