@@ -43,20 +43,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bptt_comparison_plan import NAME, Plan, check_documents
-from bptt_comparison_table import summary, table
+from bptt_comparison_plan import NAME, Plan, check_documents, summary, table
 
 from memtrain.accel.engine import pick_device
 from memtrain.bench.cases import FOREVER, Case
-from memtrain.bench.measure import time_case
-from memtrain.bench.report import machine
+from memtrain.bench.measure import machine, time_case
 from memtrain.errors import MemtrainError
 from memtrain.files import write_whole
 from memtrain.paper.base import Job, Result
 from memtrain.paper.job import Event, Work
-from memtrain.paper.mps import shared_gpu
 from memtrain.paper.sweep import Place, place_of, sweep
-from memtrain.paper.workers import run_locally
+from memtrain.paper.workers import run_locally, shared_gpu
 
 PHASES = ("time", "tune", "train", "table")
 DATA = ("mnist", "tinystories", "sketchy")

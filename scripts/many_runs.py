@@ -23,7 +23,7 @@ from typing import Any
 
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
-from memtrain.paper.mps import shared_gpu
+from memtrain.paper.workers import shared_gpu
 from memtrain.training.processes import cores
 from memtrain.training.reporter import Reporter
 from memtrain.training.run import Run

@@ -12,10 +12,18 @@ from matplotlib.figure import Figure
 
 from memtrain.bench import growth
 from memtrain.bench.cases import Case, models
-from memtrain.bench.growth import MIDDLE, VALUES, points, time_points
-from memtrain.bench.growth_curves import as_curves, power, read_curves, to_json
-from memtrain.bench.growth_report import draw_curves, held
+from memtrain.bench.growth import (
+    MIDDLE,
+    VALUES,
+    as_curves,
+    points,
+    power,
+    read_curves,
+    time_points,
+    to_json,
+)
 from memtrain.bench.measure import Timing
+from memtrain.bench.report import draw_curves, held
 from memtrain.cli import main
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
@@ -240,7 +248,7 @@ def test_the_figure_has_plain_numbers_and_covers_no_point(
     curves = as_curves(time_points(points("paper"), CPU, 1e-3, quiet), CPU, "paper")
     drawn: list[Figure] = []
     monkeypatch.setattr(
-        "memtrain.bench.growth_report.save",
+        "memtrain.bench.report.save",
         lambda figure, path: (figure.savefig(path), drawn.append(figure)),
     )
     draw_curves(curves, tmp_path / "growth.png")

@@ -16,7 +16,7 @@ from memtrain.paper.base import SCALES, Experiment, Job, Result, Setup
 from memtrain.paper.figures.gradients import bptt_norms, smt_norms
 from memtrain.paper.figures.memory_maps import least_distance, true_states, within_share
 from memtrain.paper.figures.resources import kept_bytes
-from memtrain.paper.images import component_size, nearest_distance
+from memtrain.paper.plots import component_size, nearest_distance
 from memtrain.paper.toy_data import draw_cat
 from memtrain.training.run import Run
 

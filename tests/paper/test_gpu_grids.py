@@ -17,7 +17,7 @@ from memtrain.data.task import build_task
 from memtrain.models.build import build_models
 from memtrain.paper import FIGURES, load
 from memtrain.paper.base import Job, Result, Setup
-from memtrain.paper.order import rough_cost
+from memtrain.paper.sweep import rough_cost
 from memtrain.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("gpu-grids")  # they share the data

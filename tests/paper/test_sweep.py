@@ -20,14 +20,12 @@ import torch
 import memtrain.paper.sweep as sweep_module
 from memtrain.errors import MemtrainError
 from memtrain.files import locked
-from memtrain.paper import load, mps
+from memtrain.paper import load
 from memtrain.paper import workers as launch
 from memtrain.paper.base import Job, Result, Setup
 from memtrain.paper.job import Done, Event, Progress, Work, attempt, collect
-from memtrain.paper.order import urgency
-from memtrain.paper.progress import View
 from memtrain.paper.reproduce import outcome, reproduce
-from memtrain.paper.sweep import ResultsFile, results_frame, results_of, sweep
+from memtrain.paper.sweep import ResultsFile, View, results_frame, results_of, sweep, urgency
 from memtrain.paper.workers import default_processes, run_locally, run_on_ray
 from memtrain.training.checkpoint import latest_checkpoint
 
@@ -270,7 +268,7 @@ def test_the_time_left_counts_what_runs_at_work_have_done(tmp_path: Path, monkey
     (work,) = collect(jobs_of("sweep_fixture:Twenty", tmp_path)[:1])  # 12 + 8 + 200 steps
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("memtrain.paper.progress.time", clock)
+    monkeypatch.setattr("memtrain.paper.sweep.time", clock)
     view = View({work.key: work})
     view.expect(1, 0)
     now = 20.0
@@ -403,19 +401,19 @@ def fake_service(folder: Path, monkeypatch, *, probe: int) -> Path:
     control.write_text(f'#!/bin/sh\necho "$@" "$(cat)" $CUDA_MPS_PIPE_DIRECTORY >> {log}\n')
     control.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.delenv(mps.PIPES, raising=False)
-    monkeypatch.setattr(mps, "PROBE", f"raise SystemExit({probe})")
+    monkeypatch.delenv(launch.PIPES, raising=False)
+    monkeypatch.setattr(launch, "PROBE", f"raise SystemExit({probe})")
     return log
 
 
 @pytest.mark.parametrize("probe", [0, 1])
 def test_the_service_is_started_tried_used_and_ended(probe: int, tmp_path: Path, monkeypatch):
     log = fake_service(tmp_path, monkeypatch, probe=probe)
-    with mps.shared_gpu() as shared:
+    with launch.shared_gpu() as shared:
         assert shared is (probe == 0)
-        assert (mps.PIPES in os.environ) is shared  # where it does not work, nobody asks it
+        assert (launch.PIPES in os.environ) is shared  # where it does not work, nobody asks it
         assert log.read_text().startswith("-d ")
-    assert mps.PIPES not in os.environ
+    assert launch.PIPES not in os.environ
     started, ended = (line.split() for line in log.read_text().splitlines())
     assert ended[:3] == ["quit", "-t", "5"] and ended[-1] == started[-1]
     assert not Path(started[-1]).exists()
@@ -423,11 +421,11 @@ def test_the_service_is_started_tried_used_and_ended(probe: int, tmp_path: Path,
 
 def test_without_the_service_or_with_the_users_own_nothing_is_started(tmp_path: Path, monkeypatch):
     log = fake_service(tmp_path, monkeypatch, probe=0)
-    monkeypatch.setenv(mps.PIPES, "/theirs")
-    with mps.shared_gpu() as shared:
-        assert shared and os.environ[mps.PIPES] == "/theirs"
-    monkeypatch.delenv(mps.PIPES)
+    monkeypatch.setenv(launch.PIPES, "/theirs")
+    with launch.shared_gpu() as shared:
+        assert shared and os.environ[launch.PIPES] == "/theirs"
+    monkeypatch.delenv(launch.PIPES)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with mps.shared_gpu() as shared:
+    with launch.shared_gpu() as shared:
         assert not shared
     assert not log.exists()

@@ -1,6 +1,7 @@
 """How long it takes: seconds, bytes, operations."""
 
 import gc
+import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
@@ -180,6 +181,15 @@ def matrix_peak(device: torch.device, seconds: float = 1.0) -> float:
         _wait(engine)
         taken.append(time.perf_counter() - began)
     return 2 * size**3 / median(taken)
+
+
+def machine(device: torch.device) -> str:
+    """The device in words, and what runs on it."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    plural = "" if threads == 1 else "s"
+    return f"{platform.machine()}, {threads} thread{plural}, torch {torch.__version__}"
 
 
 def _wait(engine: Engine) -> None:

@@ -91,9 +91,8 @@ def _growth(options: Any) -> int:
     if options.figure.suffix not in FIGURES:
         raise MemtrainError(f"figure={options.figure}: must end in {', '.join(FIGURES)}")
 
-    from memtrain.bench.growth import points, time_points
-    from memtrain.bench.growth_curves import as_curves, read_curves, to_json
-    from memtrain.bench.growth_report import draw_curves, print_curves
+    from memtrain.bench.growth import as_curves, points, read_curves, time_points, to_json
+    from memtrain.bench.report import draw_curves, print_curves
     from memtrain.training.signals import Terminated
 
     options.figure.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ def reproduce(arguments: list[str]) -> int:
     if not options.minutes >= 0:
         raise MemtrainError(f"minutes={options.minutes}: must be at least 0")
 
-    from memtrain.paper.command import run_reproduce
+    from memtrain.paper.reproduce import run_reproduce
 
     return run_reproduce(options)
 
@@ -99,6 +99,6 @@ def report(arguments: list[str]) -> int:
 
     options = parse(Report, arguments, "memtrain report")
 
-    from memtrain.paper.command import run_report
+    from memtrain.paper.report import run_report
 
     return run_report(options.folders, options.out, options.allow_code)

@@ -1,5 +1,6 @@
 """One HTML page of everything reproduced: figures, verdicts, seeds and spread, single runs."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Any
 from memtrain import __version__
 from memtrain.config.serialize import to_json
 from memtrain.errors import MemtrainError
+from memtrain.files import refuse_links, write_named
 from memtrain.paper import is_own
 from memtrain.paper.base import Result, Tag
-from memtrain.paper.images import grey
-from memtrain.paper.plots import strip
+from memtrain.paper.plots import grey, strip
 from memtrain.paper.reproduce import Outcome, blaming, open_folder, outcome
 from memtrain.plotting.chart import Chart, Series
 from memtrain.plotting.html import (
@@ -246,3 +247,22 @@ def _samples(result: Result) -> Figure | None:
     drawn, axes = panels(1, 1, width=7.0, height=1.9)
     strip(axes[0, 0], grey(album, "samples")[:16], "")
     return Figure(png_bytes=rendered(drawn), caption=f"Drawn by this run: {result.job}")
+
+
+def run_report(folders: Sequence[Path], out: Path | None, allow_code: bool) -> int:
+    """Write the page and print where it is; what was left out goes to stderr."""
+    if not folders:
+        folders = sorted(path.parent for path in Path("runs").glob("reproduce-*/setup.json"))
+    if not folders:
+        raise MemtrainError(
+            "nothing to report: no runs/reproduce-* here; memtrain reproduce all makes one"
+        )
+    page = out or folders[0] / "report.html"
+    if out is None:
+        refuse_links(page, folders[0])
+    report = make_report(folders, allow_code=allow_code)
+    write_named(page, report.html.encode())
+    for name in report.left_out:
+        print(f"left out {name}: --allow-code imports it, if you trust it", file=sys.stderr)
+    print(page.resolve().as_uri())
+    return 0

@@ -10,8 +10,7 @@ from memtrain.generation.sampling import read, write
 from memtrain.objectives.losses import decode_loss
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, where
 from memtrain.paper.configs import natural
-from memtrain.paper.images import album, grey, real, stream_of
-from memtrain.paper.plots import picture_axes, strip
+from memtrain.paper.plots import album, grey, picture_axes, real, stream_of, strip
 from memtrain.paper.toy_data import draw_cat
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run

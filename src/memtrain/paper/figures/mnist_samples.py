@@ -17,8 +17,7 @@ from memtrain.paper.base import (
     where,
 )
 from memtrain.paper.configs import bptt_twin, natural, with_rate
-from memtrain.paper.images import album, draw, grey, nearest_distance, real
-from memtrain.paper.plots import strip
+from memtrain.paper.plots import album, draw, grey, nearest_distance, real, strip
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, mean, scores
 from memtrain.paper.configs import natural
-from memtrain.paper.images import album, component_size, draw, grey, real
-from memtrain.paper.plots import strip
+from memtrain.paper.plots import album, component_size, draw, grey, real, strip
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run
 
