@@ -18,7 +18,7 @@ from memtrain.generation.sampling import read
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.plotting.evaluation_figure import save_figure
+from memtrain.plotting.curves import save_evaluation_figure
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 CPU = torch.device("cpu")
@@ -308,7 +308,7 @@ def test_count_models_are_scored_on_the_same_targets_if_there_is_a_corpus(task):
 def test_a_figure_is_drawn_with_and_without_a_teacher(task, tmp_path):
     for teacher in (None, tiny_teacher()):
         path = tmp_path / "deep" / f"{teacher is None}.png"
-        save_figure(look(task, tiny_rnn(), teacher), path, "stack", "target")
+        save_evaluation_figure(look(task, tiny_rnn(), teacher), path, "stack", "target")
         assert imread(path).shape[0] > 300
 
 

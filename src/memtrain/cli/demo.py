@@ -26,6 +26,7 @@ def demo(arguments: list[str]) -> int:
 
     import torch
 
+    from memtrain.cli.suggest import command_name
     from memtrain.demo import run_demo
     from memtrain.training.console import make_reporter
     from memtrain.training.processes import cores
@@ -34,7 +35,14 @@ def demo(arguments: list[str]) -> int:
     try:
         # A GPU would be shared, one core too; then one trains after the other.
         alongside = cores() > 1 and not torch.cuda.is_available()
-        run_demo(options.folder, options.seed, options.length, make_reporter, alongside=alongside)
+        run_demo(
+            options.folder,
+            options.seed,
+            options.length,
+            make_reporter,
+            alongside=alongside,
+            command=command_name(),
+        )
     except Interrupted as interrupted:
         print("memtrain: stopped; the demo starts anew next time", file=sys.stderr)
         return exit_status(interrupted)

@@ -37,9 +37,8 @@ def evaluate(arguments: list[str]) -> int:
 
     options = parse(Evaluate, arguments, "memtrain eval")
 
-    from memtrain.plotting.evaluation_figure import save_figure
+    from memtrain.plotting.curves import save_evaluation_figure, save_training_figure
     from memtrain.plotting.tables import print_evaluation
-    from memtrain.plotting.training_figure import save_training_figure
 
     run = open_run(options.run, options.allow_code, options.best)
     result = run.evaluate(options.sequences, length=options.length, baselines=True)
@@ -55,9 +54,11 @@ def evaluate(arguments: list[str]) -> int:
     if options.json:
         print(text, flush=True)
     else:
-        print_evaluation(run, result)
+        print_evaluation(
+            result, run.config.name, run.task.unit, run.progress["stages"], run.metrics.read
+        )
     try:
-        save_figure(result, figure, run.config.name, run.task.unit)
+        save_evaluation_figure(result, figure, run.config.name, run.task.unit)
         write_whole(figure.with_suffix(".json"), (text + "\n").encode())
         save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
     except OSError as error:

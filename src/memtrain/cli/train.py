@@ -304,7 +304,9 @@ def _train(run: Any, reporter: Any) -> int:
         result = run.evaluate()
         run.group.leave()
         if run.group.main:
-            print_evaluation(run, result)
+            print_evaluation(
+                result, run.config.name, run.task.unit, run.progress["stages"], run.metrics.read
+            )
             print(f"\nrun folder  {run.folder}")
             if run.spelling is not None:
                 print(f"sample from it  {command_name()} generate {shlex.quote(str(run.folder))}")

@@ -1,14 +1,14 @@
 """Results as tables for a terminal."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Evaluation, Score
-from memtrain.training.run import Run
 
 GAP = 0.1
 """How far above its teacher an RNN may be before it is said: in nats, and as a share."""
@@ -18,13 +18,24 @@ FALLING = 0.02
 """By which share of the gap to its teacher a loss has to fall between two looks."""
 
 
-def print_evaluation(run: Run, result: Evaluation) -> None:
-    """Scores, drift and cost of a run, on stdout."""
+def print_evaluation(
+    result: Evaluation,
+    name: str,
+    unit: str,
+    stages: Iterable[Mapping[str, Any]],
+    read_metrics: Callable[[], list[dict]],
+) -> None:
+    """Print scores, advice, drift and training cost of a run to stdout.
+
+    Args:
+        result: the evaluation to print.
+        name: name of the run.
+        unit: what one token is, such as "pixel".
+        stages: name, steps, tokens, sequential operations and seconds of each training stage.
+        read_metrics: reads the run's metrics; advice needs them and is left out if this fails.
+    """
     console = Console(highlight=False)
-    unit = run.task.unit
-    scores = Table(
-        title=f"{run.config.name}: {result.sequences} held-out sequences of {result.length}"
-    )
+    scores = Table(title=f"{name}: {result.sequences} held-out sequences of {result.length}")
     scores.add_column("")
     for column in (f"nats per {unit}", f"bits per {unit}", "accuracy"):
         scores.add_column(column, justify="right")
@@ -40,7 +51,7 @@ def print_evaluation(run: Run, result: Evaluation) -> None:
     for baseline in result.baselines:
         scores.add_row(baseline.name, f"{baseline.nats:.4f}", f"{baseline.bits:.4f}", "")
     console.print(scores)
-    if advice := what_is_missing(result, _looks(run)):
+    if advice := what_is_missing(result, _held_out_losses(read_metrics)):
         console.print(advice)
     if result.drift is not None:
         path = result.drift.unexplained
@@ -54,7 +65,7 @@ def print_evaluation(run: Run, result: Evaluation) -> None:
     cost.add_column("stage")
     for column in ("steps", "tokens", "sequential operations", "seconds"):
         cost.add_column(column, justify="right")
-    for stage in run.progress["stages"]:
+    for stage in stages:
         cost.add_row(
             stage["name"],
             f"{stage.get('steps', 0):,}",
@@ -122,13 +133,12 @@ def _about_dmt(above: float, looks: Sequence[tuple[str, float]]) -> str:
     return ""
 
 
-def _looks(run: Run) -> list[tuple[str, float]]:
-    """Stage and loss of the RNN at each evaluation of a training, as far as they are known."""
+def _held_out_losses(read_metrics: Callable[[], list[dict]]) -> list[tuple[str, float]]:
+    """Stage and RNN loss of each evaluation during training; empty if the file is damaged."""
     try:
-        records = run.metrics.read()
         return [
             (one["stage"], one["evaluation"]["rnn"]["nats"])
-            for one in records
+            for one in read_metrics()
             if "evaluation" in one
         ]
     except (MemtrainError, OSError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""The figure of a training: what is drawn of its metrics."""
+"""Figures of a run: its training and its evaluation."""
 
 import math
 from pathlib import Path
@@ -7,9 +7,8 @@ import pytest
 from matplotlib.image import imread
 
 from memtrain.evaluation.evaluate import ByPosition, Evaluation, Score
-from memtrain.plotting import evaluation_figure as figure
-from memtrain.plotting import training_figure
-from memtrain.plotting.training_figure import POINTS, save_training_figure, smoothed
+from memtrain.plotting import curves
+from memtrain.plotting.curves import POINTS, save_training_figure, smoothed
 
 
 def line(step: int, **values) -> dict:
@@ -53,7 +52,7 @@ def test_looks_have_a_panel_of_their_own(tmp_path: Path):
 def panels_of(monkeypatch, lines: list[dict]) -> list:
     """The axes of a figure, drawn but not saved."""
     kept = []
-    monkeypatch.setattr(training_figure, "save", lambda figure, path: kept.append(figure))
+    monkeypatch.setattr(curves, "save", lambda figure, path: kept.append(figure))
     save_training_figure(lines, Path("nowhere/training.png"), "run", "pixel")
     kept[0].canvas.draw()
     return kept[0].axes
@@ -83,12 +82,12 @@ def test_ticks_are_few_and_plain(tmp_path, monkeypatch, least: float, ratio: flo
 def test_curves_of_an_evaluation_that_agree_are_both_seen(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kept = []
-    monkeypatch.setattr(figure, "save", lambda drawn, path: kept.append(drawn))
+    monkeypatch.setattr(curves, "save", lambda drawn, path: kept.append(drawn))
     curve: list[float | None] = [2.0, 1.0]
     by_position = ByPosition([0, 1, 2], curve, curve, [None, 1.0], [0.1, 0.2])
     score = Score(1.5, 0.5)
     result = Evaluation(4, 2, 8, score, score, score, score, 0, None, by_position)
-    figure.save_figure(result, Path("nowhere/evaluation.png"), "run", "pixel")
+    curves.save_evaluation_figure(result, Path("nowhere/evaluation.png"), "run", "pixel")
     axis = kept[0].axes[0]
     _, own, handed = axis.lines
     assert own.get_linestyle() == "-" and handed.is_dashed()
