@@ -35,9 +35,9 @@ from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import load_rnn
-from memtrain.training.reporter import Reporter
+from memtrain.training.console import Reporter
+from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
-from memtrain.training.signals import Interrupted
 
 EVIL = ("evil", "x", "antigravity")
 """Modules that files of strangers name here, and that must not be imported."""

@@ -37,8 +37,8 @@ from memtrain.generation.pretrained import load_rnn
 from memtrain.paper import load
 from memtrain.paper.base import Result, Setup
 from memtrain.paper.reproduce import open_folder
+from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
-from memtrain.training.signals import Interrupted
 
 TO_COME = {
     "run": "figures figures/evaluation-64.png figures/evaluation-64.json figures/training.png "

@@ -35,13 +35,12 @@ from memtrain.data.store import Split, StoreMeta
 from memtrain.data.store_writer import write_store
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
-from memtrain.training.checkpoint import load_checkpoint, numbered
-from memtrain.training.file_ops import Files
+from memtrain.training.checkpoint import Files, load_checkpoint, numbered
+from memtrain.training.console import Reporter
 from memtrain.training.loop import Agreement, StageLoop
 from memtrain.training.metrics import MetricsFile
-from memtrain.training.reporter import Reporter
+from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
-from memtrain.training.signals import Interrupted
 from memtrain.training.step import Trainer
 
 STAGES = ("smt", "dmt", "bptt")

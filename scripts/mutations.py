@@ -34,7 +34,7 @@ STAGE = ("training/test_loop.py",)
 STREAM = ("data/test_stream.py",)
 STORE = ("data/test_store.py",)
 TEACHER = ("models/test_teacher.py",)
-EVALUATE = ("evaluation/test_scores.py", "evaluation/test_evaluate.py")
+EVALUATE = ("evaluation/test_evaluate.py",)
 SAMPLING = ("models/test_sampler.py",)
 CONFIG = ("config/test_config.py",)
 
@@ -680,7 +680,7 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------- evaluation
     Mutation(
         "tally-asked",
-        "evaluation/scores.py",
+        "evaluation/evaluate.py",
         "(targets != IGNORE_INDEX).double().sum(0)",
         "torch.ones_like(targets).double().sum(0)",
         EVALUATE,
@@ -688,7 +688,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tally-rows",
-        "evaluation/scores.py",
+        "evaluation/evaluate.py",
         "self.rows += len(inputs)",
         "self.rows = len(inputs)",
         EVALUATE,
@@ -696,7 +696,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tally-variance",
-        "evaluation/scores.py",
+        "evaluation/evaluate.py",
         "(squares - mean.square()).mean()",
         "squares.mean()",
         EVALUATE,

@@ -41,9 +41,9 @@ from memtrain import cli
 from memtrain.config import LogConfig, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.data.prepare import prepare_path
-from memtrain.training.reporter import Reporter
+from memtrain.training.console import Reporter
+from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
-from memtrain.training.signals import Interrupted
 
 STEPS = 20
 """Of each of the two stages."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from memtrain.training.file_ops import Files
+from memtrain.training.checkpoint import Files
 
 
 class Crash(BaseException):

@@ -12,12 +12,11 @@ from memtrain.config import EngineConfig, LogConfig, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.training import heartbeat
 from memtrain.training import loop as stage
+from memtrain.training.console import Reporter
 from memtrain.training.distributed import Group, join
 from memtrain.training.loop import StageLoop
-from memtrain.training.processes import end_if_one_of_several
-from memtrain.training.reporter import Reporter
+from memtrain.training.processes import Interrupted, end_if_one_of_several
 from memtrain.training.run import Run
-from memtrain.training.signals import Interrupted
 
 STEPS = 50
 SHARED = replace(

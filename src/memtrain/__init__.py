@@ -62,8 +62,7 @@ if TYPE_CHECKING:
     from memtrain.models.teacher import Teacher
     from memtrain.recipes import RECIPES, recipe
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
-    from memtrain.training.console import make_reporter
-    from memtrain.training.reporter import Reporter
+    from memtrain.training.console import Reporter, make_reporter
     from memtrain.training.run import Run
 
 _HOME = {
@@ -103,7 +102,7 @@ _HOME = {
     "IGNORE_INDEX": "shapes",
     "Batch": "shapes",
     "Losses": "shapes",
-    "Reporter": "training.reporter",
+    "Reporter": "training.console",
     "make_reporter": "training.console",
 }
 

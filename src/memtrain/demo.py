@@ -26,9 +26,9 @@ from memtrain.plotting.chart import Chart, Mark, Series
 from memtrain.plotting.html import Columns, Heading, Text, render_page
 from memtrain.plotting.html import Table as PageTable
 from memtrain.recipes import recipe
+from memtrain.training.console import Reporter
 from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import die_with_parent, hear_interrupts, start_process
-from memtrain.training.reporter import Reporter
 from memtrain.training.run import Interrupted, Run
 from memtrain.training.step import Trainer
 

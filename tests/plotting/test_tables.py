@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from memtrain.evaluation.evaluate import ByPosition, Evaluation, Score
+from memtrain.evaluation.evaluate import ByPosition, Drift, Evaluation, Score
 from memtrain.evaluation.ngram import Baseline
-from memtrain.evaluation.scores import Drift
 from memtrain.plotting.tables import what_is_missing
 
 IMPROVING = [("smt", 2.0), ("dmt", 1.95), ("dmt", 1.9)]

@@ -10,8 +10,7 @@ import torch
 from fault_injection import FaultyFiles
 from memtrain.errors import CheckpointError
 from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.checkpoint import Checkpoint, latest_checkpoint
-from memtrain.training.file_ops import Files
+from memtrain.training.checkpoint import Checkpoint, Files, latest_checkpoint
 
 
 class SlowFiles(Files):

@@ -12,12 +12,12 @@ from fault_injection import ERRORS, Crash, FaultyFiles
 from memtrain.errors import CheckpointError
 from memtrain.training import checkpoint as module
 from memtrain.training.checkpoint import (
+    DISK,
     Checkpoint,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
-from memtrain.training.file_ops import DISK
 
 
 def make(value: float) -> Checkpoint:

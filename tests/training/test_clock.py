@@ -13,7 +13,7 @@ from memtrain.config import StageConfig
 from memtrain.errors import MemtrainError
 from memtrain.training import clock
 from memtrain.training.clock import START_STEPS
-from memtrain.training.reporter import ETA
+from memtrain.training.console import ETA
 from memtrain.training.run import Interrupted, Run
 
 TICK = 0.125

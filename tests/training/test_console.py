@@ -13,8 +13,7 @@ from rich.console import Console
 
 from memtrain.evaluation.evaluate import ByPosition, Evaluation, Score
 from memtrain.training import console
-from memtrain.training.console import LineReporter, TerminalReporter, drawing, make_reporter
-from memtrain.training.reporter import ETA
+from memtrain.training.console import ETA, LineReporter, TerminalReporter, drawing, make_reporter
 
 METRICS = {
     "loss": 8.274,

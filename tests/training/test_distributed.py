@@ -20,9 +20,9 @@ from memtrain.config.serialize import read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.training.distributed import Group
 from memtrain.training.loop import Agreement
-from memtrain.training.ownership import held
+from memtrain.training.processes import StopRequest
 from memtrain.training.run import Run
-from memtrain.training.signals import StopRequest
+from memtrain.training.run_folder import held
 from memtrain.training.step import Trainer
 from two_processes import CAUSAL, PAPER, SHARED, SHORT, stop_alone
 

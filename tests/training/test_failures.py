@@ -17,7 +17,7 @@ from memtrain.accel.engine import Engine, out_of_memory
 from memtrain.config import EngineConfig, StageConfig
 from memtrain.config.serialize import to_json
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
-from memtrain.training.reporter import Reporter
+from memtrain.training.console import Reporter
 from memtrain.training.run import Interrupted, Run
 from memtrain.training.step import Trainer
 

@@ -1,12 +1,22 @@
-"""Ctrl-C in the first moments of a process, and how many processes there are."""
+"""Processes and signals."""
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_run import StopAt, assert_same_weights, comparable
 
-from memtrain.training.processes import size_of_group
+from conftest import TINY
+from memtrain.cli import COMMANDS, main
+from memtrain.config.serialize import to_json
+from memtrain.training import processes as stopping
+from memtrain.training.console import Reporter
+from memtrain.training.processes import command_signals, size_of_group, stop_signals
+from memtrain.training.run import Interrupted, Run
 
 SCRIPT = """
 import multiprocessing
@@ -87,7 +97,7 @@ import sys
 import time
 
 from memtrain.training.processes import die_with_parent
-from memtrain.training.signals import stop_signals
+from memtrain.training.processes import stop_signals
 
 
 def child():
@@ -123,3 +133,254 @@ def test_a_variable_that_torchrun_did_not_set_is_one_process(monkeypatch, said: 
     assert size_of_group() == size
     monkeypatch.delenv("WORLD_SIZE")
     assert size_of_group() == 1
+
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Python's own answer to Ctrl-C, which a process in a shell's background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+# ----------------------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_every_signal_saves_and_is_told_apart(tmp_path: Path, number: int):
+    with pytest.raises(Interrupted) as caught:
+        Run.create(TINY, tmp_path / "run").train(StopAt("smt", 4, number))
+    assert caught.value.signal_number == number
+    assert Run.open(tmp_path / "run").progress["step"] == 4
+
+
+class SignalledRun(Run):
+    """Gets a signal during one of its evaluations."""
+
+    at: tuple[int, int] = (0, 0)
+
+    def evaluate(self, *arguments, **options):
+        if (self.progress["stage"], self.progress["step"]) == self.at:
+            signal.raise_signal(signal.SIGTERM)
+        return super().evaluate(*arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that was not stopped."""
+    return Run.create(TINY, tmp_path_factory.mktemp("whole") / "run").train()
+
+
+LAST = {"smt": 12, "dmt": 8, "bptt": 4}
+
+
+@pytest.mark.parametrize("during", ["step", "evaluation"])
+@pytest.mark.parametrize("stage", list(LAST))
+def test_a_signal_in_the_last_step_of_a_stage_stops_the_run(whole, tmp_path: Path, stage, during):
+    run = SignalledRun.create(TINY, tmp_path / "cut")
+    if during == "evaluation":
+        assert isinstance(run, SignalledRun)
+        run.at = (list(LAST).index(stage), LAST[stage])
+        reporter = Reporter()
+    else:
+        reporter = StopAt(stage, LAST[stage], signal.SIGTERM)
+    with pytest.raises(Interrupted, match=f"after step {LAST[stage]} of {stage}") as caught:
+        run.train(reporter)
+    assert caught.value.signal_number == signal.SIGTERM
+    assert run.finished == (stage == "bptt")
+    resumed = Run.open(tmp_path / "cut")
+    assert resumed.progress == run.progress
+    assert_same_weights(whole, resumed.train())
+    assert comparable(whole) == comparable(resumed)
+
+
+def test_a_signal_before_the_first_step_stops_the_run_there(tmp_path: Path, monkeypatch):
+    def rehearse(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    run = Run.create(TINY, tmp_path / "run")
+    monkeypatch.setattr(run.engine, "rehearse", rehearse)
+    monkeypatch.setattr(run, "config", replace(TINY, engine=replace(TINY.engine, compile=True)))
+    with pytest.raises(Interrupted, match="before its next step"):
+        run.train()
+    assert Run.open(tmp_path / "run").train().finished
+
+
+def test_a_signal_after_the_last_look_at_it_is_sent_again(heard: list[int]):
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal_number == signal.SIGTERM and not heard
+    assert heard == [signal.SIGTERM]
+
+
+def test_a_second_signal_does_what_it_did_before(heard: list[int]):
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        stop.taken = True
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    assert heard == [signal.SIGTERM]
+
+
+def test_signals_that_reach_a_worker_twice_are_one(heard: list[int], monkeypatch):
+    """From a scheduler, and passed on by the launcher."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with stop_signals() as stop:
+        stop.taken = True
+        signal.raise_signal(signal.SIGTERM)
+        now[0] = 1.0
+        signal.raise_signal(signal.SIGTERM)
+        assert not heard
+        now[0] = 60.0
+        signal.raise_signal(signal.SIGTERM)
+        assert heard
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """The signals that reach the handler outside."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: found.append(number))
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sighup_stays_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.signal_number
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# ------------------------------------------------------------------------------------- commands
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.json").write_text(to_json(replace(TINY, dmt=replace(TINY.dmt, steps=0))))
+    return "tiny.json"
+
+
+def signalled_in_evaluation(monkeypatch, number: int, nth: int) -> None:
+    """Send a signal during the nth evaluation."""
+    evaluations = []
+    original = Run.evaluate
+
+    def evaluate(self: Run, *arguments, **options):
+        evaluations.append(arguments)
+        if len(evaluations) == nth:
+            signal.raise_signal(number)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stopped_training_ends_with_the_signals_status(config, monkeypatch, capsys, number):
+    signalled_in_evaluation(monkeypatch, number, 3)  # the last of smt
+    assert main(["train", config, "--folder", "run"]) == 128 + number
+    *_, line = capsys.readouterr().err.splitlines()
+    said = "memtrain: stopped after step 12 of smt, all is saved; "
+    assert line == said + "continue with: memtrain resume run"
+    assert main(["resume", "run"]) == 0
+
+
+@pytest.mark.parametrize("nth", [4, 5], ids=["last of the last stage", "table"])
+def test_a_stop_at_the_very_end_says_that_the_run_is_finished(config, monkeypatch, capsys, nth):
+    signalled_in_evaluation(monkeypatch, signal.SIGTERM, nth)
+    assert main(["train", config, "--folder", "run"]) == 143
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.endswith("all is saved; the run is finished: memtrain eval run")
+    assert Run.open("run").finished
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_another_command_ends_in_one_line(config, monkeypatch, capsys, number):
+    Run.create(TINY, "run").train(Reporter(), until="smt")
+    signalled_in_evaluation(monkeypatch, number, 1)
+    assert main(["eval", "run"]) == 128 + number
+    assert capsys.readouterr().err == "memtrain: stopped\n"
+
+
+def test_a_signal_that_a_library_turned_into_another_exception_is_no_traceback(monkeypatch, capsys):
+    def command(arguments: list[str]) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise SystemError("a result with an exception set") from None
+        return 0
+
+    monkeypatch.setattr("memtrain.cli.data.data", command)
+    assert main(["data"]) == 143
+    assert capsys.readouterr().err == "memtrain: stopped\n"
+
+
+def test_a_second_signal_ends_a_training_at_once(config, monkeypatch):
+    class Ended(BaseException):
+        pass
+
+    def end(number: int) -> None:
+        raise Ended(number)
+
+    def evaluate(self: Run, *arguments: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(stopping, "end_by_signal", end)
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    with pytest.raises(Ended, match="15"), command_signals():
+        Run.create(TINY, "run").train()
+
+
+PRESSED = """
+import signal, sys
+from memtrain import __main__, cli
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "memtrain.cli.data":
+            signal.raise_signal(int(sys.argv[2]))  # an import goes on for as long as this does
+
+sys.meta_path.insert(0, Finder())
+sys.argv[0] = "memtrain"
+sys.exit(__main__.main())
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_an_import_ends_the_command_in_one_line(tmp_path: Path, number: int):
+    assert COMMANDS["data"] == "data:data"
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED, "data", str(int(number))], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (128 + number, "memtrain: stopped\n")
+
+
+def test_a_signal_in_a_destructor_still_ends_the_command(tmp_path: Path):
+    script = """
+import signal, sys
+from types import SimpleNamespace
+from memtrain import cli
+
+class Closing:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def command(arguments):
+    Closing()
+    return 0
+
+cli.import_module = lambda name: SimpleNamespace(data=command)
+sys.exit(cli.main(["data"]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (143, "memtrain: stopped\n")

@@ -18,7 +18,7 @@ from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.evaluation.evaluate import Evaluation
 from memtrain.shapes import Batch
-from memtrain.training.reporter import Reporter
+from memtrain.training.console import Reporter
 from memtrain.training.run import Interrupted, Run
 
 

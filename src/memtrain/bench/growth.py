@@ -17,7 +17,7 @@ from memtrain.bench.measure import Timing, machine, time_case
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
 from memtrain.files import parse_json, read_text
-from memtrain.training.signals import stop_signals
+from memtrain.training.processes import stop_signals
 
 MIDDLE = {
     "paper": {"length": 64, "batch": 32, "memory tokens": 16, "width": 256},

@@ -9,8 +9,13 @@ from importlib import import_module
 
 from memtrain import __version__
 from memtrain.errors import FailedElsewhereError, MemtrainError, did_you_mean
-from memtrain.training.processes import end_if_one_of_several, end_process
-from memtrain.training.signals import Terminated, command_signals, exit_status
+from memtrain.training.processes import (
+    Terminated,
+    command_signals,
+    end_if_one_of_several,
+    end_process,
+    exit_status,
+)
 
 OVERVIEW = f"""\
 memtrain {__version__}: recurrent networks, trained without unrolling them.

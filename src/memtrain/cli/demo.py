@@ -29,8 +29,7 @@ def demo(arguments: list[str]) -> int:
     from memtrain.cli.suggest import command_name
     from memtrain.demo import run_demo
     from memtrain.training.console import make_reporter
-    from memtrain.training.processes import cores
-    from memtrain.training.signals import Interrupted, exit_status
+    from memtrain.training.processes import Interrupted, cores, exit_status
 
     try:
         # A GPU would be shared, one core too; then one trains after the other.

@@ -297,7 +297,7 @@ def _train(run: Any, reporter: Any) -> int:
         start the same command with --resume, or `memtrain resume`.
     """
     from memtrain.plotting.tables import print_evaluation
-    from memtrain.training.signals import Interrupted, exit_status
+    from memtrain.training.processes import Interrupted, exit_status
 
     try:
         run.train(reporter)

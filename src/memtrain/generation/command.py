@@ -14,8 +14,7 @@ from memtrain.files import refuse_links
 from memtrain.generation.generate import Samples, Writer, check_text_file, generate
 from memtrain.generation.pretrained import load_pretrained, load_rnn, pretrained_names
 from memtrain.models.sampler import Sampler
-from memtrain.training.console import drawing
-from memtrain.training.reporter import Reporter
+from memtrain.training.console import Reporter, drawing
 from memtrain.training.run import Run
 from memtrain.training.run_folder import is_run
 

@@ -28,12 +28,11 @@ from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import parse_json, read_bytes, read_text, sync, write_whole
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
-from memtrain.training.checkpoint import latest_checkpoint
+from memtrain.training.checkpoint import latest_checkpoint, load_weights
+from memtrain.training.console import Reporter
 from memtrain.training.fingerprint import check_record, describe_cell, read_record
-from memtrain.training.ownership import whole_run_file
-from memtrain.training.reporter import Reporter
 from memtrain.training.run import Run
-from memtrain.training.run_folder import check_imports, load_weights, read_folder
+from memtrain.training.run_folder import check_imports, read_folder, whole_run_file
 
 PRETRAINED_VERSION = 1
 MAX_CARD_BYTES = 2**20

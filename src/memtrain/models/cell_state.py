@@ -15,8 +15,20 @@ from torch.nn.parameter import is_lazy
 
 from memtrain.config.user_code import said_by
 from memtrain.errors import CellContractError
-from memtrain.training.file_ops import DTYPES
 
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What a checkpoint can hold, by the names that safetensors uses."""
 TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What AdamW's fused kernel trains."""
 STEPS = 3

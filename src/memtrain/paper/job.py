@@ -14,7 +14,7 @@ from memtrain.paper import load
 from memtrain.paper.base import ROOT, Job, Result, Tag
 from memtrain.paper.results import read_setup
 from memtrain.paper.toy_data import located
-from memtrain.training.signals import Interrupted
+from memtrain.training.processes import Interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def perform(work: Work, folder: Path, tell: Tell) -> list[Result]:
 
 
 def _trained(work: Work, config: RunConfig, place: Path, tell: Tell) -> tuple[Any, str]:
-    from memtrain.training.reporter import Reporter
+    from memtrain.training.console import Reporter
     from memtrain.training.run import Run
 
     class Teller(Reporter):

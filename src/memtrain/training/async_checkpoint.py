@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from memtrain.errors import CheckpointError
-from memtrain.training.checkpoint import Checkpoint, numbered, save_checkpoint
-from memtrain.training.file_ops import DISK, Files
+from memtrain.training.checkpoint import DISK, Checkpoint, Files, numbered, save_checkpoint
 
 PIECE = 2**24
 """Bytes that are fetched from a device at once."""

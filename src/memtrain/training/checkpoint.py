@@ -9,18 +9,20 @@ the best: the one whose held-out loss was the lowest that an evaluation saw.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from memtrain.errors import CheckpointError, MemtrainError
-from memtrain.files import open_regular, parse_json, read_text
-from memtrain.training.file_ops import DISK, Files
+from memtrain.files import open_new, open_regular, parse_json, read_text, sync
+from memtrain.models.cell_state import DTYPES
 
 CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
@@ -30,6 +32,67 @@ MAX_HEADER_BYTES = 100 * 2**20
 RETRIES = 5
 """Reads of checkpoints that a training replaces meanwhile."""
 _NAME = re.compile(r"(\d{8,12})(\.old)?")
+COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of weights."""
+
+
+class Files:
+    """The disk. Each method is one operation: a crash comes before or after it, or inside."""
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)  # a run folder that is gone stays gone
+
+    def write(self, path: Path, content: bytes) -> None:
+        with open_new(path) as file:
+            file.write(content)
+
+    def write_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> str:
+        """Write safetensors piece by piece; returns the sha256 of the bytes meant to be written.
+
+        The library's own writer holds Python's lock up to 0.7, which stalls training; from 0.8 on
+        it makes files that only their owner can read, and hides the errno of a full disk.
+        """
+        digest = hashlib.sha256()
+        with open_new(path) as file:
+            for piece in _safetensors_pieces(tensors):
+                digest.update(piece)
+                file.write(piece)
+        return digest.hexdigest()
+
+    def sync(self, path: Path) -> None:
+        """Force a file or a folder's entries to disk."""
+        sync(path)
+
+    def rename(self, path: Path, target: Path) -> None:
+        path.rename(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, a link or a folder with all that is in it; it need not be there."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+DISK = Files()
+
+
+def _safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file: length of the header, header, one tensor after another."""
+    header, begin = {}, 0
+    for name, tensor in tensors.items():
+        end = begin + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +283,44 @@ def _latest(
     if problems:
         raise CheckpointError(f"no whole checkpoint in {folder}: " + "; ".join(problems))
     return None, []
+
+
+def load_weights(models: nn.Module, weights: Mapping[str, Tensor], source: Path | str) -> None:
+    """Give models the weights of a checkpoint, all of them.
+
+    Args:
+        models: the models.
+        weights: their tensors by name; a module may have been compiled then and not now.
+        source: where they are from, for errors.
+
+    Raises:
+        MemtrainError: they are not these models', or hold values that are not finite.
+    """
+    own = models.state_dict()
+    names = {name.replace(COMPILED, ""): name for name in own}
+    weights = {names.get(name.replace(COMPILED, ""), name): w for name, w in weights.items()}
+    for name, value in weights.items():
+        fresh = own.get(name)
+        if not isinstance(fresh, Tensor):
+            continue  # load_state_dict says which
+        if fresh.dtype != value.dtype and not (
+            fresh.is_floating_point() and value.is_floating_point()
+        ):
+            raise MemtrainError(
+                f"{source}: weights do not fit the config: {name} is {value.dtype}, not "
+                f"{fresh.dtype}"
+            )
+        # A buffer may be infinite by design, as a mask is.
+        if not bool(value.isfinite().all()) and bool(fresh.isfinite().all()):
+            raise MemtrainError(
+                f"{source}: weights hold values that are not finite ({name}); they are damaged, or "
+                "their training diverged"
+            )
+    try:
+        models.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip()[:200]
+        raise MemtrainError(f"{source}: weights do not fit the config: {reason}") from None
 
 
 def numbered(folder: Path) -> list[Path]:

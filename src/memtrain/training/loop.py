@@ -15,10 +15,10 @@ from memtrain.errors import DivergedError
 from memtrain.evaluation.evaluate import Evaluation
 from memtrain.training.async_checkpoint import CheckpointWriter
 from memtrain.training.checkpoint import Checkpoint
+from memtrain.training.console import Reporter
 from memtrain.training.distributed import Group
 from memtrain.training.metrics import MetricsFile
-from memtrain.training.reporter import Reporter
-from memtrain.training.signals import Interrupted, StopRequest
+from memtrain.training.processes import Interrupted, StopRequest
 from memtrain.training.step import Trainer
 
 EXCHANGE = 1.0

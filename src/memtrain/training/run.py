@@ -27,8 +27,8 @@ from memtrain.objectives.dmt import DMT
 from memtrain.objectives.sharding import full_tensors
 from memtrain.objectives.smt import SMT
 from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.checkpoint import Checkpoint, latest_checkpoint
-from memtrain.training.console import make_reporter
+from memtrain.training.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from memtrain.training.console import Reporter, make_reporter
 from memtrain.training.distributed import ALONE, Group, last_saved, lost_worker
 from memtrain.training.fingerprint import (
     check_record,
@@ -39,27 +39,23 @@ from memtrain.training.fingerprint import (
 )
 from memtrain.training.loop import Agreement, StageLoop, totals
 from memtrain.training.metrics import MetricsFile
-from memtrain.training.ownership import (
+from memtrain.training.processes import Interrupted, stop_signals
+from memtrain.training.run_folder import (
     Guard,
     RunFile,
-    check_unchanged,
-    clear_leftovers,
-    held,
-    make_folder,
-    newest_number,
-    whole_run_file,
-)
-from memtrain.training.reporter import Reporter
-from memtrain.training.run_folder import (
     check_data,
     check_imports,
     check_progress,
     check_shares,
+    check_unchanged,
+    clear_leftovers,
     find_data,
-    load_weights,
+    held,
+    make_folder,
+    newest_number,
     read_folder,
+    whole_run_file,
 )
-from memtrain.training.signals import Interrupted, stop_signals
 from memtrain.training.step import Trainer
 
 __all__ = ["Interrupted", "Run"]

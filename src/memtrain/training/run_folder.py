@@ -1,19 +1,256 @@
-"""Read the folder of a run, and check that what is in it fits together."""
+"""Who owns a run folder: made by one process, trained by one at a time, never mixed with another.
 
-from collections.abc import Mapping
-from dataclasses import replace
+Every run has a random identity, in run.json and in each of its checkpoints, so that a checkpoint of
+another run is never taken for one of its own. Whoever makes, replaces or trains a run holds the
+lock of its folder; the kernel releases it when the process dies.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from memtrain.config import DataConfig, RunConfig, Stream
-from memtrain.config.serialize import read_config
+from memtrain.config.serialize import read_config, to_json
 from memtrain.data.store import identity_of, open_store
 from memtrain.errors import CheckpointError, MemtrainError
+from memtrain.files import locked, parse_json, read_text, refuse_links, unique_name
+from memtrain.training.checkpoint import DISK, Files, numbered
+from memtrain.training.fingerprint import Record, read_record
 
-COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of weights."""
+RUN_VERSION = 1
+RUN_FILE, LOCK = "run.json", ".lock"
+MAX_RUN_BYTES = 2**20
+OURS = (".draft-", ".trash-")
+"""How the names of what a crash may leave begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """The content of run.json."""
+
+    id: str
+    """Random; empty while the run is being made."""
+    made_of: Record = field(default_factory=dict)
+    """The task and the cell, where the config does not describe them; see made_of.py."""
+
+    def to_json(self) -> bytes:
+        plain = {"version": RUN_VERSION, "id": self.id, "made_of": self.made_of}
+        return (json.dumps(plain, indent=2) + "\n").encode()
+
+
+def read_run_file(folder: Path) -> RunFile | None:
+    """What run.json says; None if there is none, as in the run of an older memtrain.
+
+    Raises:
+        MemtrainError: it is damaged.
+    """
+    path = folder / RUN_FILE
+    try:
+        plain = parse_json(read_text(path, MAX_RUN_BYTES), str(path))
+    except FileNotFoundError:
+        return None
+    if not isinstance(plain, dict) or not isinstance(plain.get("id"), str):
+        raise MemtrainError(f"{path}: has no id of a run")
+    if plain.get("version") != RUN_VERSION:
+        raise MemtrainError(
+            f"{path}: version {plain.get('version')!r}, this memtrain reads {RUN_VERSION}; use the "
+            "memtrain that wrote it"
+        )
+    return RunFile(plain["id"], read_record(plain.get("made_of", {}), str(path)))
+
+
+def whole_run_file(folder: Path) -> RunFile | None:
+    """As `read_run_file`, of a run that was made to the end."""
+    found = read_run_file(folder)
+    if found is not None and not found.id:
+        raise MemtrainError(
+            f"{folder}: the process that made this run ended before it was complete; train it again"
+        )
+    return found
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the run: no other process may train or replace it meanwhile.
+
+    Raises:
+        Locked: another process holds it; the message names process and machine.
+    """
+    busy = f"{folder}: another process trains or replaces this run; wait for it, or stop it"
+    with locked(folder / LOCK, busy):
+        yield
+
+
+# ----------------------------------------------------------------------------------------- make
+
+
+def make_folder(
+    config: RunConfig, folder: Path, overwrite: bool, made_of: Record, files: Files = DISK
+) -> str:
+    """Make the run's folder with its config; returns the run's identity.
+
+    What is there and not a run is never touched. With `overwrite`, all checkpoints of the old run
+    are gone before anything of the new one is there, wherever a crash comes.
+
+    Raises:
+        MemtrainError: a run or other files are there, or the old run cannot be removed.
+    """
+    _check_free(folder, overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder):
+        _check_free(folder, overwrite)  # another process may have made one
+        refuse_links(folder / "checkpoints", folder)
+        _clear(folder, files)
+        run = RunFile(secrets.token_hex(16), made_of)
+        _write_whole(folder / RUN_FILE, RunFile("").to_json(), files)
+        _write_whole(folder / "config.json", to_json(config).encode(), files)
+        _write_whole(folder / RUN_FILE, run.to_json(), files)
+    return run.id
+
+
+def _check_free(folder: Path, overwrite: bool) -> None:
+    if (folder / "config.json").exists():
+        if not overwrite and not _half_made(folder):
+            raise MemtrainError(
+                f"{folder}: a run is there already; Run.open continues it, overwrite=True replaces "
+                "it (command line: --resume, --overwrite, or --folder for another place)"
+            )
+    elif folder.exists():
+        others = [
+            path.name
+            for path in folder.iterdir()
+            if path.name not in (LOCK, RUN_FILE) and not path.name.startswith(OURS)
+        ]
+        if others:
+            raise MemtrainError(
+                f"{folder}: holds files that are not a run ({min(others)}); choose an empty folder"
+            )
+
+
+def _half_made(folder: Path) -> bool:
+    found = read_run_file(folder)
+    return found is not None and not found.id
+
+
+def _clear(folder: Path, files: Files) -> None:
+    """Remove a run's own files but for config and identity, the checkpoints first and at once."""
+    path = folder / "checkpoints"
+    try:
+        if path.exists():
+            trash = folder / unique_name(".trash-checkpoints-")
+            files.rename(path, trash)
+            files.sync(folder)
+        clear_leftovers(folder, files)
+        for name in ("metrics.jsonl", "figures", "samples"):
+            path = folder / name
+            if path.exists() or path.is_symlink():
+                files.remove(path)
+    except OSError as error:
+        raise MemtrainError(
+            f"{error.filename or path}: could not be removed ({error.strerror}); remove it, or "
+            "choose another folder"
+        ) from None
+
+
+def clear_leftovers(folder: Path, files: Files = DISK) -> None:
+    """Remove what a process left that was killed while it made or replaced the run."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(OURS):
+            files.remove(path)
+
+
+def _write_whole(path: Path, content: bytes, files: Files) -> None:
+    """As `memtrain.files.write_whole`, by operations that a test can fail."""
+    draft = path.with_name(unique_name(f".draft-{path.name}-"))
+    files.write(draft, content)
+    files.sync(draft)
+    files.rename(draft, path)
+    files.sync(path.parent)
+
+
+# ---------------------------------------------------------------------------------------- train
+
+
+def newest_number(folder: Path) -> int:
+    """The highest number among a run's checkpoints, whole or not; -1 if there are none."""
+    found = [path.name.removesuffix(".old") for path in numbered(folder / "checkpoints")]
+    return max(map(int, found), default=-1)
+
+
+def check_unchanged(folder: Path, run: str, newest: int) -> None:
+    """Refuse to train a run that is not as it was opened. Its lock must be held.
+
+    Args:
+        folder: the run's folder.
+        run: the run's identity when it was opened.
+        newest: its `newest_number` then.
+    """
+    if not (folder / "config.json").is_file():
+        raise MemtrainError(f"{folder}: the run is gone since it was opened (no config.json)")
+    found = whole_run_file(folder)
+    if found is not None and found.id != run:
+        raise MemtrainError(f"{folder}: another run was made there since it was opened; open it")
+    refuse_links(folder / "checkpoints", folder)
+    if (folder / "checkpoints").exists() and not (folder / "checkpoints").is_dir():
+        raise MemtrainError(f"{folder / 'checkpoints'}: is not a folder; remove it")
+    if (now := newest_number(folder)) > newest:
+        raise MemtrainError(
+            f"{folder}: another process trained it to step {now} since it was opened; open it again"
+        )
+
+
+class Guard:
+    """Sees to it, before each checkpoint, that the folder is still the run's own.
+
+    What was deleted of config.json and run.json is written again: without them the checkpoints
+    could not be used. Make it when the lock is held.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, run: RunFile) -> None:
+        self.folder = folder
+        self.files = {"config.json": to_json(config).encode()}
+        if run.id and (folder / RUN_FILE).exists():
+            self.files[RUN_FILE] = run.to_json()
+        self.run = run
+        self.holder = self._holder()
+
+    def _holder(self) -> str | None:
+        try:
+            return read_text(self.folder / LOCK, 1024)
+        except (OSError, MemtrainError):
+            return None
+
+    def check(self) -> list[str]:
+        """Returns what was written again, in words.
+
+        Raises:
+            CheckpointError: another run, or another process, has taken the folder.
+        """
+        if not self.folder.is_dir():
+            return []  # the write that follows says so
+        found = read_run_file(self.folder)
+        if found is not None and self.run.id and found.id != self.run.id:
+            raise CheckpointError(f"{self.folder}: another run was made there while it was trained")
+        holder = self._holder()
+        if holder is not None and self.holder is not None and holder != self.holder:
+            raise CheckpointError(f"{self.folder}: another process trains it ({holder.strip()})")
+        refuse_links(self.folder / "checkpoints", self.folder)
+        missing = [name for name in self.files if not (self.folder / name).exists()]
+        if holder is None and len(missing) == len(self.files):
+            raise CheckpointError(f"{self.folder}: its files were removed while it was trained")
+        for name in missing:
+            try:
+                _write_whole(self.folder / name, self.files[name], DISK)
+            except OSError as error:
+                raise CheckpointError(f"{self.folder / name}: is gone ({error})") from None
+        return [f"{self.folder / name}: was gone; written again" for name in missing]
+
+
+# ----------------------------------------------------------------------------------------- open
 
 
 def is_run(folder: Path | str) -> bool:
@@ -73,44 +310,6 @@ def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None
             f"{name}: is not the data that {folder} learned from; prepare that again, with "
             "the same options, or train anew"
         )
-
-
-def load_weights(models: nn.Module, weights: Mapping[str, Tensor], source: Path | str) -> None:
-    """Give models the weights of a checkpoint, all of them.
-
-    Args:
-        models: the models.
-        weights: their tensors by name; a module may have been compiled then and not now.
-        source: where they are from, for errors.
-
-    Raises:
-        MemtrainError: they are not these models', or hold values that are not finite.
-    """
-    own = models.state_dict()
-    names = {name.replace(COMPILED, ""): name for name in own}
-    weights = {names.get(name.replace(COMPILED, ""), name): w for name, w in weights.items()}
-    for name, value in weights.items():
-        fresh = own.get(name)
-        if not isinstance(fresh, Tensor):
-            continue  # load_state_dict says which
-        if fresh.dtype != value.dtype and not (
-            fresh.is_floating_point() and value.is_floating_point()
-        ):
-            raise MemtrainError(
-                f"{source}: weights do not fit the config: {name} is {value.dtype}, not "
-                f"{fresh.dtype}"
-            )
-        # A buffer may be infinite by design, as a mask is.
-        if not bool(value.isfinite().all()) and bool(fresh.isfinite().all()):
-            raise MemtrainError(
-                f"{source}: weights hold values that are not finite ({name}); they are damaged, or "
-                "their training diverged"
-            )
-    try:
-        models.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()[:200]
-        raise MemtrainError(f"{source}: weights do not fit the config: {reason}") from None
 
 
 def check_shares(config: RunConfig, processes: int) -> None:

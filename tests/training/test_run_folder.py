@@ -25,11 +25,11 @@ from memtrain.files import Locked
 from memtrain.generation.pretrained import load_rnn
 from memtrain.training import checkpoint as checkpoints
 from memtrain.training.checkpoint import latest_checkpoint
+from memtrain.training.console import Reporter
 from memtrain.training.distributed import Group
 from memtrain.training.metrics import MetricsFile
-from memtrain.training.ownership import make_folder, read_run_file
-from memtrain.training.reporter import Reporter
 from memtrain.training.run import Run
+from memtrain.training.run_folder import make_folder, read_run_file
 
 SHORT = replace(
     TINY,
@@ -100,7 +100,7 @@ import sys
 from pathlib import Path
 from memtrain.config.serialize import read_config
 from memtrain.training.run import Run
-from memtrain.training.reporter import Reporter
+from memtrain.training.console import Reporter
 
 class Wait(Reporter):
     def advance(self, step, metrics):
