@@ -1,6 +1,8 @@
 """How a step runs: device, precision, compilation, threads."""
 
+import ctypes
 import os
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
@@ -20,9 +22,8 @@ from memtrain.accel.cuda_graphs import (
     StepOwner,
 )
 from memtrain.accel.gru import UnrolledGRU
-from memtrain.accel.heap import keep_freed_memory
 from memtrain.accel.hopper import is_hopper
-from memtrain.accel.weight_cast import CastWeights
+from memtrain.accel.streams import CastWeights, StreamOverlap
 from memtrain.config import EngineConfig, StageConfig
 from memtrain.config.validation import check_device
 from memtrain.errors import DeviceMemoryError, MemtrainError
@@ -32,7 +33,7 @@ from memtrain.models.layers import Attention, Block, Stack
 from memtrain.models.rnn import RNN, Choose
 from memtrain.models.sampler import Sampler
 from memtrain.models.teacher import CausalEncoder, Decoder, Teacher
-from memtrain.objectives.overlap import NO_OVERLAP, Overlap, StreamOverlap
+from memtrain.objectives.overlap import NO_OVERLAP, Overlap
 from memtrain.shapes import Batch, Losses
 
 FAST: dict[type[nn.Module], tuple[str, ...]] = {
@@ -244,6 +245,21 @@ def _make_deterministic(compiled: bool) -> None:
 
         # Else the fastest of several kernels is taken, and another process may find another.
         inductor.deterministic = True
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""glibc's names for its settings (malloc.h)."""
+LARGEST_BLOCK = 2**25
+"""Larger ones still go back at once; glibc allows no more."""
+
+
+def keep_freed_memory() -> None:
+    """From now on, for the whole process, with glibc; other libraries have habits of their own."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, LARGEST_BLOCK)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _has_kernels(device: torch.device) -> bool:
