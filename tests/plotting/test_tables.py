@@ -6,7 +6,7 @@ import pytest
 
 from memtrain.evaluation.evaluate import ByPosition, Drift, Evaluation, Score
 from memtrain.evaluation.ngram import Baseline
-from memtrain.plotting.tables import what_is_missing
+from memtrain.plotting.tables import advice_on
 
 IMPROVING = [("smt", 2.0), ("dmt", 1.95), ("dmt", 1.9)]
 """Evaluations while training: each one's stage, and the RNN's nats."""
@@ -43,7 +43,7 @@ def result(
     ],
 )
 def test_weak_scores_come_with_what_helps(scores, expected: str):
-    assert expected in what_is_missing(result(*scores), IMPROVING)
+    assert expected in advice_on(result(*scores), IMPROVING)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_weak_scores_come_with_what_helps(scores, expected: str):
     ],
 )
 def test_advice_follows_from_what_was_seen(looks, drift: dict[str, float], expected: str):
-    assert expected in what_is_missing(result(1.9, 1.5, **drift), looks)
+    assert expected in advice_on(result(1.9, 1.5, **drift), looks)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_advice_follows_from_what_was_seen(looks, drift: dict[str, float], expec
     ],
 )
 def test_without_evidence_there_is_no_advice(looks, drift: dict[str, float]):
-    assert what_is_missing(result(1.9, 1.5, **drift), looks) == ""
+    assert advice_on(result(1.9, 1.5, **drift), looks) == ""
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_without_evidence_there_is_no_advice(looks, drift: dict[str, float]):
     ],
 )
 def test_of_good_scores_nothing_is_said(scores):
-    assert what_is_missing(result(*scores), IMPROVING) == ""
+    assert advice_on(result(*scores), IMPROVING) == ""
 
 
 def test_scores_and_evaluations_are_one_line():

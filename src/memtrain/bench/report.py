@@ -16,9 +16,9 @@ from memtrain.bench.measure import Result, Timing, machine
 from memtrain.config import EngineConfig
 from memtrain.plotting.style import (
     COLOURS,
-    along_powers,
-    along_powers_upwards,
     legend,
+    log_x_axis,
+    log_y_axis,
     panels,
     save,
 )
@@ -181,10 +181,10 @@ def draw_curves(curves: Curves, path: Path) -> None:
                 place.plot(x, y, label=step, markersize=5, **LOOKS[step])
         row[0].set_ylabel(label)
         numbers = [getattr(point, measure) / unit for point in curves.points]
-        along_powers_upwards(row[0], numbers)
+        log_y_axis(row[0], numbers)
     for column, axis in zip(grid.T, curves.axes, strict=True):
         values = sorted({point.value for point in curves.points if point.axis == axis})
-        along_powers(column[0], values)
+        log_x_axis(column[0], values)
         column[0].set_title(held(curves, axis), fontsize=8, color=QUIET)
         column[-1].set_xlabel(axis)
     figure.suptitle(f"A training step on {curves.machine}", fontsize=10)

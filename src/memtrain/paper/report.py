@@ -27,7 +27,7 @@ from memtrain.plotting.html import (
     Text,
     render_page,
 )
-from memtrain.plotting.style import panels, rendered
+from memtrain.plotting.style import panels, render_figure
 
 SEED_TAGS = ("seed",)
 SMOKE = (
@@ -246,7 +246,7 @@ def _samples(result: Result) -> Figure | None:
         return None
     drawn, axes = panels(1, 1, width=7.0, height=1.9)
     strip(axes[0, 0], grey(album, "samples")[:16], "")
-    return Figure(png_bytes=rendered(drawn), caption=f"Drawn by this run: {result.job}")
+    return Figure(png_bytes=render_figure(drawn), caption=f"Drawn by this run: {result.job}")
 
 
 def run_report(folders: Sequence[Path], out: Path | None, allow_code: bool) -> int:

@@ -33,7 +33,7 @@ from memtrain.paper.base import (
 from memtrain.paper.results import ResultsFile, Stored, read_setup, settled, write_setup
 from memtrain.paper.sweep import Launch, Place, place_of, results_of, sweep
 from memtrain.paper.workers import default_processes, run_locally, run_on_ray, shared_gpu
-from memtrain.plotting.style import rendered
+from memtrain.plotting.style import render_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def outcome(name: str, setup: Setup) -> Outcome:
     picture = setup.folder / "figures" / f"{figure.name.replace(':', '.')}.png"
     refuse_links(picture, setup.folder)
     with blaming(figure, setup.folder):
-        content = rendered(figure.plot(setup, results))
+        content = render_figure(figure.plot(setup, results))
         verdict = figure.verdict(setup, results)
     write_named(picture, content)
     if missing:

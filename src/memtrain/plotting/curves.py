@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memtrain.evaluation.evaluate import Evaluation
-from memtrain.plotting.style import COLOURS, GREY, along_powers_upwards, panels, save
+from memtrain.plotting.style import COLOURS, GREY, log_y_axis, panels, save
 
 INK = {"teacher": GREY, "rnn": COLOURS[0], "rnn_from_teacher": COLOURS[1]}
 LINES: dict[str, dict[str, Any]] = {
@@ -134,7 +134,7 @@ def _scale(axis, values: list[float]) -> None:
     for."""
     axis.tick_params(axis="y", labelsize=8)
     if values and min(values) > 0 and max(values) > WIDE * min(values):
-        along_powers_upwards(axis, values)
+        log_y_axis(axis, values)
 
 
 def _legend(axis) -> None:

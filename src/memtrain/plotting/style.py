@@ -39,7 +39,7 @@ def panels(rows: int, columns: int, *, width: float = 3.2, height: float = 2.7, 
     return figure, axes
 
 
-def rendered(figure: "Figure", kind: str = "png") -> bytes:
+def render_figure(figure: "Figure", kind: str = "png") -> bytes:
     """The figure as the content of a file: png, pdf or svg."""
     from matplotlib import rc_context
 
@@ -51,10 +51,10 @@ def rendered(figure: "Figure", kind: str = "png") -> bytes:
 
 def save(figure: "Figure", path: Path) -> None:
     """Write the figure to a file, whole or not at all; its suffix says in which format."""
-    write_named(path, rendered(figure, path.suffix.removeprefix(".").lower() or "png"))
+    write_named(path, render_figure(figure, path.suffix.removeprefix(".").lower() or "png"))
 
 
-def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:
+def log_x_axis(axes: "Axes", values: Iterable[int] | None = None) -> None:
     """A logarithmic x axis in plain numbers: at these values, or at 1, 2, 5, 10, 20, ..."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
@@ -65,7 +65,7 @@ def along_powers(axes: "Axes", values: Iterable[int] | None = None) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
 
 
-def along_powers_upwards(axes: "Axes", values: Sequence[float]) -> None:
+def log_y_axis(axes: "Axes", values: Sequence[float]) -> None:
     """A logarithmic y axis around these values, with ticks at 1, 2, 5, 10, 20, ... or, where it is
     long, at 1, 10, 100."""
     from matplotlib.ticker import FixedLocator, NullLocator

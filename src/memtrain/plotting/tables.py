@@ -51,7 +51,7 @@ def print_evaluation(
     for baseline in result.baselines:
         scores.add_row(baseline.name, f"{baseline.nats:.4f}", f"{baseline.bits:.4f}", "")
     console.print(scores)
-    if advice := what_is_missing(result, _held_out_losses(read_metrics)):
+    if advice := advice_on(result, _held_out_losses(read_metrics)):
         console.print(advice)
     if result.drift is not None:
         path = result.drift.unexplained
@@ -76,7 +76,7 @@ def print_evaluation(
     console.print(cost)
 
 
-def what_is_missing(result: Evaluation, looks: Sequence[tuple[str, float]] = ()) -> str:
+def advice_on(result: Evaluation, looks: Sequence[tuple[str, float]] = ()) -> str:
     """What would help these scores, as far as the evidence goes; "" if it supports nothing.
 
     Args:

@@ -16,7 +16,7 @@ from memtrain.paper.base import (
     where,
 )
 from memtrain.paper.configs import natural
-from memtrain.plotting.style import along_powers, panels
+from memtrain.plotting.style import log_x_axis, panels
 
 
 class Compression(Experiment):
@@ -72,13 +72,13 @@ class Compression(Experiment):
         curves, contours = axes[0]
         for size, row in zip(sizes, nats, strict=True):
             curves.plot(steps, row, label=f"{size}")
-        along_powers(curves)
+        log_x_axis(curves)
         curves.set_xlabel("training steps (equal batches)")
         curves.set_ylabel("teacher's nats a character")
         curves.legend(title="memory size", fontsize=8)
         drawn = contours.contourf(steps, sizes, nats, levels=12, cmap="viridis_r")
         figure.colorbar(drawn, ax=contours, label="nats")
-        along_powers(contours)
+        log_x_axis(contours)
         contours.set_yscale("log", base=2)
         contours.set_yticks(sizes, sizes)
         contours.set_xlabel("training steps")

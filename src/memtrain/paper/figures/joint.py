@@ -7,7 +7,7 @@ from memtrain.config import Retrieval
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, mean, where
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import line
-from memtrain.plotting.style import COLOURS, along_powers, panels
+from memtrain.plotting.style import COLOURS, log_x_axis, panels
 
 SOLVED = 0.9
 
@@ -74,7 +74,7 @@ class Joint(Experiment):
                 place, where(results, joint=False), "T_f", value, "detached", marker="^",
                 color=COLOURS[1],
             )  # fmt: skip
-            along_powers(place, {result["T_f"] for result in results})
+            log_x_axis(place, {result["T_f"] for result in results})
             place.set_xlabel("future length T_f")
             place.set_ylim(0, 1.05)
             place.set_title(title)

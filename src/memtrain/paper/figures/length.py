@@ -9,7 +9,7 @@ from memtrain.evaluation.evaluate import evaluate
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import METHODS
-from memtrain.plotting.style import along_powers, panels
+from memtrain.plotting.style import log_x_axis, panels
 from memtrain.training.run import Run
 
 
@@ -68,7 +68,7 @@ class Length(Experiment):
             middle = _averages(results, name)
             place.plot(results[0]["lengths"], middle, label=label, **METHODS[label])
         place.axvline(results[0]["lengths"][0], color="#878d93", lw=1, ls=":")
-        along_powers(place, results[0]["lengths"])
+        log_x_axis(place, results[0]["lengths"])
         place.set_xlabel("sequence length (dotted: in training)")
         place.set_ylabel("accuracy")
         place.legend()

@@ -7,7 +7,7 @@ from memtrain.config import RunConfig
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, mean, where
 from memtrain.paper.configs import natural
 from memtrain.paper.plots import line
-from memtrain.plotting.style import along_powers, legend, panels
+from memtrain.plotting.style import legend, log_x_axis, panels
 
 SWEEPS = {"context_length": "context length T_c", "memory_tokens": "memory tokens M"}
 
@@ -60,7 +60,7 @@ class MemoryScaling(Experiment):
             of = where(results, sweep=sweep)
             line(place, of, "value", "teacher_nats", "teacher")
             line(place, of, "value", "rnn_nats", "SMT → DMT")
-            along_powers(place, {result["value"] for result in of})
+            log_x_axis(place, {result["value"] for result in of})
             place.set_xlabel(label)
         axes[0, 0].set_ylabel("nats a character")
         legend(figure, axes[0, 0])

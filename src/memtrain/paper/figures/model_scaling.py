@@ -19,7 +19,7 @@ from memtrain.paper.base import (
 )
 from memtrain.paper.configs import natural
 from memtrain.paper.plots import METHODS
-from memtrain.plotting.style import along_powers, panels
+from memtrain.plotting.style import log_x_axis, panels
 from memtrain.training.run import Run
 
 
@@ -86,7 +86,7 @@ class ModelScaling(Experiment):
         ):
             around = [spread(where(results, width=w), value) for w in _widths(results)]
             place.errorbar(sizes, middle, around, capsize=2, label=label, **METHODS[label])
-        along_powers(place)
+        log_x_axis(place)
         place.set_xlabel("parameters of the teacher (the RNN has about as many)")
         place.set_ylabel("nats a character")
         place.legend()

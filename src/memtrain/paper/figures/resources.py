@@ -10,7 +10,7 @@ from memtrain.config import Arithmetic, BPTTConfig
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.configs import synthetic
-from memtrain.plotting.style import COLOURS, along_powers, legend, panels
+from memtrain.plotting.style import COLOURS, legend, log_x_axis, panels
 from memtrain.training.run import Run
 
 STAGES = {"smt": "SMT", "dmt": "DMT", "bptt": "BPTT"}
@@ -99,7 +99,7 @@ class Resources(Experiment):
             for stage, look in LOOKS.items():
                 values = [result[f"{stage}_{what}"] for result in results]
                 place.plot(lengths, values, label=STAGES[stage], **look)
-            along_powers(place, lengths)
+            log_x_axis(place, lengths)
             place.set_yscale("log")
             place.set_title(label)
             place.set_xlabel("sequence length T")

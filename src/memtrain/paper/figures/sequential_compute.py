@@ -18,7 +18,7 @@ from memtrain.paper.base import (
 from memtrain.paper.figures.lambdas import memory_uniformity
 from memtrain.paper.figures.mnist_samples import method_config
 from memtrain.paper.plots import METHODS as LOOKS
-from memtrain.plotting.style import along_powers, legend, panels
+from memtrain.plotting.style import legend, log_x_axis, panels
 from memtrain.training.run import Run
 
 CELLS = ("Transformer", "MLP", "GRU")
@@ -109,7 +109,7 @@ class SequentialCompute(Experiment):
                         if way == WAYS[0]:
                             label = "teacher" if index == 0 else None
                             _curve(place, result, x, "teacher_nats", LOOKS["teacher"], label)
-                along_powers(place)
+                log_x_axis(place)
                 place.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
                 place.set_title(f"{data}, {cell}", fontsize=9)
                 place.set_xlabel(x.replace("_ops", " operations"))
