@@ -7,12 +7,14 @@ import warnings
 import pytest
 
 import memtrain
+from conftest import random_tokens, seeded, tiny_rnn
 
 NAMES = """
 BPTTConfig Batch Cell CellConfig CellContractError DMTConfig EngineConfig Evaluation IGNORE_INDEX
-LogConfig Losses MemtrainError Pretrained RECIPES RNN Reporter Run RunConfig SMTConfig Stream Task
-Teacher TeacherConfig Written __version__ check_cell check_task evaluate export from_json generate
-load_pretrained load_rnn make_reporter pretrained_names read recipe to_json write
+LogConfig Losses MemtrainError Pretrained RECIPES RNN Reporter Run RunConfig SMTConfig Samples
+Stream Task Teacher TeacherConfig Written __version__ check_cell check_task evaluate export
+from_json generate load_pretrained load_rnn make_reporter pretrained_names read recipe sample
+to_json write
 """
 """Names are added here, and never taken away."""
 
@@ -53,3 +55,12 @@ def test_names_are_imported_from_memtrain_in_a_fresh_process():
     code = f"from memtrain import {', '.join(NAMES.split())}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_old_names_of_reading_and_sampling_warn_and_work():
+    rnn, tokens = tiny_rnn(), random_tokens(2, 3)
+    with pytest.warns(DeprecationWarning, match="memtrain.read is now memtrain.RNN.read"):
+        logits, memories = memtrain.read(rnn, tokens)
+    assert logits.shape[:2] == memories.shape[:2] == (2, 3)
+    with pytest.warns(DeprecationWarning, match="memtrain.write is now memtrain.sample"):
+        assert memtrain.write(rnn, tokens, 4, seeded(), temperature=0.0).shape == (2, 4)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         load_rnn,
         pretrained_names,
     )
-    from memtrain.generation.sampling import read, write
+    from memtrain.generation.sampling import sample
     from memtrain.models.cells import Cell
     from memtrain.models.check_cell import check_cell
     from memtrain.models.rnn import RNN
@@ -83,8 +83,7 @@ _HOME = {
     "MemtrainError": "errors",
     "Evaluation": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
-    "read": "generation.sampling",
-    "write": "generation.sampling",
+    "sample": "generation.sampling",
     "Samples": "generation.generate",
     "generate": "generation.generate",
     "Cell": "models.cells",
@@ -142,14 +141,13 @@ __all__ = [
     "load_rnn",
     "make_reporter",
     "pretrained_names",
-    "read",
     "recipe",
+    "sample",
     "to_json",
-    "write",
 ]
 
 
-_RENAMED = {"Written": "Samples"}
+_RENAMED = {"Written": "Samples", "read": "RNN.read", "write": "sample"}
 """Old public names, which still work and warn."""
 
 
@@ -158,9 +156,11 @@ def __getattr__(name: str) -> object:
         new = _RENAMED[name]
         warnings.warn(f"memtrain.{name} is now memtrain.{new}", DeprecationWarning, stacklevel=2)
         name = new
+    name, _, method = name.partition(".")
     if name not in _HOME:
         raise AttributeError(f"module 'memtrain' has no attribute {name!r}")
-    return getattr(import_module(f"memtrain.{_HOME[name]}"), name)
+    value = getattr(import_module(f"memtrain.{_HOME[name]}"), name)
+    return getattr(value, method) if method else value
 
 
 def __dir__() -> list[str]:

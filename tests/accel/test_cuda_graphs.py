@@ -18,7 +18,7 @@ from memtrain.accel.cuda_graphs import (
     captured,
     chunk_sizes,
 )
-from memtrain.generation.sampling import write
+from memtrain.generation.sampling import sample
 from memtrain.models.cells import TransformerCell
 from memtrain.models.rnn import RNN
 from memtrain.models.sampler import Sampler
@@ -154,7 +154,7 @@ def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
     parts = fast_parts(rnn)
     rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, nullcontext)
     rnn.fast_write = GraphedWrite(rnn, parts, nullcontext, lambda choose: choose)
-    write(rnn, random_tokens(2, 2 * CHUNK), 3 * CHUNK, seeded())
+    sample(rnn, random_tokens(2, 2 * CHUNK), 3 * CHUNK, seeded())
     assert refreshed(parts) == [2, 2]  # the prompt, and what is written
     memory, uniforms = rnn.empty_memory(2), torch.rand(1, 2)
     with torch.no_grad():

@@ -19,8 +19,7 @@ from matplotlib.image import imread
 from PIL import Image
 
 from conftest import TINY
-from memtrain.cli import COMMANDS, main, suggest
-from memtrain.cli.suggest import command_name
+from memtrain.cli import COMMANDS, args, main
 from memtrain.config import Digits, RunConfig
 from memtrain.config.serialize import to_json
 from memtrain.data.prepare import NOT_OPTIONS, prepare_images, prepare_text, prepare_tokens
@@ -158,12 +157,16 @@ def test_help_imports_no_torch(arguments: list[str]):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_generate_imports_neither_compiler_nor_figures(tmp_path: Path):
-    """Either takes longer than to draw a digit."""
+def test_generate_imports_no_compiler_no_figures_and_no_training(tmp_path: Path):
+    """Each takes longer than sampling a digit."""
     code = (
         "import sys\nfrom memtrain.cli import main\n"
         f"main(['generate', 'mnist-small', '--count', '1', '--out', {str(tmp_path / 'x.png')!r}])\n"
         "found = {'torch._dynamo', 'torch._inductor', 'matplotlib', 'sklearn'} & {*sys.modules}\n"
+        "assert not found, found\n"
+        "training = [f'memtrain.objectives.{name}' for name in ('smt', 'dmt', 'bptt', 'losses')]\n"
+        "training += [f'memtrain.training.{name}' for name in ('run', 'loop', 'step')]\n"
+        "found = {*training} & {*sys.modules}\n"
         "assert not found, found\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -433,19 +436,19 @@ def test_the_version_is_printed_however_it_is_called_for(capsys):
 
 
 def test_commands_are_named_so_that_they_work_as_typed(here: Path, monkeypatch):
-    monkeypatch.setattr(suggest.shutil, "which", lambda name: "/usr/bin/memtrain")
-    assert command_name() == "memtrain"
-    monkeypatch.setattr(suggest.shutil, "which", lambda name: None)
+    monkeypatch.setattr(args.shutil, "which", lambda name: "/usr/bin/memtrain")
+    assert args.command_name() == "memtrain"
+    monkeypatch.setattr(args.shutil, "which", lambda name: None)
     monkeypatch.setattr(sys, "executable", str(here / ".venv/bin/python"))
-    assert command_name() == f"{here}/.venv/bin/python -m memtrain"
+    assert args.command_name() == f"{here}/.venv/bin/python -m memtrain"
     (here / ".venv/bin").mkdir(parents=True)
     (here / ".venv/bin/memtrain").touch()
-    assert command_name() == ".venv/bin/memtrain"
+    assert args.command_name() == ".venv/bin/memtrain"
     monkeypatch.chdir(here / ".venv")
-    assert command_name() == "bin/memtrain"
+    assert args.command_name() == "bin/memtrain"
     (here / "other").mkdir()
     monkeypatch.chdir(here / "other")
-    assert command_name() == str(here / ".venv/bin/memtrain")
+    assert args.command_name() == str(here / ".venv/bin/memtrain")
 
 
 def test_a_config_with_an_unknown_field_is_refused_by_name(here: Path, capsys):

@@ -31,7 +31,6 @@ from memtrain.evaluation.evaluate import (
     encode_in_chunks,
     evaluate,
 )
-from memtrain.generation.sampling import read
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
@@ -281,7 +280,7 @@ class TestByPosition:
         with torch.no_grad():
             predicted = teacher.predict(teacher.encode(batch.inputs).flatten(0, 1))
             predicted = predicted.unflatten(0, batch.inputs.shape)
-            logits, _ = read(rnn, batch.inputs)
+            logits, _ = rnn.read(batch.inputs)
         for found, given in ((curves.rnn, logits), (curves.teacher, predicted)):
             assert found is not None
             for place, (first, end) in enumerate(zip(curves.edges, curves.edges[1:], strict=False)):

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import memtrain.generation.command
+import memtrain.generation.generate
 from conftest import TINY, random_tokens, seeded
+from memtrain.cli.generate import Generate, generate_images, generate_text
 from memtrain.data.codec import TokenCodec
 from memtrain.data.images import ImageFormat
 from memtrain.errors import MemtrainError, printable
-from memtrain.generation.command import GenerateOptions, write_wish
-from memtrain.generation.generate import Samples, _check_model, _given, generate
+from memtrain.generation.generate import Samples, _given, generate
 from memtrain.generation.pretrained import Pretrained
-from memtrain.generation.sampling import write
+from memtrain.generation.sampling import sample
 from memtrain.models.build import build_rnn
 
 TEXT = TokenCodec(vocab_size=256, start_token=10, text=True)
@@ -49,7 +49,7 @@ def test_text_begins_with_the_start_token_or_goes_on_from_a_prompt():
     assert after.given == 6 and after.tokens.shape == (2, 13)
     assert all(text.startswith("héllo") for text in after.texts())
     prompt = torch.tensor([list("héllo".encode())])
-    by_hand = write(author.rnn, prompt, 7, seeded(), temperature=0.0)
+    by_hand = sample(author.rnn, prompt, 7, seeded(), temperature=0.0)
     assert after.tokens[0, 6:].tolist() == by_hand[0].tolist()
 
 
@@ -103,7 +103,7 @@ def test_a_start_mark_is_read_before_any_prompt_and_never_written():
     done = generate(author, prompt=given, count=3, temperature=0.0)
     assert done.tokens.shape == (3, 6) and done.tokens[:, :2].tolist() == [[1, 2]] * 3
     marked = torch.tensor([[4, 1, 2]])
-    by_hand = write(author.rnn, marked, 4, seeded(), temperature=0.0, allowed=4)
+    by_hand = sample(author.rnn, marked, 4, seeded(), temperature=0.0, allowed=4)
     assert done.tokens[0, 2:].tolist() == by_hand[0].tolist()
 
 
@@ -121,7 +121,7 @@ def test_the_models_mode_comes_back():
         (TEXT, {"length": 0}, "length=0: must be at least 1"),
         (TEXT, {"prompt": ""}, "prompt='': must hold a character"),
         (TEXT, {"prompt": np.zeros((2, 0), np.int64)}, "prompt: must hold at least one token"),
-        (TEXT, {"prompt": np.array([256])}, "prompt: 256 is no token, must be 0..255"),
+        (TEXT, {"prompt": np.array([256])}, "prompt: 256 is not a token, must be 0..255"),
         (TEXT, {"temperature": -1.0}, "temperature=-1.0: must be at least 0"),
         (TEXT, {"top_p": 0.0}, "top_p=0.0: must be above 0"),
         (TEXT, {"seed": -1}, "seed=-1: must be at least 0"),
@@ -130,7 +130,7 @@ def test_the_models_mode_comes_back():
         (PICTURE, {"length": 9}, "length=9: this model's pictures have 6 tokens"),
         (PICTURE, {"prompt": "a"}, "prompt='a': this model writes pictures"),
         (PICTURE, {"prompt": np.zeros(6, np.int64)}, "6 tokens leave nothing to complete"),
-        (MARKED, {"prompt": np.array([4])}, "prompt: 4 is no token, must be 0..3"),
+        (MARKED, {"prompt": np.array([4])}, "prompt: 4 is not a token, must be 0..3"),
     ],
 )
 def test_bad_wishes_are_one_line(spelling: TokenCodec, options: dict[str, Any], message: str):
@@ -176,7 +176,7 @@ def test_text_is_not_saved_as_a_picture(tmp_path: Path, name: str):
 )
 def test_a_name_in_place_of_a_model_says_how_to_load_it(wrong: Any, message: str):
     with pytest.raises(MemtrainError) as caught:
-        _check_model(wrong)  # of `generate`, whose types are checked here before it is called
+        generate(wrong)
     assert message in str(caught.value)
 
 
@@ -207,17 +207,17 @@ def test_control_characters_are_written_out_on_a_terminal_only(monkeypatch, coun
     text = "a\x1b]0;x\x07é\u202eb\n"
     tokens = np.tile(np.frombuffer(text.encode(), np.uint8).astype(np.int64), (count, 1))
 
-    def write(model, *, listen=None, **_):
+    def generate_with(model, options, prompt=None, listen=None):
         for piece in np.split(tokens, tokens.shape[1], axis=1):
             if listen is not None:
                 listen(piece)  # byte by byte: characters are split
         return Samples(tokens, 0, TEXT)
 
-    monkeypatch.setattr(memtrain.generation.command, "generate", write)
+    monkeypatch.setattr(memtrain.generation.generate, "generate_with", generate_with)
     out = tmp_path / "out.txt"
     for stream, shown in ((Terminal(), printable(text)), (io.StringIO(), text)):
         monkeypatch.setattr(sys, "stdout", stream)
-        write_wish(model(TEXT), "tiny", GenerateOptions(count=count, out=out))
+        generate_text(model(TEXT), Generate(run="tiny", count=count, out=out))
         assert shown in stream.getvalue()
         assert ("\x1b" in stream.getvalue()) is (not stream.isatty())
         assert out.read_text() == "\n\n----\n\n".join([text] * count)
@@ -229,23 +229,23 @@ def test_a_picture_is_written_through_no_link(tmp_path: Path, monkeypatch):
     (tmp_path / "run" / "config.json").touch()
     (tmp_path / "run" / "samples").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(MemtrainError, match="symbolic link"):
-        write_wish(model(PICTURE), str(tmp_path / "run"), GenerateOptions(count=1))
+        generate_images(model(PICTURE), Generate(run=str(tmp_path / "run"), count=1))
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_text_for_a_picture_file_is_refused_before_it_is_written(tmp_path: Path, capsys):
     with pytest.raises(MemtrainError, match=r"end it in \.txt"):
-        write_wish(model(TEXT), "tiny", GenerateOptions(out=tmp_path / "x.png"))
+        generate_text(model(TEXT), Generate(run="tiny", out=tmp_path / "x.png"))
     assert capsys.readouterr().out == ""
 
 
 def test_what_is_written_is_one_line_and_pictures_are_shown_in_notebooks():
     pictures = Samples(np.zeros((2, 6), np.int64), 1, PICTURE)
-    assert repr(pictures) == "<Written: 2 pictures of 6 tokens, 1 of them given>"
+    assert repr(pictures) == "<Samples: 2 pictures of 6 tokens, 1 of them given>"
     shown = pictures._repr_png_()
     assert shown is not None and shown.startswith(b"\x89PNG")
     texts = Samples(np.array([list(b"one")]), 0, TEXT)
-    assert repr(texts) == "<Written: 1 text of 3 tokens, 0 of them given>"
+    assert repr(texts) == "<Samples: 1 text of 3 tokens, 0 of them given>"
     assert texts._repr_png_() is None
     assert re.fullmatch(
         r"<Pretrained tiny: [\d,]+ parameters, transformer cell>", repr(model(TEXT))

@@ -19,7 +19,6 @@ from memtrain.errors import MemtrainError
 from memtrain.generation import pretrained
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import export, load_pretrained, load_rnn, pretrained_names
-from memtrain.generation.sampling import read
 from memtrain.training.run import Run
 
 
@@ -66,7 +65,7 @@ def test_an_exported_model_comes_back_without_its_teacher(run, tmp_path: Path, d
     assert 2 * weights < paths[0].stat().st_size < 2 * weights + 8192
     assert {p.dtype for p in model.rnn.parameters()} == {torch.float32}
     tokens = random_tokens(4, 5)
-    assert_close(read(model.rnn, tokens), read(run.rnn, tokens), atol=error * 5, rtol=error * 5)
+    assert_close(model.rnn.read(tokens), run.rnn.read(tokens), atol=error * 5, rtol=error * 5)
     assert model.spelling == run.spelling and model.config == run.config
     assert generate(model, count=2).pictures().shape == (2, 8, 8)
 
@@ -76,7 +75,7 @@ def test_the_rnn_of_a_run_needs_its_config_and_checkpoints_alone(trained: Run, a
     assert (model.spelling, model.config) == (trained.spelling, trained.config)
     assert model.trained["stages"] == trained.progress["stages"]
     tokens = random_tokens(4, 5)
-    assert_close(read(model.rnn, tokens), read(trained.rnn, tokens))
+    assert_close(model.rnn.read(tokens), trained.rnn.read(tokens))
     assert not model.rnn.training
     state = newest_state(again)
     edit_progress(state, spelling=json.loads(state.read_text())["progress"]["spelling"] | {"x": 1})
@@ -128,8 +127,8 @@ def test_the_rnn_of_a_task_that_asks_for_answers_is_loaded_and_writes_nothing(tm
     model = load_rnn(tmp_path / "answers")
     assert model.spelling is None
     tokens = random_tokens(4, 5) % run.task.vocab_size
-    assert_close(read(model.rnn, tokens), read(run.rnn, tokens))
-    with pytest.raises(MemtrainError, match="has no sequences to write"):
+    assert_close(model.rnn.read(tokens), run.rnn.read(tokens))
+    with pytest.raises(MemtrainError, match="has no sequences to sample"):
         generate(model)
 
 

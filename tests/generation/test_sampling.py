@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from conftest import VOCAB, random_tokens, seeded, tiny_cell, tiny_rnn
 from memtrain.errors import MemtrainError
-from memtrain.generation.sampling import read, write, write_chunks
+from memtrain.generation.sampling import sample, sample_chunks
 from memtrain.models.rnn import RNN
 from memtrain.models.sampler import Sampler
 
@@ -15,7 +15,7 @@ class TestRead:
     @pytest.mark.parametrize("kind", ["transformer", "mlp", "gru"])
     def test_equals_step_after_step(self, kind):
         rnn, inputs = tiny_rnn(tiny_cell(kind)), random_tokens(3, 6)
-        logits, memories = read(rnn, inputs)
+        logits, memories = rnn.read(inputs)
         memory = rnn.empty_memory(3)
         for t in range(6):
             step_logits, memory = rnn.step(memory, inputs[:, t])
@@ -24,13 +24,13 @@ class TestRead:
 
     def test_goes_on_from_a_given_memory(self):
         rnn, inputs = tiny_rnn(), random_tokens(3, 6)
-        logits, memories = read(rnn, inputs)
-        later_logits, later = read(rnn, inputs[:, 4:], memories[:, 3])
+        logits, memories = rnn.read(inputs)
+        later_logits, later = rnn.read(inputs[:, 4:], memories[:, 3])
         assert_close(later_logits, logits[:, 4:])
         assert_close(later, memories[:, 4:])
 
     def test_keeps_no_graph(self):
-        logits, memories = read(tiny_rnn(), random_tokens(2, 3))
+        logits, memories = tiny_rnn().read(random_tokens(2, 3))
         assert not logits.requires_grad and not memories.requires_grad
 
 
@@ -62,13 +62,13 @@ class TestWrite:
     )
     def test_of_the_likeliest_tokens_equals_greedy_choice_by_hand(self, options):
         rnn = sharp_rnn()
-        written = write(rnn, self.prompt, 7, seeded(), **options)
+        written = sample(rnn, self.prompt, 7, seeded(), **options)
         assert written.tolist() == [greedy(rnn, row, 7) for row in self.prompt.tolist()]
 
     def test_the_same_seed_writes_the_same_tokens_and_another_seed_others(self):
         rnn = tiny_rnn()
         first, again, other = (
-            write(rnn, self.prompt, 12, seeded(seed)).tolist() for seed in (5, 5, 6)
+            sample(rnn, self.prompt, 12, seeded(seed)).tolist() for seed in (5, 5, 6)
         )
         assert first == again != other
 
@@ -77,22 +77,22 @@ class TestWrite:
         before = torch.get_rng_state()
         rnn = tiny_rnn()
         torch.set_rng_state(before)
-        write(rnn, self.prompt, 5, seeded())
+        sample(rnn, self.prompt, 5, seeded())
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_what_was_written_is_read_before_the_next_token(self):
         # Written one token at a time, each time with all that stands before as the prompt.
         rnn, generator, text = sharp_rnn(), seeded(), self.prompt
         for _ in range(5):
-            text = torch.cat([text, write(rnn, text, 1, generator)], dim=1)
-        at_once = write(rnn, self.prompt, 5, seeded())
+            text = torch.cat([text, sample(rnn, text, 1, generator)], dim=1)
+        at_once = sample(rnn, self.prompt, 5, seeded())
         assert text[:, 4:].tolist() == at_once.tolist()
 
     @pytest.mark.parametrize("allowed", [1, 3, VOCAB])
     @pytest.mark.parametrize("temperature", [0.0, 5.0])
     def test_only_allowed_tokens_are_written(self, allowed, temperature):
         rnn = tiny_rnn()
-        written = write(
+        written = sample(
             rnn, random_tokens(20, 2), 20, seeded(), temperature=temperature, allowed=allowed
         )
         assert int(written.max()) < allowed
@@ -101,7 +101,7 @@ class TestWrite:
 
     def test_allowed_tokens_are_chosen_by_their_own_likelihood(self):
         rnn = sharp_rnn()
-        written = write(rnn, self.prompt, 6, seeded(), temperature=0.0, allowed=3)
+        written = sample(rnn, self.prompt, 6, seeded(), temperature=0.0, allowed=3)
         assert written.tolist() == [greedy(rnn, row, 6, 3) for row in self.prompt.tolist()]
 
     @pytest.mark.parametrize(
@@ -120,19 +120,19 @@ class TestWrite:
     def test_bad_arguments_are_refused_in_one_line(self, options, message):
         arguments: dict[str, Any] = {"prompt": self.prompt, "length": 2, **options}
         with pytest.raises(MemtrainError) as caught:
-            write(tiny_rnn(), generator=seeded(), **arguments)
+            sample(tiny_rnn(), generator=seeded(), **arguments)
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("chunk", [1, 3, 5, 99])
     def test_pieces_together_are_the_whole(self, chunk):
         rnn = tiny_rnn()
-        pieces = list(write_chunks(rnn, self.prompt, 7, seeded(3), Sampler(), chunk))
+        pieces = list(sample_chunks(rnn, self.prompt, 7, seeded(3), Sampler(), chunk))
         assert all(piece.shape[1] <= chunk for piece in pieces)
-        whole = write(rnn, self.prompt, 7, seeded(3))
+        whole = sample(rnn, self.prompt, 7, seeded(3))
         assert torch.equal(torch.cat(pieces, dim=1), whole)
 
     def test_a_long_prompt_is_read_to_its_end(self):
         rnn, prompt = sharp_rnn(), random_tokens(1, 300)
-        written = write(rnn, prompt, 3, seeded(), temperature=0.0)
+        written = sample(rnn, prompt, 3, seeded(), temperature=0.0)
         assert written.tolist() == [greedy(rnn, prompt[0].tolist(), 3)]

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memtrain.accel.engine import Engine, pick_device
 from memtrain.bench.cases import Case, Noise
 from memtrain.config import EngineConfig
-from memtrain.generation.sampling import write
+from memtrain.generation.sampling import sample
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 
@@ -137,7 +137,7 @@ def _step(case: Case, run: Run, frozen: ExitStack) -> tuple[Callable[[], object]
 
     def generate() -> Tensor:
         with run.engine.autocast():
-            return write(rnn, prompt, length, generator)
+            return sample(rnn, prompt, length, generator)
 
     return generate, length
 

@@ -43,11 +43,11 @@ Every command explains itself with --help; `memtrain train RECIPE --help` lists 
 """
 
 COMMANDS = {
-    "demo": "demo:demo",
+    "demo": "paper:demo",
     "train": "train:train",
     "resume": "train:resume",
     "eval": "evaluate:evaluate",
-    "generate": "evaluate:generate",
+    "generate": "generate:generate",
     "data": "data:data",
     "bench": "bench:bench",
     "reproduce": "paper:reproduce",

@@ -3,15 +3,39 @@
 import contextlib
 import io
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memtrain.cli.suggest import REMEDIES, nearest_option, refuse_name_of_run
 from memtrain.errors import MemtrainError
 
 Parsed = TypeVar("Parsed")
+NEAR = 0.75
+"""How alike a name has to be to be suggested: a wrong suggestion is worse than none."""
+SYNONYMS = {
+    **dict.fromkeys(("lr", "rate"), "learning-rate"),
+    **dict.fromkeys(("epochs", "epoch", "iterations", "iters", "max-steps"), "steps"),
+    **dict.fromkeys(("batch", "bs"), "batch-size"),
+    **dict.fromkeys(("hidden", "hidden-size", "hidden-dim", "d-model"), "width"),
+    **dict.fromkeys(("depth", "num-layers", "n-layers"), "layers"),
+    **dict.fromkeys(("num-heads", "n-heads"), "heads"),
+    **dict.fromkeys(("block-size", "context"), "context-length"),
+    **dict.fromkeys(("dataset", "data-dir", "d", "input"), "data"),
+    **dict.fromkeys(("gpu", "cuda"), "device"),
+    **dict.fromkeys(("output", "output-dir", "out-dir", "run-dir"), "folder"),
+    "wd": "weight-decay",
+    "num-threads": "threads",
+}
+"""What options are called elsewhere, and here."""
+REMEDIES = {
+    "config": "a config.json stands where the recipe does: memtrain train config.json",
+}
+"""What to do instead of an option that many programs have."""
 
 
 def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
@@ -175,3 +199,52 @@ def open_run(folder: Path, allow_code: bool, best: bool = False) -> Any:
     if not run.progress["stages"]:
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
     return run
+
+
+def nearest_option(option: str, known: list[str]) -> str:
+    """The option that was probably meant; "" unless one is really near.
+
+    Args:
+        option: what was given, for example --lr or --smt.lr.
+        known: all options, those that matter most first.
+    """
+    group, _, leaf = option.lstrip("-").lower().replace("_", "-").rpartition(".")
+    leaf = SYNONYMS.get(leaf, leaf)
+    same = [name for name in known if name.lstrip("-").rpartition(".")[2] == leaf]
+    if group:
+        same = [name for name in same if name == f"--{group}.{leaf}"]
+    if same:
+        return same[0]
+    # A group that is right must not make up for a leaf that is wrong.
+    near = {name: _likeness(group, leaf, name.lstrip("-")) for name in known}
+    best = max(near, key=lambda name: near[name], default="")
+    return best if best and near[best] >= NEAR else ""
+
+
+def _likeness(group: str, leaf: str, name: str) -> float:
+    other_group, _, other_leaf = name.rpartition(".")
+    likeness = SequenceMatcher(None, leaf, other_leaf).ratio()
+    if group:
+        likeness = min(likeness, SequenceMatcher(None, group, other_group).ratio())
+    return likeness
+
+
+def refuse_name_of_run(folder: Path) -> None:
+    """Refuse the bare name of a run that is in runs/."""
+    there = Path("runs") / folder
+    if not folder.exists() and (there / "config.json").is_file():
+        raise MemtrainError(f"{folder}: no run there; did you mean {there}?")
+
+
+def command_name() -> str:
+    """How to call memtrain from this folder: by name if it is on the PATH, else by its path.
+
+    A fresh clone has it in .venv/bin, which is not on the PATH until it is activated.
+    """
+    if shutil.which("memtrain"):
+        return "memtrain"
+    script = Path(sys.executable).with_name("memtrain")
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m memtrain"
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))

@@ -1,6 +1,6 @@
-"""memtrain eval and memtrain generate: what became of a run."""
+"""memtrain eval."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -66,62 +66,4 @@ def evaluate(arguments: list[str]) -> int:
     if not options.json:
         drawn = ", ".join(path.name for path in (figure, training) if path.exists())
         print(f"figures in {figure.parent}: {drawn}")
-    return 0
-
-
-def generate(arguments: list[str]) -> int:
-    """Sample from the recurrent network, from the empty memory and without its teacher."""
-    import tyro
-
-    @dataclass(frozen=True)
-    class Generate:
-        """Sample from the recurrent network: text to the terminal, pictures as a PNG grid. It
-        starts from the empty memory; the teacher is not used. On a terminal control characters in
-        a text are written out (\\x1b); a pipe, a file and --out get it as it is."""
-
-        run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
-        """The run's folder, or the name of a pretrained model."""
-        count: int | None = None
-        """How many: 1 text or 64 pictures unless given."""
-        length: int | None = None
-        """Characters (of more than ASCII, bytes) or tokens to write; a picture is always
-        finished."""
-        prompt: str | None = None
-        """Read first: a text, or the numbers of tokens with spaces between them."""
-        given: float | None = None
-        """Complete held-out images of which this share is given, from the top."""
-        image: Path | None = None
-        """Complete this PNG or JPEG, resized as the data was; the first half is given unless
-        --given says otherwise."""
-        temperature: float = 1.0
-        """Below 1 is safer, above 1 is wilder, 0 takes the likeliest token."""
-        top_k: int = 0
-        """Choose among the k likeliest tokens only (0: all)."""
-        top_p: float = 1.0
-        """Choose among the likeliest tokens that together have this probability."""
-        seed: int = 0
-        """The same seed gives the same sequences."""
-        out: Path | None = None
-        """The picture's file, unless given in RUN/samples, or of a pretrained model in a folder of
-        its name; also keeps text."""
-        best: bool = False
-        """Take the checkpoint with the lowest held-out loss instead of the newest."""
-        allow_code: bool = False
-        """Import the cell or task of yours that the run's config names."""
-
-    options = parse(Generate, arguments, "memtrain generate")
-
-    from memtrain.generation.command import GenerateOptions, find_writer, write_wish
-    from memtrain.training.console import make_reporter
-
-    values = {one.name: getattr(options, one.name) for one in fields(GenerateOptions)}
-    wish = GenerateOptions(**values)
-    model = find_writer(
-        options.run,
-        wish,
-        allow_code=options.allow_code,
-        best=options.best,
-        reporter=make_reporter(),
-    )
-    write_wish(model, options.run, wish)
     return 0

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from memtrain.cli.args import parse, peek
-from memtrain.cli.suggest import command_name, refuse_name_of_run
+from memtrain.cli.args import command_name, parse, peek, refuse_name_of_run
 from memtrain.errors import MemtrainError
 
 

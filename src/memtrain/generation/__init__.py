@@ -1,1 +1,35 @@
-"""Sampling from trained models, and the bundled weights."""
+"""Sampling from a trained RNN, and small pretrained models. This module does not import torch."""
+
+from dataclasses import dataclass
+
+from memtrain.errors import MemtrainError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """How to sample, for `memtrain.generate` and `memtrain generate`."""
+
+    count: int | None = None
+    """Number of sequences (default: 1 text or 64 images)."""
+    length: int | None = None
+    """Tokens to generate, which are characters of an ASCII text, bytes of any other; images are
+    always completed."""
+    temperature: float = 1.0
+    """Divides the logits: below 1 is safer, above 1 more varied, 0 is greedy."""
+    top_k: int = 0
+    """Sample from the k most likely tokens only (0: all)."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens that together have this probability."""
+    seed: int = 0
+    """The same seed gives the same samples, on the same kind of device."""
+
+    def __post_init__(self) -> None:
+        from memtrain.models.sampler import Sampler
+
+        for name in ("count", "length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise MemtrainError(f"{name}={value}: must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**63")
+        Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # validates them

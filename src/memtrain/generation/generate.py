@@ -1,11 +1,11 @@
-"""Let a recurrent network write: from nothing, after a prompt, or the rest of a picture."""
+"""`generate`: sample from a model freely, after a prompt, or complete images."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,46 +14,37 @@ from jaxtyping import Int64, Integer, UInt8
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError
 from memtrain.files import write_named
-from memtrain.generation.sampling import write_chunks
+from memtrain.generation import GenerateOptions
+from memtrain.generation.sampling import sample_chunks
 from memtrain.models.rnn import RNN
 from memtrain.models.sampler import Sampler
 from memtrain.plotting.image_grid import save_grid
 
-PICTURE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}
 TEXT_LENGTH = 512
-"""Characters that are written unless asked otherwise."""
+"""Tokens of a text unless `length` is given."""
 
-
-@runtime_checkable
-class Writer(Protocol):
-    """What can write: a run, or a pretrained model."""
-
-    @property
-    def rnn(self) -> RNN: ...
-
-    @property
-    def spelling(self) -> TokenCodec | None:
-        """None for a task that asks for answers."""
-        ...
+Prompt = str | Integer[np.ndarray, " P"] | Integer[np.ndarray, "B P"] | None
+Listener = Callable[[Int64[np.ndarray, "B K"]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Sequences that a model wrote, what it was given included."""
+    """Sequences from a model, their prompts included."""
 
     tokens: Int64[np.ndarray, "B T"]
     given: int
-    """How many tokens at the beginning of each were given."""
+    """Length of the prompt in tokens."""
     spelling: TokenCodec
 
     def __repr__(self) -> str:
         count, length = self.tokens.shape
         kind = "picture" if self.spelling.picture else "text" if self.spelling.text else "sequence"
         several = "" if count == 1 else "s"
-        return f"<Written: {count} {kind}{several} of {length} tokens, {self.given} of them given>"
+        return f"<Samples: {count} {kind}{several} of {length} tokens, {self.given} of them given>"
 
     def _repr_png_(self) -> bytes | None:
-        """The pictures as a grid, for notebooks."""
+        """Show images as a grid in notebooks."""
         if self.spelling.picture is None:
             return None
         with TemporaryDirectory() as folder:
@@ -67,12 +58,12 @@ class Samples:
         return self.spelling.decode_images(self.tokens)
 
     def save(self, path: Path | str, originals: Integer[np.ndarray, "B T"] | None = None) -> None:
-        """Write pictures as a PNG grid, anything else as text.
+        """Save images as a PNG grid, anything else as text.
 
         Args:
             path: the file.
-            originals: whole sequences of which the beginnings were given: shown above the
-                completions, in which the model's part is tinted.
+            originals: the complete sequences whose beginnings were the prompts: shown above the
+                completions, in which the generated part is tinted.
         """
         path, picture = Path(path), self.spelling.picture
         if picture is not None and path.suffix.lower() != ".png":
@@ -91,95 +82,106 @@ class Samples:
 
 
 def check_text_file(path: Path) -> None:
-    """Refuse a picture's file name for text."""
-    if path.suffix.lower() in PICTURE_SUFFIXES:
+    """Refuse to save text under the name of an image."""
+    if path.suffix.lower() in IMAGE_SUFFIXES:
         raise MemtrainError(f"{path}: this model writes text; end it in .txt")
 
 
 def generate(
-    model: Writer,
+    model: Any,
     *,
-    prompt: str | Integer[np.ndarray, " P"] | Integer[np.ndarray, "B P"] | None = None,
+    prompt: Prompt = None,
     count: int = 1,
     length: int | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    listen: Callable[[Int64[np.ndarray, "B K"]], None] | None = None,
+    listen: Listener | None = None,
 ) -> Samples:
-    """Let a model write from the empty memory. Its teacher is not used.
+    """Sample from a model, starting from the empty memory. The teacher is not used.
 
     Args:
-        model: a `Run`, or what `load_pretrained` returns.
-        prompt: read first and kept: a text, or tokens, the same for all sequences or each its
-            own. Nothing: the model begins as its data most often does.
-        count: how many sequences; of a prompt (B, P), B.
-        length: how many tokens to write; a picture is always finished.
-        temperature: below 1 is safer, above 1 is wilder, 0 takes the likeliest token.
-        top_k: choose among the k likeliest tokens only (0: all).
-        top_p: choose among the likeliest tokens that together have this probability.
-        seed: the same seed writes the same, on the same kind of device.
-        listen: hears the tokens as they are written, a few at a time.
+        model: a `Run`, or the result of `load_pretrained` or `load_rnn`.
+        prompt: a text, or tokens, shared (P,) or one row per sequence (B, P). It is read first
+            and kept. None: the most common beginning of the data.
+        count: number of sequences; ignored with a prompt (B, P).
+        length, temperature, top_k, top_p, seed: see `memtrain.generation.GenerateOptions`.
+        listen: called with each chunk of tokens as it is sampled.
 
     Raises:
-        MemtrainError: an argument is not what it must be, or the model's logits are NaN.
+        MemtrainError: an argument is invalid, or the model's logits are NaN.
 
     Example: `generate(load_pretrained("mnist-small"), count=64).save("digits.png")`
     """
-    _check_model(model)
-    spelling = model.spelling
-    if spelling is None:
-        raise MemtrainError("this model answers questions and has no sequences to write")
-    if count < 1:
-        raise MemtrainError(f"count={count}: must be at least 1")
-    if not 0 <= seed < 2**63:
-        raise MemtrainError(f"seed={seed}: must be at least 0 and below 2**63")
-    given = _given(spelling, prompt, count)
-    length = _length(spelling, given.shape[1], length)
-    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, allowed=spelling.writable)
-    device = model.rnn.readout.head.weight.device
+    options = GenerateOptions(
+        count=count, length=length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    return generate_with(model, options, prompt, listen)
+
+
+def generate_with(
+    model: Any, options: GenerateOptions, prompt: Prompt = None, listen: Listener | None = None
+) -> Samples:
+    """`generate` with its options as one object."""
+    rnn, codec = _parts(model)
+    given = _given(codec, prompt, options.count or 1)
+    length = _length(codec, given.shape[1], options.length)
+    sampler = Sampler(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        allowed=codec.writable,
+    )
+    device = rnn.readout.head.weight.device
     read = torch.from_numpy(given).to(device)
-    if not spelling.start_written or not given.shape[1]:
-        start = torch.full((len(given), 1), spelling.start_token, device=device)
+    if not codec.start_written or not given.shape[1]:
+        start = torch.full((len(given), 1), codec.start_token, device=device)
         read = torch.cat([start, read], dim=1)
-        if spelling.start_written:  # then it is the first token of what is written
+        if codec.start_written:  # then it is the first token of the sample
             given, length = read.cpu().numpy(), length - 1
-    training = model.rnn.training
-    model.rnn.eval()
+    training = rnn.training
+    rnn.eval()
     try:
-        generator = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(options.seed)
         parts = [given]
         with _any_kernel():
-            for chunk in write_chunks(model.rnn, read, length, generator, sampler):
+            for chunk in sample_chunks(rnn, read, length, generator, sampler):
                 parts.append(chunk.cpu().numpy())
                 if listen is not None:
                     listen(parts[-1])
     finally:
-        model.rnn.train(training)
-    return Samples(np.concatenate(parts, axis=1), given.shape[1], spelling)
+        rnn.train(training)
+    return Samples(np.concatenate(parts, axis=1), given.shape[1], codec)
 
 
-def _check_model(model: Any) -> None:
-    """Refuse what is not a model, above all the name of one."""
+def _parts(model: Any) -> tuple[RNN, TokenCodec]:
+    """The RNN and codec of a model; refuse anything else, above all its name."""
     if isinstance(model, str | Path):
         raise MemtrainError(
             f"model={str(model)!r}: is a name, not a model; load it: "
             f"load_pretrained({str(model)!r}), or load_rnn({str(model)!r}) of a run's folder"
         )
-    if not isinstance(model, Writer):
+    rnn, codec = getattr(model, "rnn", None), getattr(model, "spelling", None)
+    if not isinstance(rnn, RNN):
         raise MemtrainError(
-            f"model={type(model).__name__}: must be a Run, or what load_pretrained or load_rnn "
-            "returns"
+            f"model={type(model).__name__}: must be a Run, or the result of load_pretrained or "
+            "load_rnn"
         )
+    if codec is None:
+        raise MemtrainError("model: its task asks for answers and has no sequences to sample")
+    return rnn, codec
 
 
 @contextmanager
 def _any_kernel() -> Iterator[None]:
-    """torch has no sum along a row of a GPU that it calls deterministic, and a run that asks for
-    such kernels would be refused. Rows are short, and added up in one piece."""
+    """Allow kernels that torch calls nondeterministic.
+
+    On a GPU torch has no deterministic sum along a row and would refuse. These rows are short and
+    summed in one piece, so the result is deterministic.
+    """
     if not torch.are_deterministic_algorithms_enabled():
-        yield  # to say so again would import torch's compiler, which takes a second
+        yield  # setting it again would import torch's compiler, which takes a second
         return
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
@@ -190,16 +192,17 @@ def _any_kernel() -> Iterator[None]:
 
 
 def _given(
-    spelling: TokenCodec, prompt: str | np.ndarray | None, count: int
+    codec: TokenCodec, prompt: str | np.ndarray | None, count: int
 ) -> Int64[np.ndarray, "B P"]:
+    """The prompt as tokens, one row per sequence."""
     if prompt is None:
         return np.zeros((count, 0), np.int64)
-    if isinstance(prompt, str) and spelling.picture is not None:
+    if isinstance(prompt, str) and codec.picture is not None:
         raise MemtrainError(
             f"prompt={prompt[:20]!r}: this model writes pictures; give the tokens of a picture's "
             "beginning (on the command line: --image FILE)"
         )
-    tokens = spelling.encode_text(prompt) if isinstance(prompt, str) else np.asarray(prompt)
+    tokens = codec.encode_text(prompt) if isinstance(prompt, str) else np.asarray(prompt)
     if not tokens.size:
         raise MemtrainError("prompt: must hold at least one token")
     if tokens.ndim > 2 or not np.issubdtype(tokens.dtype, np.integer):
@@ -207,24 +210,21 @@ def _given(
             f"prompt: {tokens.dtype} of shape {tokens.shape}: must be a text, or whole numbers, "
             "1-D (the same for all) or 2-D (each its own)"
         )
-    if tokens.min() < 0 or tokens.max() >= spelling.writable:
+    if tokens.min() < 0 or tokens.max() >= codec.writable:
         bad = tokens.min() if tokens.min() < 0 else tokens.max()
-        raise MemtrainError(f"prompt: {bad} is no token, must be 0..{spelling.writable - 1}")
+        raise MemtrainError(f"prompt: {bad} is not a token, must be 0..{codec.writable - 1}")
     tokens = tokens.astype(np.int64)
     return np.tile(tokens, (count, 1)) if tokens.ndim == 1 else tokens
 
 
-def _length(spelling: TokenCodec, given: int, length: int | None) -> int:
-    """How many tokens follow what is given, a start token that is written among them."""
-    picture = spelling.picture
+def _length(codec: TokenCodec, given: int, length: int | None) -> int:
+    """Tokens to sample after the prompt, a start token that is part of the sample included."""
+    picture = codec.picture
     if picture is None:
-        length = TEXT_LENGTH if length is None else length
-        if length < 1:
-            raise MemtrainError(f"length={length}: must be at least 1")
-        return length + (not given)  # the start token is not counted
+        return (TEXT_LENGTH if length is None else length) + (not given)
     if length is not None and length != picture.length:
         raise MemtrainError(
-            f"length={length}: this model's pictures have {picture.length} tokens; leave it off"
+            f"length={length}: this model's pictures have {picture.length} tokens; leave it out"
         )
     if given >= picture.length:
         raise MemtrainError(

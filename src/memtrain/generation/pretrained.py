@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -31,8 +31,10 @@ from memtrain.models.rnn import RNN
 from memtrain.training.checkpoint import latest_checkpoint, load_weights
 from memtrain.training.console import Reporter
 from memtrain.training.fingerprint import check_record, describe_cell, read_record
-from memtrain.training.run import Run
 from memtrain.training.run_folder import check_imports, read_folder, whole_run_file
+
+if TYPE_CHECKING:
+    from memtrain.training.run import Run
 
 PRETRAINED_VERSION = 1
 MAX_CARD_BYTES = 2**20
@@ -101,7 +103,9 @@ def load_rnn(
     if "spelling" in checkpoint.progress:
         plain = checkpoint.progress["spelling"]
         spelling = None if plain is None else read_codec(plain, source)
-    else:  # an older memtrain saved it; the data knows
+    else:  # written by an older memtrain; only the data knows
+        from memtrain.training.run import Run
+
         spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
     vocab_size = spelling.vocab_size if spelling else _vocab_size(weights, source)
     rnn = build_rnn(config, vocab_size, cell)
@@ -200,7 +204,7 @@ def _waiting_name(name: str, checksum: str) -> str:
 
 
 def export(
-    run: Run,
+    run: "Run",
     name: str,
     folder: Path | str,
     *,

@@ -156,6 +156,14 @@ class RNN(nn.Module):
             memories.append(memory)
         return torch.stack(memories, dim=1)
 
+    @torch.no_grad()
+    def read(
+        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None
+    ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T M D"]]:
+        """Logits and memories after each input, without gradients."""
+        memories = self.unroll(inputs, memory)
+        return self.predict(memories), memories
+
     def unroll_last(
         self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
     ) -> Float[Tensor, "N M D"]:

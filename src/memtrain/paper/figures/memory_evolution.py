@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from memtrain.data.images import encode_images
-from memtrain.generation.sampling import read, write
+from memtrain.generation.sampling import sample
 from memtrain.objectives.losses import decode_loss
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, where
 from memtrain.paper.configs import natural
@@ -134,7 +134,7 @@ def read_cat(run: Run) -> dict:
     for share in GIVEN:
         given = int(share * picture.length)
         prompt = torch.from_numpy(tokens[:, :given].astype(np.int64)).to(run.engine.device)
-        rest = write(
+        rest = sample(
             run.rnn.eval(), prompt, picture.length - given, torch.Generator().manual_seed(0)
         )
         written.append(np.concatenate([tokens[0, :given], rest[0].cpu().numpy()]))
@@ -148,7 +148,7 @@ def read_cat(run: Run) -> dict:
 
 def _nats(run: Run, tokens: np.ndarray) -> float:
     row = torch.from_numpy(tokens.astype(np.int64)).to(run.engine.device)
-    logits, _ = read(run.rnn.eval(), row[:, :-1])
+    logits, _ = run.rnn.eval().read(row[:, :-1])
     return float(decode_loss(logits, row[:, 1:]))
 
 

@@ -1,0 +1,176 @@
+"""memtrain generate: text to the terminal as it is sampled, images as a PNG grid."""
+
+import codecs
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from memtrain.cli.args import parse, refuse_name_of_run
+from memtrain.errors import MemtrainError, printable
+from memtrain.files import refuse_links
+from memtrain.generation import GenerateOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(GenerateOptions):
+    """Sample from the recurrent network of a run or of a pretrained model: text to the terminal,
+    images as a PNG grid. It starts from the empty memory; the teacher is not used. On a terminal,
+    control characters in a text are escaped (\\x1b); a pipe, a file and --out get them raw."""
+
+    run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+    """The run folder, or the name of a pretrained model, such as mnist-small."""
+    prompt: str | None = None
+    """Text to continue, or token numbers separated by spaces."""
+    given: float | None = None
+    """Complete held-out images from this fraction of their pixels, from the top."""
+    image: Path | None = None
+    """Complete this PNG or JPEG, resized like the training data, from its first half or the
+    fraction --given."""
+    out: Path | None = None
+    """File to write: the PNG grid (default: in RUN/samples, or in a folder named after the
+    pretrained model), or the text, which is also printed."""
+    best: bool = False
+    """Use the checkpoint with the lowest held-out loss instead of the newest."""
+    allow_code: bool = False
+    """Import your own cell or task class that the run's config names."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.given is not None and not 0 < self.given < 1:
+            raise MemtrainError(f"given={self.given}: must be above 0 and below 1; 0.5 is half")
+        if self.prompt is not None and (self.image or self.given):
+            raise MemtrainError("--prompt is for text, --given and --image are for pictures")
+        if self.out is not None and self.out.is_dir():
+            raise MemtrainError(f"out={self.out}: is a folder; name a file in it")
+
+
+def generate(arguments: list[str]) -> int:
+    """Sample from a run or a pretrained model."""
+    options = parse(Generate, arguments, "memtrain generate")
+    model = _load(options)
+    if model.spelling.picture is None:
+        generate_text(model, options)
+    else:
+        print(generate_images(model, options))
+    return 0
+
+
+def _load(options: Generate) -> Any:
+    """The run in a folder of that name, else the pretrained model of that name."""
+    import torch
+
+    from memtrain.generation.pretrained import load_pretrained, load_rnn, pretrained_names
+    from memtrain.training.console import make_reporter
+    from memtrain.training.run_folder import is_run
+
+    name = options.run
+    if not is_run(name):
+        names = pretrained_names()
+        if name not in names:
+            refuse_name_of_run(Path(name))
+            known = f"the pretrained models are {', '.join(names)}" if names else "none is there"
+            raise MemtrainError(
+                f"{name}: no run there, and no pretrained model of that name; {known}"
+            )
+        return load_pretrained(name, device="cuda" if torch.cuda.is_available() else "cpu")
+    flags = {"allow_code": options.allow_code, "best": options.best}
+    model = load_rnn(name, reporter=make_reporter(), **flags)
+    if model.spelling is None:
+        raise MemtrainError(
+            f"{name}: its task ({model.config.data.kind}) asks for answers and has no sequences "
+            "to sample; try a run of digits"
+        )
+    if options.given is None or options.image is not None or model.spelling.picture is None:
+        return model
+
+    from memtrain.training.run import Run
+
+    return Run.open(name, **flags)  # for its held-out images
+
+
+def generate_text(model: Any, options: Generate) -> None:
+    """Print one text as it is sampled, or several under headings; save them if --out is given."""
+    from memtrain.generation.generate import check_text_file, generate_with
+
+    codec = model.spelling
+    if options.given is not None or options.image is not None:
+        option = "--image" if options.image else "--given"
+        kind = "text" if codec.text else "tokens"
+        raise MemtrainError(f"{option}: this model writes {kind}; begin with --prompt")
+    if options.out is not None:
+        check_text_file(options.out)  # before anything is printed
+    escape = printable if sys.stdout.isatty() else str
+    if (options.count or 1) > 1:
+        samples = generate_with(model, options, options.prompt)
+        for number, text in enumerate(samples.texts(), start=1):
+            print(f"---- {number} of {options.count} ----\n{escape(text.lstrip(chr(10)))}\n")
+    else:
+        # A chunk may end within a character of several bytes.
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+        def show(tokens: "np.ndarray") -> None:
+            row = tokens[0]
+            text = decoder.decode(row.astype("uint8").tobytes()) if codec.text else None
+            shown = " ".join(map(str, row)) + " " if text is None else escape(text)
+            print(shown, end="", flush=True)
+
+        if options.prompt is not None:
+            show(codec.encode_text(options.prompt)[None])
+        try:
+            samples = generate_with(model, options, options.prompt, show)
+        finally:
+            print(decoder.decode(b"", final=True), flush=True)
+    if options.out is not None:
+        samples.save(options.out)
+
+
+def generate_images(model: Any, options: Generate) -> Path:
+    """Save a grid of images, or of completions below their originals; returns its path."""
+    from memtrain.generation.generate import generate_with
+    from memtrain.training.console import drawing
+    from memtrain.training.run_folder import is_run
+
+    path, prompt, given = options.out, options.prompt, 0  # a text prompt is refused with a reason
+    if path is not None and path.suffix.lower() != ".png":
+        raise MemtrainError(f"out={path}: pictures are written as a PNG; end it in .png")
+    originals = _originals(model, options)
+    count = options.count or 64
+    if originals is not None:
+        count, length = originals.shape
+        given = min(length - 1, max(1, round((options.given or 0.5) * length)))
+        prompt = originals[:, :given]
+    with drawing(count, model.spelling.picture.length - given) as listen:
+        samples = generate_with(model, replace(options, count=count), prompt, listen)
+    if path is None:
+        folder = Path(options.run)
+        kind = "image-" if options.image else "given-" if options.given else ""
+        path = folder / "samples" if is_run(folder) else folder
+        path = path / f"{kind}{count}-seed{options.seed}.png"
+        refuse_links(path, folder)
+    samples.save(path, originals)
+    return path
+
+
+def _originals(model: Any, options: Generate) -> "np.ndarray | None":
+    """Complete images whose first part will be the prompt, if any."""
+    import numpy as np
+    import torch
+
+    if options.image is not None:
+        return np.tile(model.spelling.encode_image(options.image), (options.count or 8, 1))
+    if options.given is None:
+        return None
+    if not hasattr(model, "task"):
+        raise MemtrainError("--given: a pretrained model holds no images; complete --image FILE")
+    generator = torch.Generator().manual_seed(options.seed)
+    images = model.task.held_out_pictures(options.count or 16, generator)
+    assert images is not None
+    if options.count and len(images) < options.count:
+        print(f"only {len(images)} images are held out", file=sys.stderr)
+    return images.cpu().numpy()
