@@ -27,7 +27,7 @@ LOSSES = ("objectives/test_losses.py",)
 SMT = ("objectives/test_smt.py",)
 DMT = ("objectives/test_dmt.py",)
 BPTT = ("objectives/test_bptt.py",)
-WINDOWS = ("objectives/test_windows.py",)
+WINDOWS = ("objectives/test_futures.py",)
 TRAINER = ("training/test_step.py",)
 CHECKPOINT = ("training/test_checkpoint.py",)
 STAGE = ("training/test_loop.py",)
@@ -35,7 +35,7 @@ STREAM = ("data/test_stream.py",)
 STORE = ("data/test_store.py",)
 TEACHER = ("models/test_teacher.py",)
 EVALUATE = ("evaluation/test_evaluate.py",)
-SAMPLING = ("models/test_sampler.py",)
+SAMPLING = ("models/test_rnn.py",)
 CONFIG = ("config/test_config.py",)
 
 MUTATIONS = [
@@ -43,16 +43,16 @@ MUTATIONS = [
     Mutation(
         "losses-weight-clamp",
         "objectives/losses.py",
-        "part.sum(weight.sum()).clamp(min=1)",
-        "part.sum(weight.sum())",
+        "shard.sum(weight.sum()).clamp(min=1)",
+        "shard.sum(weight.sum())",
         LOSSES,
         "rows without any weight divide by zero",
     ),
     Mutation(
         "losses-decode-mean",
         "objectives/losses.py",
-        "part.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)",
-        "part.sum(torch.tensor(targets.numel())).clamp(min=1)",
+        "shard.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)",
+        "shard.sum(torch.tensor(targets.numel())).clamp(min=1)",
         LOSSES,
         "L^dec is a mean over positions without a target, too",
     ),
@@ -90,7 +90,7 @@ MUTATIONS = [
     ),
     Mutation(
         "losses-next-first",
-        "objectives/losses.py",
+        "objectives/futures.py",
         "first = targets.where(positions == 0, IGNORE_INDEX)",
         "first = targets[:, :1]",
         (*LOSSES, *SMT),
@@ -147,7 +147,7 @@ MUTATIONS = [
     Mutation(
         "smt-readout-copied",
         "objectives/smt.py",
-        "self.rnn.readout.load_state_dict(full_tensors(self.teacher.decoder.state_dict()))",
+        "self.rnn.readout.load_state_dict(gather(self.teacher.decoder.state_dict()))",
         "pass",
         SMT,
         "the RNN keeps a readout that never learned",
@@ -209,12 +209,12 @@ MUTATIONS = [
         "pieces count alike however many targets they have",
     ),
     Mutation(
-        "part-rows",
-        "objectives/sharding.py",
+        "shard-rows",
+        "objectives/base.py",
         "return whole[self.index * own : (self.index + 1) * own]",
         "return whole[:own]",
         ("training/test_distributed.py", "training/test_step.py"),
-        "every part takes the same rows of the batch",
+        "every shard takes the same rows of the batch",
     ),
     # ----------------------------------------------------------------------------------- models
     Mutation(
@@ -720,7 +720,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-top-p",
-        "models/sampler.py",
+        "models/rnn.py",
         "probability.cumsum(dim=-1) - probability >= self.top_p",
         "probability.cumsum(dim=-1) >= self.top_p",
         SAMPLING,
@@ -728,7 +728,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-zero",
-        "models/sampler.py",
+        "models/rnn.py",
         "(total <= mark)",
         "(total < mark)",
         SAMPLING,
@@ -736,7 +736,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-temperature",
-        "models/sampler.py",
+        "models/rnn.py",
         "logits = logits / self.temperature",
         "logits = logits * self.temperature",
         SAMPLING,
@@ -744,7 +744,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-top-k",
-        "models/sampler.py",
+        "models/rnn.py",
         "best = logits.topk(self.top_k)",
         "best = logits.topk(self.top_k + 1)",
         SAMPLING,

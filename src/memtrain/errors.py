@@ -71,3 +71,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     guess = get_close_matches(name, known, n=1, cutoff=0.6)
     ending = f"one of {', '.join(known)}"
     return f"did you mean {guess[0]}? ({ending})" if guess else f"must be {ending}"
+
+
+def describe_error(error: Exception) -> str:
+    """An exception of the user's code in one line."""
+    first = str(error).strip().partition("\n")[0]
+    return type(error).__name__ + (f": {first}" if first else "")

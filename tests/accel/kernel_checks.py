@@ -28,10 +28,8 @@ from memtrain.accel.triton_rollout.stack import InferenceStack
 from memtrain.accel.triton_rollout.step import WIDEST, InferenceCell, KernelSampler, begin, end
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.models.cells import TransformerCell
-from memtrain.models.embedding import table_gradient
-from memtrain.models.layers import Block, Rotary, Stack, normalize_memory
-from memtrain.models.rnn import RNN
-from memtrain.models.sampler import Sampler
+from memtrain.models.layers import Block, Rotary, Stack, normalize_memory, table_gradient
+from memtrain.models.rnn import RNN, Sampler
 from memtrain.models.teacher import Decoder
 
 
@@ -223,11 +221,11 @@ def recomputed_stack_case(device, kind, rows, length, width, keep) -> None:
         assert isinstance(block, Block)
         use_kernels(block)
     x = torch.randn(rows, length, width, device=device, requires_grad=True)
-    expected = reference(x, keep=keep)
+    expected = reference(x, queries=keep)
     weights = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weights).sum(), [x, *reference.parameters()])
     with torch.autocast(device, kind, enabled=kind != torch.float32):
-        out = checkpoint(lambda x: fast(x, keep=keep), x, use_reentrant=False)
+        out = checkpoint(lambda x: fast(x, queries=keep), x, use_reentrant=False)
     got = torch.autograd.grad((out * weights).sum(), [x, *fast.parameters()])
     limit = 1e-5 if kind == torch.float32 else 2.5e-2
     name = f"recomputed stack {kind} N{rows} L{length} W{width} {keep}"
@@ -249,7 +247,7 @@ def replayed_case(device) -> None:
     x = torch.randn(100, 272, 256, device=device).bfloat16()
 
     def gradients() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(stack(x, keep=slice(-16, None)).square().sum(), weights)
+        return torch.autograd.grad(stack(x, queries=slice(-16, None)).square().sum(), weights)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -285,9 +283,9 @@ def stack_case(device, rows, length, width, layers, heads, head_dim, keep, causa
     for change in ("fresh", "refreshed"):
         with torch.no_grad():
             for part, end in (("stack", None), ("head", head)):
-                expected = stack(x, keep=keep, causal=causal, head=end)
+                expected = stack(x, queries=keep, causal=causal, head=end)
                 stack.fast = fast
-                out = stack(x, keep=keep, causal=causal, head=end)
+                out = stack(x, queries=keep, causal=causal, head=end)
                 stack.fast = None
                 check(f"{name}: {change} {part}", relative_error(out, expected), limit)
             for parameter in [*stack.parameters(), *head.parameters()]:

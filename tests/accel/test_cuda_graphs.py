@@ -20,8 +20,7 @@ from memtrain.accel.cuda_graphs import (
 )
 from memtrain.generation.sampling import sample
 from memtrain.models.cells import TransformerCell
-from memtrain.models.rnn import RNN
-from memtrain.models.sampler import Sampler
+from memtrain.models.rnn import RNN, Sampler
 
 
 class CountingStack:

@@ -7,8 +7,7 @@ from torch.testing import assert_close
 from conftest import VOCAB, random_tokens, seeded, tiny_cell, tiny_rnn
 from memtrain.errors import MemtrainError
 from memtrain.generation.sampling import sample, sample_chunks
-from memtrain.models.rnn import RNN
-from memtrain.models.sampler import Sampler
+from memtrain.models.rnn import RNN, Sampler
 
 
 class TestRead:

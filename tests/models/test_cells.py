@@ -62,7 +62,7 @@ class TestTransformerCell:
         assert isinstance(cell, TransformerCell)
         memory, token = random_memory(cell), random_tokens(5)
         x = torch.cat([cell.from_memory(memory), cell.embedding(token)[:, None]], dim=1)
-        full = cell.to_memory(cell.stack(x, keep=slice(None)))[:, :3]
+        full = cell.to_memory(cell.stack(x, queries=slice(None)))[:, :3]
         expected = full / full.square().mean(-1, keepdim=True).sqrt()
         assert_close(cell(memory, token), expected, atol=1e-4, rtol=1e-4)
 

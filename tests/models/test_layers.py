@@ -2,19 +2,23 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from conftest import seeded
 from memtrain.models.layers import (
     Attention,
     Block,
+    Lookup,
     Rotary,
     Stack,
+    _Lookup,
+    gather_positions,
     normalize_memory,
     projection,
     residual,
-    take,
+    table_gradient,
 )
 
 WIDTH, HEADS, HEAD_DIM, LENGTH = 16, 2, 8, 7
@@ -127,7 +131,7 @@ def composed(stack: Stack, x: Tensor, keep: slice | Tensor | None, causal: bool)
         assert isinstance(block, Block)
         kept = keep if block is last else None
         attended = block.attention(block.attention_norm(x), stack.rotary, kept, causal)
-        x = (x if kept is None else take(x, kept)) + attended
+        x = (x if kept is None else gather_positions(x, kept)) + attended
         x = x + block.mlp(block.mlp_norm(x))
     return stack.norm(x.float())
 
@@ -146,7 +150,7 @@ class TestStack:
     ):
         stack, x = tiny_stack(layers), rows().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            outs = stack(x, keep=keep, causal=causal), composed(stack, x, keep, causal)
+            outs = stack(x, queries=keep, causal=causal), composed(stack, x, keep, causal)
         assert torch.equal(*outs)
         learned = [x, *stack.parameters()]
         for pair in zip(*(torch.autograd.grad(o.pow(3).sum(), learned) for o in outs), strict=True):
@@ -174,8 +178,8 @@ class TestStack:
     ):
         stack, x = tiny_stack(layers), rows()
         mask = sparse_mask() if masked else None
-        full = stack(x, keep=slice(None), causal=causal, mask=mask)
-        assert_close(stack(x, keep=keep, causal=causal, mask=mask), full[:, keep])
+        full = stack(x, queries=slice(None), causal=causal, mask=mask)
+        assert_close(stack(x, queries=keep, causal=causal, mask=mask), full[:, keep])
 
     @pytest.mark.parametrize("masked", [False, True], ids=["all-seen", "mask"])
     @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -185,7 +189,7 @@ class TestStack:
         mask = sparse_mask() if masked else None
         keep = torch.tensor([[0, 6], [3, 3], [5, 1]])
         full = stack(x, causal=causal, mask=mask)
-        kept = stack(x, keep=keep, causal=causal, mask=mask)
+        kept = stack(x, queries=keep, causal=causal, mask=mask)
         assert_close(kept, full[torch.arange(3)[:, None], keep])
 
     @pytest.mark.parametrize("masked", [False, True], ids=["all-seen", "mask"])
@@ -194,8 +198,8 @@ class TestStack:
         stack, x, mask = tiny_stack(), rows(), sparse_mask() if masked else None
         other = x.clone()
         other[:, changed:] += 1
-        before = stack(x, keep=slice(None), causal=True, mask=mask)
-        after = stack(other, keep=slice(None), causal=True, mask=mask)
+        before = stack(x, queries=slice(None), causal=True, mask=mask)
+        after = stack(other, queries=slice(None), causal=True, mask=mask)
         assert_close(after[:, :changed], before[:, :changed])
         assert ((after - before)[:, changed:].abs().amax(-1) > 1e-3).all()
 
@@ -203,8 +207,8 @@ class TestStack:
         stack, x = tiny_stack(), rows()
         other = x.clone()
         other[:, 0] += 1
-        change = stack(other, keep=slice(None), causal=True) - stack(
-            x, keep=slice(None), causal=True
+        change = stack(other, queries=slice(None), causal=True) - stack(
+            x, queries=slice(None), causal=True
         )
         assert (change.abs().amax(-1) > 1e-4).all()
 
@@ -212,25 +216,25 @@ class TestStack:
         stack, x = tiny_stack(), rows()
         other = x.clone()
         other[:, -1] += 1
-        change = stack(other, keep=slice(1)) - stack(x, keep=slice(1))
+        change = stack(other, queries=slice(1)) - stack(x, queries=slice(1))
         assert (change.abs().amax(-1) > 1e-4).all()
 
     @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
     def test_what_a_masked_position_holds_does_not_matter_to_others(self, causal):
         stack, x, mask = tiny_stack(), rows(), sparse_mask()
         other = torch.where(mask[..., None], x, x + 5)
-        before = stack(x, keep=slice(None), causal=causal, mask=mask)
-        after = stack(other, keep=slice(None), causal=causal, mask=mask)
+        before = stack(x, queries=slice(None), causal=causal, mask=mask)
+        after = stack(other, queries=slice(None), causal=causal, mask=mask)
         assert_close(after[mask], before[mask])
 
     def test_rows_longer_than_the_table_equal_those_under_a_large_table(self):
         stack, large = tiny_stack(), tiny_stack()
         stack.rotary = Rotary(HEAD_DIM, positions=2)
-        assert_close(stack(rows(), keep=slice(None)), large(rows(), keep=slice(None)))
+        assert_close(stack(rows(), queries=slice(None)), large(rows(), queries=slice(None)))
 
     def test_one_position_needs_no_mask(self):
         stack, x = tiny_stack(), rows(length=1)
-        assert_close(stack(x, keep=slice(None), causal=True), stack(x, keep=slice(None)))
+        assert_close(stack(x, queries=slice(None), causal=True), stack(x, queries=slice(None)))
 
 
 def test_normalize_memory_scales_every_token_to_rms_1():
@@ -244,3 +248,22 @@ def test_normalize_memory_scales_every_token_to_rms_1():
 def test_projection_between_equal_widths_has_no_parameters():
     assert not list(projection(8, 8).parameters())
     assert [p.shape for p in projection(8, 5).parameters()] == [(5, 8)]
+
+
+def test_the_product_is_the_gradient_of_the_lookup():
+    """It runs on GPUs alone, but is the same anywhere."""
+    tokens = torch.randint(9, (5, 7))
+    table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(5, 7, 4, dtype=torch.double)
+    rows, expected = _Lookup.apply(table, tokens, table_gradient), F.embedding(tokens, table)
+    assert_close(rows, expected)
+    (got,) = torch.autograd.grad((rows * weight).sum(), table)
+    (wanted,) = torch.autograd.grad((expected * weight).sum(), table)
+    assert_close(got, wanted)
+
+
+def test_rows_come_in_the_precision_of_the_stream():
+    table, tokens = nn.Embedding(9, 4), torch.randint(9, (3,))
+    assert_close(Lookup()(table.weight, tokens), table(tokens))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Lookup()(table.weight, tokens).dtype == torch.bfloat16

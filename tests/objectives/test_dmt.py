@@ -22,9 +22,10 @@ from conftest import (
 )
 from memtrain.accel.engine import Engine
 from memtrain.config import DMTConfig, EngineConfig, Stack
+from memtrain.config.stages import STREAM_ROLLOUT
 from memtrain.data.task import build_task
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
-from memtrain.objectives.dmt import DMT, STREAM_ROLLOUT
+from memtrain.objectives.dmt import DMT
 from memtrain.shapes import IGNORE_INDEX, Batch
 from memtrain.training.step import Trainer
 

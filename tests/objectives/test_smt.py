@@ -22,9 +22,8 @@ from memtrain.config import BPTTConfig, SMTConfig
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.objectives.base import sample_steps
+from memtrain.objectives.base import BatchShard, sample_steps
 from memtrain.objectives.bptt import BPTT
-from memtrain.objectives.sharding import BatchShard
 from memtrain.objectives.smt import SMT
 from memtrain.shapes import IGNORE_INDEX, Batch
 
@@ -136,8 +135,8 @@ class TestEquations:
         uniformity = naive_uniformity(torch.cat(memories))
         parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
         assert losses.parts.keys() == parts.keys()
-        for name, part in parts.items():
-            assert_close(losses.parts[name], part.detach(), atol=1e-5, rtol=1e-5)
+        for name, shard in parts.items():
+            assert_close(losses.parts[name], shard.detach(), atol=1e-5, rtol=1e-5)
         expected = decode + 2 * dynamics + 0.5 * uniformity
         assert_same_loss_and_gradients(objective, losses.total, expected)
 
@@ -170,8 +169,8 @@ class TestEquations:
             "dynamics": naive_dynamics(teacher, rnn, batch, pairs, joint=True),
             "uniformity": naive_uniformity(torch.cat(memories)),
         }
-        for name, part in parts.items():
-            assert_close(losses.parts[name], part.detach(), atol=1e-5, rtol=1e-5)
+        for name, shard in parts.items():
+            assert_close(losses.parts[name], shard.detach(), atol=1e-5, rtol=1e-5)
         expected = parts["decode"] + 2 * parts["dynamics"] + 0.001 * parts["uniformity"]
         assert_same_loss_and_gradients(objective, losses.total, expected)
 
@@ -227,7 +226,7 @@ class TestEquations:
         plain = tiny_smt(timesteps=timesteps, joint=joint, next_weight=1.0, token_weight=1.0)(
             batch, seeded()
         )
-        assert not any(part.requires_grad for part in losses.parts.values())
+        assert not any(shard.requires_grad for shard in losses.parts.values())
         for name in names:
             assert_close(losses.parts[name], plain.parts[name])
         total = sum(w * float(losses.parts[name]) for name, w in zip(names, weights, strict=True))
@@ -268,7 +267,7 @@ class TestShortSequences:
     def test_train_too(self, encoder, timesteps, length):
         objective = tiny_smt(encoder, timesteps=timesteps)
         losses = objective(random_batch(3, length), seeded())
-        assert all(part.isfinite() for part in losses.parts.values())
+        assert all(shard.isfinite() for shard in losses.parts.values())
         for module in objective.trained().values():
             assert receives_gradient(losses.total, module)
             assert all(g.isfinite().all() for g in gradients(losses.total, module.parameters()))
@@ -529,7 +528,7 @@ class TestDynamicsOptions:
         expected = whole._noisy(memory, seeded())
         shards = []
         for index in range(2):
-            whole.part = BatchShard()
-            whole.part.index, whole.part.count = index, 2
+            whole.shard = BatchShard()
+            whole.shard.index, whole.shard.count = index, 2
             shards.append(whole._noisy(memory[:2], seeded()))
         assert_close(torch.cat(shards), expected)

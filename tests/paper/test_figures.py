@@ -10,7 +10,7 @@ import torch
 
 from conftest import TINY
 from memtrain.errors import MemtrainError
-from memtrain.objectives.losses import readout_loss
+from memtrain.objectives.futures import readout_loss
 from memtrain.paper import FIGURES, load
 from memtrain.paper.base import SCALES, Experiment, Job, Result, Setup
 from memtrain.paper.figures.gradients import bptt_norms, smt_norms

@@ -109,8 +109,8 @@ class Draws(Pull):
     """Pulls every row of the batch with a force that it draws for the whole batch."""
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
-        force = torch.randn(self.part.whole(len(batch.inputs)), 4, generator=generator)
-        total = self.part.sum((self.part.rows(force) @ self.left.weight).sum())
+        force = torch.randn(self.shard.whole(len(batch.inputs)), 4, generator=generator)
+        total = self.shard.sum((self.shard.rows(force) @ self.left.weight).sum())
         total = total + 0 * sum(p.sum() for p in self.parameters())
         return Losses(total, {})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memtrain.accel.cpu_transformer import Weights, fold, rms_normalized
 from memtrain.models.layers import Block
-from memtrain.models.teacher import CausalEncoder, Read
+from memtrain.models.teacher import CausalEncoder, EncoderOutput
 
 
 class CausalEncoderCPU:
@@ -31,7 +31,7 @@ class CausalEncoderCPU:
         inputs: Int[Tensor, "B T"],
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
-    ) -> Read:
+    ) -> EncoderOutput:
         """Memories after `steps`."""
         length, count = inputs.shape[1], len(encoder.registers)
         time = torch.arange(length, device=inputs.device)
@@ -64,7 +64,7 @@ class CausalEncoderCPU:
             if query:
                 mixed = layer.tokens(_turn(query[0], layer.token_phase), key, value)
                 tokens = _finish(tokens, mixed, weights)
-        return Read(encoder.to_memory(encoder.stack.norm(registers)), tokens)
+        return EncoderOutput(encoder.to_memory(encoder.stack.norm(registers)), tokens)
 
 
 class _Layer:

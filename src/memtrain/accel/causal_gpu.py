@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memtrain.models.layers import RMS_EPSILON, Block, residual
-from memtrain.models.teacher import CausalEncoder, Read
+from memtrain.models.teacher import CausalEncoder, EncoderOutput
 
 LONGEST = 2048
 """Rows of a sequence. Evaluation asks for the registers of every step; they see only their own, and
@@ -38,7 +38,7 @@ class CausalEncoderGPU:
         inputs: Int[Tensor, "B T"],
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
-    ) -> Read:
+    ) -> EncoderOutput:
         """Memories after `steps`."""
         length, count, stack = inputs.shape[1], len(encoder.registers), encoder.stack
         stack.rotary.reserve(length + count)
@@ -58,7 +58,7 @@ class CausalEncoderGPU:
         x, attended = self.attend(x, update, *_weights(last), cosine, sine, seen, length)
         memory = stack.end(*last.finish(x[:, length:], attended))
         memory = encoder.to_memory(memory).unflatten(1, (steps.shape[1], count))
-        return Read(memory, x[:, :length])
+        return EncoderOutput(memory, x[:, :length])
 
 
 def _seen(

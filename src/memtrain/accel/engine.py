@@ -28,12 +28,10 @@ from memtrain.config import EngineConfig, StageConfig
 from memtrain.config.validation import check_device
 from memtrain.errors import DeviceMemoryError, MemtrainError
 from memtrain.models.cells import GRUCell, TransformerCell
-from memtrain.models.embedding import Lookup
-from memtrain.models.layers import Attention, Block, Stack
-from memtrain.models.rnn import RNN, Choose
-from memtrain.models.sampler import Sampler
+from memtrain.models.layers import Attention, Block, Lookup, Stack
+from memtrain.models.rnn import RNN, Choose, Sampler
 from memtrain.models.teacher import CausalEncoder, Decoder, Teacher
-from memtrain.objectives.overlap import NO_OVERLAP, Overlap
+from memtrain.objectives.base import NO_OVERLAP, Overlap
 from memtrain.shapes import Batch, Losses
 
 FAST: dict[type[nn.Module], tuple[str, ...]] = {
@@ -175,7 +173,7 @@ class Engine:
             self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
         )
 
-    def beside(self, trainer: "StepOwner") -> Overlap:
+    def overlap(self, trainer: "StepOwner") -> Overlap:
         """A captured graph keeps streams apart; without one, memory would have to be watched."""
         return StreamOverlap() if self.fast and trainer.capturable else NO_OVERLAP
 
@@ -193,7 +191,7 @@ class Engine:
 
     def _rehearse(self, trainer: "StepOwner") -> None:
         """Have all kernels compiled at once, while torch compiles what lies between them."""
-        if trainer.objective.rehearsable:
+        if trainer.objective.short_step:
             self.rehearse(trainer.objective, trainer.rehearse)
 
     def rehearse(self, models: nn.Module, work: Callable[[], object]) -> None:

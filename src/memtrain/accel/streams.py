@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from memtrain.objectives.base import Objective
-from memtrain.objectives.overlap import Overlap
+from memtrain.objectives.base import Objective, Overlap
 from memtrain.shapes import Batch, Losses
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from memtrain.config.validation import CUSTOM_PATH, at_least, at_most, fraction, within
+from memtrain.config.validation import CUSTOM_PATH, at_least, at_most, check_bounds, check_fraction
 from memtrain.errors import MemtrainError
 
 
@@ -23,10 +23,10 @@ class Retrieval:
     sequence; the paper's authors: 0.5)."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 3, "sequence_length", hint="a marker, its token and the query")
         at_least(self, 3, "vocab_size", hint="the marker and two symbols to tell apart")
-        fraction(self, "noise", "needle_within")
+        check_fraction(self, "noise", "needle_within")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Copy:
     """Symbols, the delimiter 0 among them."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 2, "sequence_length", hint="one token and its answer")
         if self.sequence_length % 2:
             raise MemtrainError(
@@ -62,7 +62,7 @@ class Stack:
     """The stack never grows beyond this depth."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 2, "sequence_length", hint="a push and a pop")
         at_least(self, 3, "vocab_size", hint="the pop and two symbols to tell apart")
         at_least(self, 1, "depth")
@@ -89,7 +89,7 @@ class Recall:
     """Size of the values' alphabet."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 1, "pairs", "key_length", "value_length")
         at_least(self, 2, "key_symbols", "value_symbols", hint="something to tell apart")
         keys = self.key_symbols**self.key_length
@@ -109,7 +109,7 @@ class Arithmetic:
     """a and b are drawn from 0..difficulty-1, once a sequence."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 2, "vocab_size")
         at_least(self, 1, "examples", "difficulty")
         at_most(self, "difficulty", self.vocab_size, "larger rules repeat smaller ones modulo V")
@@ -127,7 +127,7 @@ class Digits:
     """Share of the images kept for evaluation."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         if not 0 < self.held_out < 1:
             raise MemtrainError(
                 f"held_out={self.held_out}: must lie between 0 and 1, both excluded"
@@ -145,7 +145,7 @@ class Custom:
     """Keyword arguments of the class."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         if not CUSTOM_PATH.fullmatch(self.path):
             raise MemtrainError(f"path={self.path!r}: must look like package.module:Class")
 
@@ -167,9 +167,9 @@ class Stream:
     does. Evaluation and generation begin there."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 2, "evaluate_length")
-        fraction(self, "document_starts")
+        check_fraction(self, "document_starts")
 
 
 DataConfig = Retrieval | Copy | Stack | Recall | Arithmetic | Digits | Stream | Custom

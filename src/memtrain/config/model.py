@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from memtrain.config.validation import CUSTOM_PATH, at_least, within
+from memtrain.config.validation import CUSTOM_PATH, at_least, check_bounds
 from memtrain.errors import MemtrainError, did_you_mean
 
 
@@ -32,7 +32,7 @@ class TeacherConfig:
     """Scale every memory token to RMS 1. A cell that cannot reach RMS 1 may want this off."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 1, "context_length", hint="the paper uses 256")
         at_least(self, 1, "width", "encoder_layers", "decoder_layers", "heads")
         at_least(self, 2, "head_dim")
@@ -72,7 +72,7 @@ class CellConfig:
     """Keyword arguments for a class of yours, beside vocab_size."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 1, "memory_tokens", hint="the paper uses 16")
         at_least(self, 1, "memory_dim", "width", "layers", "heads")
         at_least(self, 2, "head_dim")

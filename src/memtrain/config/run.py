@@ -7,7 +7,7 @@ from typing import Literal
 from memtrain.config.data import DataConfig, Retrieval
 from memtrain.config.model import CellConfig, TeacherConfig
 from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
-from memtrain.config.validation import at_least, check_device, within
+from memtrain.config.validation import at_least, check_bounds, check_device
 from memtrain.errors import MemtrainError
 
 
@@ -34,7 +34,7 @@ class EngineConfig:
     them (FSDP2), for teachers that are too large for one device."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 0, "threads")
         check_device(self.device)
 
@@ -55,7 +55,7 @@ class LogConfig:
     """How many checkpoints stay on disk, beside the best one."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 1, "every", "evaluate_sequences", "checkpoint_every")
         at_least(self, 0, "evaluate_every")
         at_least(self, 2, "keep", hint="the one before is the way back from a broken one")
@@ -89,7 +89,7 @@ class RunConfig:
     """What is written, and when."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise MemtrainError(
                 f"name={self.name!r}: must begin with a letter or digit, then letters, digits, "

@@ -4,8 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from memtrain.config.validation import at_least, fraction, within
+from memtrain.config.validation import at_least, check_bounds, check_fraction
 from memtrain.errors import MemtrainError
+
+STREAM_ROLLOUT = 256
+"""Steps per rollout on a stream unless the config sets it; other sequences have an end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +43,7 @@ class StageConfig:
     """With skip: stop all the same after this many such steps in a row."""
 
     def __post_init__(self) -> None:
-        within(self)
+        check_bounds(self)
         at_least(self, 0, "steps", "seconds", "weight_decay")
         if self.seconds and not self.steps:
             raise MemtrainError(
@@ -52,7 +55,7 @@ class StageConfig:
             raise MemtrainError(
                 f"accumulate={self.accumulate}: must divide batch_size={self.batch_size}"
             )
-        fraction(self, "warmup")
+        check_fraction(self, "warmup")
         if not 0 < self.learning_rate < math.inf:
             raise MemtrainError(f"learning_rate={self.learning_rate}: must be above 0 and finite")
         if not self.clip_norm > 0:
@@ -117,7 +120,7 @@ class SMTConfig(StageConfig):
                 f"dynamics_steps={self.dynamics_steps}: must be at most timesteps={self.timesteps}"
             )
         at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
-        fraction(self, "short_contexts")
+        check_fraction(self, "short_contexts")
         at_least(self, 0, "start_weight")
 
 
@@ -158,7 +161,7 @@ class DMTConfig(StageConfig):
         at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight")
         at_least(self, 1, "future_length")
         at_least(self, 1, "label_stride", "readout_stride", "segment")
-        fraction(self, "empty_start")
+        check_fraction(self, "empty_start")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,14 @@
 """The rules that fields of a config obey, and how a breach is said: field, value, rule, remedy."""
 
+import importlib
+import inspect
+import random
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from memtrain.errors import MemtrainError
@@ -18,7 +25,7 @@ def at_least(config: object, minimum: int | float, *names: str, hint: str = "") 
             raise MemtrainError(f"{name}={value}: must be at least {minimum}{hint and '; ' + hint}")
 
 
-def fraction(config: object, *names: str) -> None:
+def check_fraction(config: object, *names: str) -> None:
     """These fields are shares of a whole."""
     for name in names:
         value = getattr(config, name)
@@ -69,7 +76,7 @@ MOST = {
 """Far beyond any use: a config that says more is damaged or hostile."""
 
 
-def within(config: object) -> None:
+def check_bounds(config: object) -> None:
     """Every field has its type, and every size is below its limit."""
     for one in fields(config):  # type: ignore[arg-type]
         value, limit = getattr(config, one.name), MOST.get(one.name)
@@ -106,3 +113,46 @@ def _broken_rule(kind: Any, value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+MOVED = {"memtrain.experiments.memory_maps": "memtrain.paper.figures.memory_maps"}
+"""Modules of ours that configs of earlier versions name, and where they are now."""
+
+
+def load_class(path: str, field: str) -> type:
+    """The class that package.module:Class names; the current folder is searched too."""
+    module_name, class_name = path.split(":")
+    module_name = MOVED.get(module_name, module_name)
+    if module_name == "__main__":
+        raise MemtrainError(
+            f"{field}={path}: the class is one of a script; put it into a module of its own, or "
+            "open the run in that script, Run.open(folder, cell=..., task=...)"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise MemtrainError(f"{field}={path}: {error}; looked in {here} too") from None
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise MemtrainError(f"{field}={path}: no class {class_name} there, but {classes}")
+    return found
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Give the global RNGs of Python, numpy and torch back in the state that they had."""
+    import numpy as np
+    import torch
+
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

@@ -8,9 +8,9 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from memtrain.config import Custom, DataConfig, Digits, Stream
-from memtrain.config.user_code import load_class, rng_kept, said_by
+from memtrain.config.validation import load_class, preserve_rng_state
 from memtrain.data.codec import TokenCodec
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, describe_error
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 MANY = 256
@@ -111,7 +111,7 @@ def check_task(task: object) -> Task:
         value = getattr(task, attribute, None)
         if not isinstance(value, int) or value < 1:
             raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
-    with rng_kept():
+    with preserve_rng_state():
         few = _checked_batch(task, "sample", 3)
         # Where targets are rare, three sequences may have none.
         if not _asks(few) and not _asks(_checked_batch(task, "sample", MANY)):
@@ -151,7 +151,7 @@ def _checked_batch(task: Task, method: str, count: int) -> Batch:
     except MemtrainError:
         raise
     except Exception as error:  # the user's code: any error is a broken contract
-        raise MemtrainError(f"{name}({count}, generator) raised {said_by(error)}") from error
+        raise MemtrainError(f"{name}({count}, generator) raised {describe_error(error)}") from error
     if not isinstance(batch, Batch):
         raise MemtrainError(
             f"{name}: must return memtrain.Batch(inputs, targets), not {type(batch).__name__}"

@@ -346,7 +346,7 @@ def _encode_long(
 ) -> Float[Tensor, "B T M D"]:
     memories = []
     for first in range(0, inputs.shape[1], stretch):
-        begin = max(0, first - teacher.reach)
+        begin = max(0, first - teacher.receptive_field)
         part = inputs[:, begin : first + stretch]
         steps = torch.arange(first - begin, part.shape[1], device=inputs.device)
         memories.append(teacher.encode(part, steps.expand(len(part), -1)))

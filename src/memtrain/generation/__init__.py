@@ -24,7 +24,7 @@ class GenerateOptions:
     """The same seed gives the same samples, on the same kind of device."""
 
     def __post_init__(self) -> None:
-        from memtrain.models.sampler import Sampler
+        from memtrain.models.rnn import Sampler
 
         for name in ("count", "length"):
             value = getattr(self, name)

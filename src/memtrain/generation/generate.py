@@ -16,8 +16,7 @@ from memtrain.errors import MemtrainError
 from memtrain.files import write_named
 from memtrain.generation import GenerateOptions
 from memtrain.generation.sampling import sample_chunks
-from memtrain.models.rnn import RNN
-from memtrain.models.sampler import Sampler
+from memtrain.models.rnn import RNN, Sampler
 from memtrain.plotting.image_grid import save_grid
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}

@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.errors import MemtrainError
-from memtrain.models.rnn import RNN
-from memtrain.models.sampler import Sampler
+from memtrain.models.rnn import RNN, Sampler
 
 
 def sample(

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from memtrain.config.user_code import said_by
-from memtrain.errors import CellContractError
+from memtrain.errors import CellContractError, describe_error
 
 DTYPES = {
     torch.float64: "F64",
@@ -202,7 +201,7 @@ def _steps_from(
     except Exception as error:  # the user's code: any error is a broken contract
         raise CellContractError(
             f"{type(cell).__name__}: its own state_dict() cannot be loaded again; load_state_dict "
-            f"raised {said_by(error)}"
+            f"raised {describe_error(error)}"
         ) from error
     torch.manual_seed(0)
     trained = [parameter for parameter in cell.parameters() if parameter.requires_grad]
@@ -231,7 +230,7 @@ def gradients_of(cell: nn.Module, total: Tensor, wanted: list[Tensor]) -> tuple[
         return torch.autograd.grad(total, wanted, allow_unused=True)
     except RuntimeError as error:
         raise CellContractError(
-            f"{type(cell).__name__}: the backward pass of a step raised {said_by(error)}"
+            f"{type(cell).__name__}: the backward pass of a step raised {describe_error(error)}"
         ) from error
 
 

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import CellConfig
-from memtrain.config.user_code import load_class, said_by
-from memtrain.errors import MemtrainError
+from memtrain.config.validation import load_class
+from memtrain.errors import MemtrainError, describe_error
 from memtrain.models.check_cell import check_cell
 from memtrain.models.layers import Stack, normalize_memory, projection
 
@@ -55,7 +55,7 @@ class TransformerCell(Cell):
             return self.fast(memory, token)
         tokens = self.from_memory(memory)
         x = torch.cat([tokens, self.embedding(token).to(tokens.dtype)[:, None]], dim=1)
-        x = self.stack(x, keep=slice(self.memory_tokens))
+        x = self.stack(x, queries=slice(self.memory_tokens))
         return normalize_memory(self.to_memory(x))
 
 
@@ -130,6 +130,6 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
         if "can't allocate memory" in str(error):
             raise  # said by whoever builds the models
         raise MemtrainError(
-            f"cell.kind={config.kind}: making it raised {said_by(error)}"
+            f"cell.kind={config.kind}: making it raised {describe_error(error)}"
         ) from error
     return check_cell(cell, vocab_size)

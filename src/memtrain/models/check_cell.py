@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from memtrain.config.user_code import rng_kept, said_by
-from memtrain.errors import CellContractError
+from memtrain.config.validation import preserve_rng_state
+from memtrain.errors import CellContractError, describe_error
 from memtrain.models.cell_state import check_resume, check_tensors, gradients_of
 
 
@@ -51,7 +51,7 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
         raise
     except Exception as error:  # the user's code, in a property or a method of Module's
         raise CellContractError(
-            f"{type(cell).__name__}: to check it raised {said_by(error)}"
+            f"{type(cell).__name__}: to check it raised {describe_error(error)}"
         ) from error
     return checked
 
@@ -95,7 +95,7 @@ def _unchanged(cell: nn.Module) -> Iterator[None]:
     tensors = [*cell.parameters(), *cell.buffers(), *(v for v in plain if isinstance(v, Tensor))]
     before = [(t, t.detach().clone()) for t in tensors if t.layout is torch.strided]
     try:
-        with rng_kept():
+        with preserve_rng_state():
             yield
     finally:
         for module, found in attributes.items():
@@ -137,7 +137,8 @@ class _Probe:
             guess = self._guess(memory, token, error)
             raise CellContractError(
                 f"{type(self.cell).__name__}: forward(memory {tuple(memory.shape)}, "
-                f"token {tuple(token.shape)}) raised {said_by(error)}{guess and '; ' + guess}"
+                f"token {tuple(token.shape)}) raised {describe_error(error)}"
+                f"{guess and '; ' + guess}"
             ) from error
         self.require(
             isinstance(out, Tensor) and out.is_floating_point(),

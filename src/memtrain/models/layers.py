@@ -1,5 +1,6 @@
-"""Pre-norm Transformer blocks with rotary positions: the one architecture everything here uses."""
+"""Pre-norm Transformer blocks with rotary positions, and the embedding lookup."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -108,20 +109,20 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "N L W"],
         rotary: Rotary,
-        keep: "QueryPositions" = None,
+        queries: "QueryPositions" = None,
         causal: bool = False,
         mask: Bool[Tensor, "N L"] | None = None,
     ) -> Float[Tensor, "N K W"]:
         """What the kept positions read at all of them, or at those that `mask` allows."""
         positions = torch.arange(x.shape[1], device=x.device)
         asking = positions
-        if keep is None:
+        if queries is None:
             query, key, value = self.qkv(x)
         else:
             query_weight, rest = self._weights()
-            (query,) = self._split(F.linear(take(x, keep), query_weight))
+            (query,) = self._split(F.linear(gather_positions(x, queries), query_weight))
             key, value = self._split(F.linear(x, rest))
-            asking = positions[keep]  # (K), or (N, K) of each row's own
+            asking = positions[queries]  # (K), or (N, K) of each row's own
         seen = mask[:, None, None, :] if mask is not None else None  # (N, 1, 1, L)
         if causal:
             past = (positions <= asking[..., None]).unsqueeze(-3)  # (..., 1, K, L)
@@ -146,7 +147,7 @@ class FastBlock(Protocol):
     def serves(self, length: int) -> bool: ...
 
     def attend(
-        self, x: Tensor, update: Tensor | None, rotary: Rotary, keep: slice | None, causal: bool
+        self, x: Tensor, update: Tensor | None, rotary: Rotary, queries: slice | None, causal: bool
     ) -> tuple[Tensor, Tensor]: ...
 
     def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -176,7 +177,7 @@ class Block(nn.Module):
         x: Float[Tensor, "N L W"],
         update: Float[Tensor, "N L W"] | None,
         rotary: Rotary,
-        keep: "QueryPositions" = None,
+        queries: "QueryPositions" = None,
         causal: bool = False,
         mask: Bool[Tensor, "N L"] | None = None,
     ) -> tuple[Float[Tensor, "N K W"], Float[Tensor, "N K W"]]:
@@ -184,14 +185,14 @@ class Block(nn.Module):
         if (
             self.fast is not None
             and mask is None
-            and not isinstance(keep, Tensor)
+            and not isinstance(queries, Tensor)
             and self.fast.serves(x.shape[1])
         ):
-            x, attended = self.fast.attend(x, update, rotary, keep, causal)
+            x, attended = self.fast.attend(x, update, rotary, queries, causal)
         else:
             x = x if update is None else x + update
-            attended = self.attention(self.attention_norm(x), rotary, keep, causal, mask)
-        return self.finish(x if keep is None else take(x, keep), attended)
+            attended = self.attention(self.attention_norm(x), rotary, queries, causal, mask)
+        return self.finish(x if queries is None else gather_positions(x, queries), attended)
 
     def finish(
         self, x: Float[Tensor, "*rows L W"], attended: Float[Tensor, "*rows L W"]
@@ -211,7 +212,9 @@ class FastStack(Protocol):
 
     def serves(self, x: Tensor) -> bool: ...
 
-    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor: ...
+    def __call__(
+        self, x: Tensor, queries: slice, causal: bool, head: nn.Linear | None
+    ) -> Tensor: ...
 
 
 class Stack(nn.Module):
@@ -228,7 +231,7 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "N L W"],
         *,
-        keep: "QueryPositions" = None,
+        queries: "QueryPositions" = None,
         causal: bool = False,
         mask: Bool[Tensor, "N L"] | None = None,
         head: nn.Linear | None = None,
@@ -247,16 +250,16 @@ class Stack(nn.Module):
         if (
             self.fast is not None
             and mask is None
-            and not isinstance(keep, Tensor)
+            and not isinstance(queries, Tensor)
             and not torch.is_grad_enabled()
             and self.fast.serves(x)
         ):
-            return self.fast(x, keep or slice(None), causal, head)
+            return self.fast(x, queries or slice(None), causal, head)
         x, update = residual(x), None
         *inner, last = self.blocks
         for block in inner:
             x, update = block(x, update, self.rotary, None, causal, mask)
-        x, update = last(x, update, self.rotary, keep, causal, mask)
+        x, update = last(x, update, self.rotary, queries, causal, mask)
         x = self.end(x, update)
         return x if head is None else head(x)
 
@@ -283,12 +286,14 @@ QueryPositions = slice | Tensor | None
 """Positions to keep: a slice for all rows, an index (N, K) of each row's own, or None for all."""
 
 
-def take(x: Float[Tensor, "#N L W"] | Bool[Tensor, "#N L W"], keep: slice | Tensor) -> Tensor:
+def gather_positions(
+    x: Float[Tensor, "#N L W"] | Bool[Tensor, "#N L W"], queries: slice | Tensor
+) -> Tensor:
     """The kept positions of every row."""
-    if isinstance(keep, slice):
-        return x[:, keep]
-    rows = torch.arange(len(keep), device=keep.device)[:, None]
-    return x.expand(len(keep), -1, -1)[rows, keep]
+    if isinstance(queries, slice):
+        return x[:, queries]
+    rows = torch.arange(len(queries), device=queries.device)[:, None]
+    return x.expand(len(queries), -1, -1)[rows, queries]
 
 
 def projection(inner: int, outer: int) -> nn.Module:
@@ -299,3 +304,50 @@ def projection(inner: int, outer: int) -> nn.Module:
 def normalize_memory(memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows M D"]:
     """Scale every memory token to RMS 1, without weights (architecture appendix)."""
     return F.rms_norm(memory, (memory.shape[-1],), eps=RMS_EPSILON)
+
+
+MOST_SYMBOLS = 1024
+"""Up to here, one product of all tokens with all symbols is faster than sorting them."""
+
+TableGradient = Callable[[Tensor, Tensor, int], Tensor]
+"""The sums of rows (N, W) by token (N): (V, W)."""
+
+
+def table_gradient(
+    tokens: Int[Tensor, " N"], gradient: Float[Tensor, "N W"], symbols: int
+) -> Float[Tensor, "V W"]:
+    """A product with the tokens as one-hot rows."""
+    hot = torch.arange(symbols, device=tokens.device)[:, None] == tokens  # (V, N)
+    return hot.to(gradient.dtype) @ gradient
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table. torch's own gradient sorts the tokens on a GPU, in a dozen kernels."""
+
+    @staticmethod
+    def forward(ctx, table: Tensor, tokens: Tensor, of_table: TableGradient) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.symbols, ctx.of_table = len(table), of_table
+        return F.embedding(tokens, table)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (tokens,) = ctx.saved_tensors
+        return ctx.of_table(tokens.flatten(), gradient.flatten(0, -2), ctx.symbols), None, None
+
+
+class Lookup(nn.Module):
+    """Rows of a table, in the precision of the residual stream that they begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table_gradient: TableGradient = table_gradient
+        """An engine may put a faster one in its place."""
+
+    def forward(
+        self, table: Float[Tensor, "V W"], tokens: Int[Tensor, "*rows"]
+    ) -> Float[Tensor, "*rows W"]:
+        table = residual(table)
+        if table.device.type == "cuda" and len(table) <= MOST_SYMBOLS:
+            return _Lookup.apply(table, tokens, self.table_gradient)
+        return F.embedding(tokens, table)

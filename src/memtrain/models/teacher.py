@@ -13,11 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import TeacherConfig
-from memtrain.models.embedding import Lookup
-from memtrain.models.layers import Block, Stack, normalize_memory, projection
+from memtrain.models.layers import Block, Lookup, Stack, normalize_memory, projection
 
 
-class Read(NamedTuple):
+class EncoderOutput(NamedTuple):
     """What an encoder makes of a sequence."""
 
     memory: Float[Tensor, "B S M D"]
@@ -42,7 +41,7 @@ class BidirectionalEncoder(nn.Module):
         inputs: Int[Tensor, "B T"],
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
-    ) -> Read:
+    ) -> EncoderOutput:
         """Memories after `steps`, each from the window of context that ends there."""
         window = self.context_length
         if self.void is None:  # masked padding changes nothing, so less of it will do
@@ -65,8 +64,8 @@ class BidirectionalEncoder(nn.Module):
             tables.append(self.void.to(symbols.dtype)[None])
             context = context.where(present, len(symbols) + count)
         x = self.lookup(torch.cat(tables), torch.cat([context, registers], dim=1))  # (N, C+M, W)
-        memory = self.to_memory(self.stack(x, keep=slice(-count, None), mask=mask))
-        return Read(memory.unflatten(0, steps.shape), None)
+        memory = self.to_memory(self.stack(x, queries=slice(-count, None), mask=mask))
+        return EncoderOutput(memory.unflatten(0, steps.shape), None)
 
 
 @runtime_checkable
@@ -79,7 +78,7 @@ class FastCausal(Protocol):
 
     def __call__(
         self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
-    ) -> Read: ...
+    ) -> EncoderOutput: ...
 
 
 class CausalEncoder(nn.Module):
@@ -104,7 +103,7 @@ class CausalEncoder(nn.Module):
         inputs: Int[Tensor, "B T"],
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
-    ) -> Read:
+    ) -> EncoderOutput:
         """Memories after `steps`."""
         if self.fast is not None and self.fast.serves(self, inputs, steps, embedding):
             return self.fast(self, inputs, steps, embedding)
@@ -127,7 +126,7 @@ class CausalEncoder(nn.Module):
         _, registers = self._layer(
             last, tokens, registers, time, register_positions, None, register_mask
         )
-        return Read(self.to_memory(self.stack.norm(registers)), tokens)
+        return EncoderOutput(self.to_memory(self.stack.norm(registers)), tokens)
 
     def _layer(
         self,
@@ -189,17 +188,17 @@ class Decoder(nn.Module):
         self,
         memory: Float[Tensor, "N M D"],
         future: Float[Tensor, "N K W"] | None = None,
-        asked: Int[Tensor, "N A"] | None = None,
+        target_positions: Int[Tensor, "N A"] | None = None,
     ) -> Float[Tensor, "N F V"]:
         """Logits of F = K + 1 targets, the first from the memory alone; or of `asked` ones."""
         x = self.from_memory(memory)
         first = x.shape[1] - 1  # the last memory position predicts the first target
         if future is not None:
             x = torch.cat([x, future.to(x.dtype)], dim=1)  # (N, M+K, W)
-        keep = slice(first, None) if asked is None else asked + first
-        return self.stack(x, keep=keep, causal=self.causal, head=self.head)
+        queries = slice(first, None) if target_positions is None else target_positions + first
+        return self.stack(x, queries=queries, causal=self.causal, head=self.head)
 
-    def tell(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:
+    def to_logits(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:
         """Logits of what another stack has left."""
         return self.head(self.stack.norm(x))
 
@@ -211,7 +210,11 @@ class FastDecode(Protocol):
     def serves(self, teacher: "Teacher", memory: Tensor) -> bool: ...
 
     def __call__(
-        self, teacher: "Teacher", memory: Tensor, future_inputs: Tensor, asked: Tensor | None
+        self,
+        teacher: "Teacher",
+        memory: Tensor,
+        future_inputs: Tensor,
+        target_positions: Tensor | None,
     ) -> Tensor: ...
 
 
@@ -230,7 +233,7 @@ class Teacher(nn.Module):
         self.fast_decode: FastDecode | None = None
 
     @property
-    def reach(self) -> int:
+    def receptive_field(self) -> int:
         """How many tokens before a step its memory may depend on; of the causal encoder, every
         layer looks back anew."""
         layers = self.config.encoder_layers if self.config.encoder == "causal" else 1
@@ -256,9 +259,9 @@ class Teacher(nn.Module):
         last can tell it, through the decoder's norm and head."""
         read = self.encoder(inputs, steps, self.embedding)
         assert read.tokens is not None, "the bidirectional encoder's tokens see the future"
-        return self._memory(read, steps), self.decoder.tell(read.tokens)
+        return self._memory(read, steps), self.decoder.to_logits(read.tokens)
 
-    def _memory(self, read: Read, steps: Int[Tensor, "B S"]) -> Float[Tensor, "B S M D"]:
+    def _memory(self, read: EncoderOutput, steps: Int[Tensor, "B S"]) -> Float[Tensor, "B S M D"]:
         memory = normalize_memory(read.memory) if self.config.normalize_memory else read.memory
         return memory.where((steps >= 0)[..., None, None], 0)
 
@@ -266,16 +269,16 @@ class Teacher(nn.Module):
         self,
         memory: Float[Tensor, "N M D"],
         future_inputs: Int[Tensor, "N K"],
-        asked: Int[Tensor, "N A"] | None = None,
+        target_positions: Int[Tensor, "N A"] | None = None,
     ) -> Float[Tensor, "N F V"]:
         """Logits of the K + 1 targets that follow the memory; the k-th has read k inputs.
 
         With `asked`, only of those targets: what the last block need not compute, it does not.
         """
         if self.fast_decode is not None and self.fast_decode.serves(self, memory):
-            return self.fast_decode(self, memory, future_inputs, asked)
+            return self.fast_decode(self, memory, future_inputs, target_positions)
         future = self.lookup(self.embedding.weight, future_inputs)
-        return self.decoder(memory, future, asked)
+        return self.decoder(memory, future, target_positions)
 
     def predict(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N V"]:
         """Logits of the next target alone."""

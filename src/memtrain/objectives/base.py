@@ -1,65 +1,200 @@
-"""The objective contract: all that the trainer knows about a way of training."""
+"""The objective contract: what the trainer needs to know about a training method."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from memtrain.objectives.overlap import NO_OVERLAP, Overlap
-from memtrain.objectives.sharding import WHOLE, BatchShard
 from memtrain.shapes import Batch, Losses
+
+
+class Overlap:
+    """`with overlap():` marks work whose result is not needed before `overlap.join()`.
+
+    This one runs it in place; accel/streams.py runs it on side streams of a GPU.
+    """
+
+    @contextmanager
+    def __call__(self, urgent: bool = False) -> Iterator[None]:
+        """Args: urgent: whether this work takes longest, so that it should be scheduled first."""
+        yield
+
+    def join(self) -> None:
+        """Wait for the marked work."""
+
+
+NO_OVERLAP = Overlap()
+
+
+class BatchShard:
+    """The rows of a batch that one call of the objective sees; here, all of them.
+
+    Where a loss is a mean or a comparison over the whole batch, the objective uses `sum` and
+    `gather`. They return the value for the whole batch, but only this shard's share of the gradient
+    flows back; the gradients of all shards add up to that of the whole batch.
+    """
+
+    index = 0
+    count = 1
+
+    def whole(self, rows: int) -> int:
+        """Rows of the whole batch when each shard has `rows`."""
+        return rows * self.count
+
+    def rows(self, whole: Tensor) -> Tensor:
+        """This shard's rows of a tensor made for the whole batch."""
+        own = len(whole) // self.count
+        return whole[self.index * own : (self.index + 1) * own]
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all shards."""
+        return value
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The rows of all shards, in order."""
+        return value
+
+
+WHOLE_BATCH = BatchShard()
+
+
+@runtime_checkable
+class Exchange(Protocol):
+    """The collective operations of the processes that share a batch."""
+
+    rank: int
+    size: int
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        ...
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The values of all processes, stacked on a new first axis."""
+        ...
+
+
+@dataclass
+class Exchanged:
+    """The values that the micro-batches of one process exchanged, in order of the calls."""
+
+    values: list[list[Tensor]]
+    recording: bool = True
+
+
+class MicroBatchShard(BatchShard):
+    """One of `accumulate` micro-batches of one of several processes.
+
+    With one micro-batch per process, values are exchanged as they are computed. With more, a
+    micro-batch needs values of later ones, so a first pass without gradients records them all.
+    Exchanged values must not depend on earlier exchanges.
+    """
+
+    def __init__(self, group: Exchange, micro_batch: int, exchanged: Exchanged) -> None:
+        self.group = group
+        self.micro_batch = micro_batch
+        self.exchanged = exchanged
+        self.accumulate = len(exchanged.values)
+        self.index = group.rank * self.accumulate + micro_batch
+        self.count = group.size * self.accumulate
+        self.calls = 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        values = self._exchange(value, self.group.sum)
+        return _WholeBatchValue.apply(value, torch.stack(values).sum(dim=0), None)
+
+    def gather(self, value: Tensor) -> Tensor:
+        values = self._exchange(value, self.group.gather)  # of each: (processes, rows, ...)
+        whole = torch.stack(values, dim=1).flatten(0, 2)
+        own = slice(self.index * len(value), (self.index + 1) * len(value))
+        return _WholeBatchValue.apply(value, whole, own)
+
+    def _exchange(self, value: Tensor, collective: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """The value of every micro-batch, each already exchanged between the processes."""
+        if self.accumulate == 1:
+            return [collective(value.detach())]
+        if self.exchanged.recording:
+            self.exchanged.values[self.micro_batch].append(collective(value.detach()))
+            # The first pass needs the right shape only.
+            return [self.exchanged.values[self.micro_batch][-1]] * self.accumulate
+        self.calls += 1
+        return [values[self.calls - 1] for values in self.exchanged.values]
+
+
+class _WholeBatchValue(torch.autograd.Function):
+    """Forward: the value of the whole batch. Backward: the gradient of this shard's rows."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor, whole: Tensor, rows: slice | None) -> Tensor:
+        ctx.rows = rows
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (gradient,) = gradients
+        return gradient if ctx.rows is None else gradient[ctx.rows], None, None
 
 
 class Objective(nn.Module, ABC):
     """Owns the loss; the trainer owns the loop."""
 
-    part: BatchShard = WHOLE
-    """Which part of the batch the next call gets, and what the others say; the trainer sets it."""
-    beside: Overlap = NO_OVERLAP
-    """Where work goes that nothing waits for yet; the trainer sets it."""
+    shard: BatchShard = WHOLE_BATCH
+    """The shard of the batch that the next call gets; set by the trainer."""
+    overlap: Overlap = NO_OVERLAP
+    """Runs work that can overlap with the rest of the step; set by the trainer."""
 
     @abstractmethod
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
-        """The loss of a batch; the generator is the only source of chance.
+        """The loss of a batch; the generator is the only source of randomness.
 
-        What is drawn is drawn for the whole batch, and `self.part.rows` of it is used: so a batch
-        that is shared out meets the same chance. Means go through `self.part.sum`.
+        Random numbers are drawn for the whole batch and sliced by `self.shard.rows`, so that they
+        do not depend on the sharding. Means are computed with `self.shard.sum`.
         """
 
     @abstractmethod
     def trained(self) -> dict[str, nn.Module]:
-        """The modules that train, by name; each is clipped to its own gradient norm."""
+        """The modules to train, by name; gradients are clipped per module."""
 
     @abstractmethod
     def tokens_needed(self) -> int:
-        """The length of the sequences to draw from a stream; other data have their own."""
+        """Tokens per window to draw from a stream; other data have sequences of their own."""
 
     def empty_start_rows(self, rows: int) -> int:
-        """How many of a batch's rows, the first ones, are read from the empty memory on."""
+        """How many rows of a batch, the first ones, start from the empty memory."""
         return 0
 
     @property
     def capturable(self) -> bool:
-        """Whether a step makes no decision on the host, so that a graph of it can be replayed."""
-        return False
+        """Whether a step can be captured as a CUDA graph: it never reads values on the host."""
+        return True
 
     @property
-    def rehearsable(self) -> bool:
-        """Whether a step is short enough to be taken once more, for its kernels to be known."""
-        return False
+    def short_step(self) -> bool:
+        """Whether a step is short enough to run it once more, to find the kernels to compile."""
+        return True
 
     @property
     def applies_once(self) -> bool:
-        """Whether a step uses every trained matrix in one product only."""
+        """Whether a step uses every trained matrix in only one product."""
         return False
 
-    def sync_readout(self) -> None:
-        """Make the RNN whole, before it is looked at and when the stage ends."""
+    def sync_readout(
+        self, gather: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
+    ) -> None:
+        """Update the RNN's readout from the teacher, before evaluation and at the end of a stage.
+
+        Args:
+            gather: assembles tensors that are sharded over processes.
+        """
 
 
 def sample_steps(
     rows: int, count: int, below: int, generator: torch.Generator, device: torch.device
-) -> torch.Tensor:
+) -> Tensor:
     """`count` distinct timesteps of 0..below-1 for each of `rows` sequences, (rows, count)."""
-    chance = torch.rand(rows, below, generator=generator, device=generator.device)
-    return chance.topk(count, dim=1).indices.to(device)
+    uniform = torch.rand(rows, below, generator=generator, device=generator.device)
+    return uniform.topk(count, dim=1).indices.to(device)

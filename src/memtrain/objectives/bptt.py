@@ -9,7 +9,7 @@ from memtrain.config import BPTTConfig
 from memtrain.models.cells import Cell
 from memtrain.models.rnn import RNN
 from memtrain.objectives.base import Objective
-from memtrain.objectives.losses import readout_loss
+from memtrain.objectives.futures import readout_loss
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
@@ -35,6 +35,10 @@ class BPTT(Objective):
         return not self.config.recompute or self._repeatable
 
     @property
+    def short_step(self) -> bool:
+        return False
+
+    @property
     def _repeatable(self) -> bool:
         """Whether the same step computed twice is the same: a cell of the user's may have dropout,
         and to put its random numbers back stalls a GPU."""
@@ -53,7 +57,7 @@ class BPTT(Objective):
             unrolled = self.rnn.unroll(chunk, memory.detach())
             memory = unrolled[:, -1]
             memories.append(unrolled)
-        return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets, self.part)
+        return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets, self.shard)
 
     def _recomputed(self, batch: Batch) -> Float[Tensor, ""]:
         """Unroll in pieces of which only the last memory is kept; the rest is computed twice."""
@@ -72,7 +76,7 @@ class BPTT(Objective):
             )
             losses.append(loss * asked[start:stop].sum())
         total, count = torch.stack(losses).sum(), asked.sum()
-        return self.part.sum(total) / self.part.sum(count).clamp(min=1)
+        return self.shard.sum(total) / self.shard.sum(count).clamp(min=1)
 
     def _pieces(self, length: int) -> list[tuple[int, int]]:
         """Where pieces begin and end: every `recompute` steps, and at cuts."""

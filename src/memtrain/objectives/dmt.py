@@ -12,14 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import DMTConfig
+from memtrain.config.stages import STREAM_ROLLOUT
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import Objective
-from memtrain.objectives.losses import decode_futures, dynamics_loss, readout_loss
+from memtrain.objectives.futures import decode_futures, readout_loss
+from memtrain.objectives.losses import dynamics_loss
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
-
-STREAM_ROLLOUT = 256
-"""Steps of a rollout on a stream, unless the config says; other sequences have an end."""
 
 
 class DMT(Objective):
@@ -48,14 +47,6 @@ class DMT(Objective):
     def empty_start_rows(self, rows: int) -> int:
         return round(self.config.empty_start * rows)
 
-    @property
-    def capturable(self) -> bool:
-        return True
-
-    @property
-    def rehearsable(self) -> bool:
-        return True
-
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         memory, steps = self._start(batch, generator)
@@ -66,20 +57,20 @@ class DMT(Objective):
         targets = batch.targets.gather(1, steps).where(inside, IGNORE_INDEX)
 
         labelled, counts = self._labelled(steps.shape[1], generator, steps.device)
-        with self.beside(), torch.no_grad():
+        with self.overlap(), torch.no_grad():
             labels = self.teacher.encode(batch.inputs, steps[:, labelled])
         with torch.set_grad_enabled(config.through_time):
             rollout = self.rnn.unroll(inputs, memory)  # (B, R, M, D)
-        self.beside.join()
+        self.overlap.join()
         if config.through_time:
             predicted = rollout[:, labelled]
         else:
             before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)
             predicted = self._segments(before, inputs, labelled)
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
-        dynamics = dynamics_loss(predicted, labels, weight, self.part)
+        dynamics = dynamics_loss(predicted, labels, weight, self.shard)
         read = self._read(steps.shape[1], generator, steps.device)
-        readout = readout_loss(self.rnn, rollout[:, read].detach(), targets[:, read], self.part)
+        readout = readout_loss(self.rnn, rollout[:, read].detach(), targets[:, read], self.shard)
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         parts = {"dynamics": dynamics.detach(), "readout": readout.detach()}
         if config.decode_weight:
@@ -87,7 +78,7 @@ class DMT(Objective):
             real = inside[:, labelled] & (counts > 0)
             due = steps[:, labelled].where(real, batch.inputs.shape[1])
             told = decode_futures(self.teacher, batch, predicted, due, config.future_length)
-            decode = told.loss(self.part)
+            decode = told.loss(self.shard)
             total, parts["decode"] = total + config.decode_weight * decode, decode.detach()
         return Losses(total, parts)
 
@@ -104,17 +95,17 @@ class DMT(Objective):
         rollout = min(self.rollout_length or length, length)
         memory = self.rnn.empty_memory(rows)
         first = torch.zeros(rows, dtype=torch.long, device=device)
-        whole = self.part.whole(rows)
+        whole = self.shard.whole(rows)
         empty = self.empty_start_rows(whole)
         if empty < whole:
             latest = length - rollout if rollout < length else max(1, length - 1)
             drawn = torch.randint(
                 latest, (whole - empty, 1), generator=generator, device=generator.device
             ).to(device)
-            after = self.part.rows(torch.cat([drawn.new_zeros(empty, 1), drawn]))
+            after = self.shard.rows(torch.cat([drawn.new_zeros(empty, 1), drawn]))
             # The last rows of the batch are taught; every part asks for one at least, since a
             # teacher that is spread over processes answers all of them or none.
-            taught = max(0, empty - self.part.index * rows)
+            taught = max(0, empty - self.shard.index * rows)
             asking = min(taught, rows - 1)
             with torch.no_grad():
                 memories = self.teacher.encode(batch.inputs[asking:], after[asking:])[:, 0]

@@ -4,6 +4,8 @@ Nothing is unrolled. The cell is applied once to every pair (m_t, x_{t+1}), all 
 no gradient passes through more than one application of it.
 """
 
+from collections.abc import Callable, Mapping
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -13,8 +15,8 @@ from memtrain.models.cells import CELL_CLASSES
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import Objective, sample_steps
-from memtrain.objectives.losses import decode_futures, decode_loss, dynamics_loss, uniformity_loss
-from memtrain.objectives.sharding import full_tensors
+from memtrain.objectives.futures import decode_futures
+from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
 from memtrain.shapes import Batch, Losses
 
 
@@ -42,23 +44,17 @@ class SMT(Objective):
         return round(self.config.short_contexts * rows)
 
     @property
-    def capturable(self) -> bool:
-        return True
-
-    @property
-    def rehearsable(self) -> bool:
-        return True
-
-    @property
     def applies_once(self) -> bool:
         """A user's cell may do what it likes."""
         built_in = type(self.rnn.cell) in CELL_CLASSES.values()
         once = self.config.dynamics_steps == 1 and not self.config.token_weight  # two heads
         return built_in and once
 
-    def sync_readout(self) -> None:
-        """The readout is a copy of the decoder."""
-        self.rnn.readout.load_state_dict(full_tensors(self.teacher.decoder.state_dict()))
+    def sync_readout(
+        self, gather: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
+    ) -> None:
+        """Copy the teacher's decoder into the readout."""
+        self.rnn.readout.load_state_dict(gather(self.teacher.decoder.state_dict()))
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
@@ -67,10 +63,10 @@ class SMT(Objective):
             memory, told_by_tokens = self.teacher.encode_with_logits(batch.inputs, steps)
         else:
             memory, told_by_tokens = self.teacher.encode(batch.inputs, steps), None
-        with self.beside(urgent=True):
+        with self.overlap(urgent=True):
             dynamics = self._dynamics(batch, memory, steps, generator)
-        with self.beside():
-            everyones = self.part.gather(memory)
+        with self.overlap():
+            everyones = self.shard.gather(memory)
             uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
         rows = torch.arange(len(steps), device=steps.device)[:, None]
         told = decode_futures(
@@ -80,8 +76,8 @@ class SMT(Objective):
             steps.gather(1, asked),
             config.future_length,
         )
-        decode = told.loss(self.part)
-        self.beside.join()
+        decode = told.loss(self.shard)
+        self.overlap.join()
         total = (
             config.decode_weight * decode
             + config.dynamics_weight * dynamics
@@ -89,12 +85,12 @@ class SMT(Objective):
         )
         parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
         if config.next_weight:
-            parts["next"] = told.next_loss(self.part)
+            parts["next"] = told.next_loss(self.shard)
             total = total + config.next_weight * parts["next"]
         if told_by_tokens is not None:
-            parts["token"] = decode_loss(told_by_tokens, batch.targets, self.part)
+            parts["token"] = decode_loss(told_by_tokens, batch.targets, self.shard)
             total = total + config.token_weight * parts["token"]
-        return Losses(total, {name: part.detach() for name, part in parts.items()})
+        return Losses(total, {name: shard.detach() for name, shard in parts.items()})
 
     def _timesteps(
         self, batch: Batch, generator: torch.Generator
@@ -103,11 +99,11 @@ class SMT(Objective):
 
         Step -1 is the empty memory; with it, the first step of a sequence is one more pair.
         """
-        rows, length = self.part.whole(len(batch.inputs)), batch.inputs.shape[1]
+        rows, length = self.shard.whole(len(batch.inputs)), batch.inputs.shape[1]
         device = batch.inputs.device
         if self.stream and self.config.timesteps == 1:
             steps, asked = self._stream_pair(rows, generator, device)
-            return self.part.rows(steps), self.part.rows(asked)
+            return self.shard.rows(steps), self.shard.rows(asked)
         before = int(self.config.learn_start)
         states = length + before
         steps = torch.arange(-before, length, device=device).expand(rows, states)
@@ -122,7 +118,7 @@ class SMT(Objective):
         count = self.config.decode_timesteps
         if 0 < count < asked.shape[1]:
             asked = asked.gather(1, sample_steps(rows, count, asked.shape[1], generator, device))
-        return self.part.rows(steps), self.part.rows(asked)
+        return self.shard.rows(steps), self.shard.rows(asked)
 
     def _stream_pair(
         self, rows: int, generator: torch.Generator, device: torch.device
@@ -170,10 +166,10 @@ class SMT(Objective):
             following = memory[:, 1:].unfold(1, length, 1).movedim(-1, 2).flatten(0, 1)
             reached = real.unfold(1, length, 1).cumprod(-1)
             weight = (weight.unfold(1, length, 1) * reached).flatten(0, 1)
-        loss = dynamics_loss(predicted, following, weight, self.part)
+        loss = dynamics_loss(predicted, following, weight, self.shard)
         if config.normalize_dynamics:
             still = memory.detach()
-            distance = dynamics_loss(still[:, :-1], still[:, 1:], real, self.part)
+            distance = dynamics_loss(still[:, :-1], still[:, 1:], real, self.shard)
             loss = loss / distance.clamp(min=1e-6)
         return loss
 
@@ -184,8 +180,8 @@ class SMT(Objective):
         largest = self.config.memory_noise
         if not largest:
             return memory
-        rows = self.part.whole(len(memory))  # every shard draws for all, and takes its rows
+        rows = self.shard.whole(len(memory))  # every shard draws for all, and takes its rows
         drawn = {"generator": generator, "device": generator.device}
         deviation = largest * torch.rand(rows, 1, 1, **drawn)
         noise = deviation * torch.randn(rows, *memory.shape[1:], **drawn)
-        return memory + self.part.rows(noise).to(memory)
+        return memory + self.shard.rows(noise).to(memory)

@@ -44,7 +44,7 @@ def is_figure(name: str) -> bool:
 
 def load(name: str) -> "Experiment":
     """A figure by name, or one of yours as package.module:Class, which is imported."""
-    from memtrain.config.user_code import load_class
+    from memtrain.config.validation import load_class
     from memtrain.paper.base import Experiment
 
     if ":" in name:

@@ -14,7 +14,7 @@ from memtrain.config import (
     Stream,
     TeacherConfig,
 )
-from memtrain.objectives.dmt import STREAM_ROLLOUT
+from memtrain.config.stages import STREAM_ROLLOUT
 from memtrain.paper.base import Setup
 from memtrain.paper.toy_data import store
 

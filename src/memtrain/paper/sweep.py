@@ -26,10 +26,10 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 
 from memtrain.config import RunConfig
+from memtrain.config.stages import STREAM_ROLLOUT
 from memtrain.data.synthetic import TASKS
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import locked
-from memtrain.objectives.dmt import STREAM_ROLLOUT
 from memtrain.paper import load
 from memtrain.paper.base import Job, Result
 from memtrain.paper.job import Done, Event, Failed, Progress, Work, collect

@@ -9,9 +9,16 @@ from inspect import signature
 
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError, did_you_mean
-from memtrain.recipes.digits import digits
-from memtrain.recipes.mnist_small import mnist_small
-from memtrain.recipes.streams import images, mnist, sketchy, text, tinystories, tokens
+from memtrain.recipes.datasets import (
+    digits,
+    images,
+    mnist,
+    mnist_small,
+    sketchy,
+    text,
+    tinystories,
+    tokens,
+)
 from memtrain.recipes.synthetic import (
     arithmetic,
     copy,

@@ -9,7 +9,7 @@ from memtrain.errors import MemtrainError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """The shapes of one size. The encoder decides how it is trained (see streams.py)."""
+    """The shapes of one size. The encoder decides how it is trained (see datasets.py)."""
 
     teacher: TeacherConfig
     cell: CellConfig

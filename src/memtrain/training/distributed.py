@@ -5,7 +5,7 @@ its rows, so a run does not depend on how many there are, up to the order of sum
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -196,6 +196,11 @@ def spread(tensor: Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
+
+
+def full_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Assemble tensors that are sharded over processes; all processes must call this."""
+    return {name: cast(Any, t).full_tensor() if spread(t) else t for name, t in named.items()}
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from memtrain.evaluation.evaluate import Evaluation
 from memtrain.training.async_checkpoint import CheckpointWriter
 from memtrain.training.checkpoint import Checkpoint
 from memtrain.training.console import Reporter
-from memtrain.training.distributed import Group
+from memtrain.training.distributed import Group, full_tensors
 from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import Interrupted, StopRequest
 from memtrain.training.step import Trainer
@@ -106,7 +106,7 @@ class StageLoop:
                 self.writer.wait()
                 message = f"stopped after step {trainer.step} of {self.name}, all is saved"
                 raise self.stop.interrupted(message, number)
-        trainer.objective.sync_readout()
+        trainer.objective.sync_readout(full_tensors)
 
     def step(self) -> None:
         """One step, and what is due after it: a line of metrics, an evaluation, a checkpoint."""
@@ -144,7 +144,7 @@ class StageLoop:
             record = {"stage": self.name, "step": trainer.step, **totals(self.progress), **values}
             record["learning_rate"] = trainer.rate
             if looked:
-                trainer.objective.sync_readout()
+                trainer.objective.sync_readout(full_tensors)
                 evaluation = self.evaluate(log.evaluate_sequences)
                 record["evaluation"] = asdict(evaluation)
                 self.reporter.evaluated(trainer.step, evaluation, trainer.task.unit)

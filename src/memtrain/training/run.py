@@ -24,12 +24,11 @@ from memtrain.models.build import build_models
 from memtrain.objectives.base import Objective
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
-from memtrain.objectives.sharding import full_tensors
 from memtrain.objectives.smt import SMT
 from memtrain.training.async_checkpoint import CheckpointWriter
 from memtrain.training.checkpoint import Checkpoint, latest_checkpoint, load_weights
 from memtrain.training.console import Reporter, make_reporter
-from memtrain.training.distributed import ALONE, Group, last_saved, lost_worker
+from memtrain.training.distributed import ALONE, Group, full_tensors, last_saved, lost_worker
 from memtrain.training.fingerprint import (
     check_record,
     class_path,

@@ -11,11 +11,16 @@ from memtrain.accel.engine import Engine
 from memtrain.config import StageConfig
 from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
-from memtrain.objectives.base import Objective
-from memtrain.objectives.sharding import WHOLE, BatchShard, Notes, Share, full_tensors
+from memtrain.objectives.base import (
+    WHOLE_BATCH,
+    BatchShard,
+    Exchanged,
+    MicroBatchShard,
+    Objective,
+)
 from memtrain.shapes import Batch, Losses
 from memtrain.training.clock import StageClock
-from memtrain.training.distributed import ALONE, Group, like, spread
+from memtrain.training.distributed import ALONE, Group, full_tensors, like, spread
 
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
 """What AdamW keeps of a parameter."""
@@ -74,7 +79,7 @@ class Trainer:
         """Whether the host looks at every step's numbers, which would stall a GPU."""
         self._objective = engine.objective(self)
         self._step = engine.step(self)
-        objective.beside = engine.beside(self)
+        objective.overlap = engine.overlap(self)
         self.step = 0
         self.tokens = 0
         self.clock = StageClock(stage.seconds, engine.device, group)
@@ -172,36 +177,36 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _whole(self, batch: Batch) -> Losses:
-        losses = self._losses(batch, WHOLE)
+        losses = self._losses(batch, WHOLE_BATCH)
         losses.total.backward()
         return losses
 
     def _shared_out(self, batch: Batch) -> Losses:
         """The same losses and gradients, of this process's parts of the batch in turn."""
-        notes = Notes([[] for _ in range(self.stage.accumulate)])
+        exchanged = Exchanged([[] for _ in range(self.stage.accumulate)])
         chance = self.generator.get_state()
         if self.stage.accumulate > 1:
             others = self._other_chance()
             with torch.no_grad():
-                for turn in range(self.stage.accumulate):
-                    self._losses(batch, Share(self.group, turn, notes))
+                for micro_batch in range(self.stage.accumulate):
+                    self._losses(batch, MicroBatchShard(self.group, micro_batch, exchanged))
                     self.generator.set_state(chance)
-            notes.rehearsing = False
+            exchanged.recording = False
             self._set_other_chance(others)
-        for turn in range(self.stage.accumulate):
+        for micro_batch in range(self.stage.accumulate):
             self.generator.set_state(chance)  # each part draws for all, and takes its rows
-            losses = self._losses(batch, Share(self.group, turn, notes))
+            losses = self._losses(batch, MicroBatchShard(self.group, micro_batch, exchanged))
             losses.total.backward()
         return losses
 
-    def _losses(self, batch: Batch, part: BatchShard) -> Losses:
-        self.objective.part = part
-        own = Batch(part.rows(batch.inputs), part.rows(batch.targets)).to(self.engine.device)
+    def _losses(self, batch: Batch, shard: BatchShard) -> Losses:
+        self.objective.shard = shard
+        own = Batch(shard.rows(batch.inputs), shard.rows(batch.targets)).to(self.engine.device)
         try:
             with self.engine.autocast():
                 return self._objective(own, self.generator)
         finally:
-            self.objective.part = WHOLE
+            self.objective.shard = WHOLE_BATCH
 
     def _set_learning_rate(self) -> None:
         self.rate = self.learning_rate(self.step)

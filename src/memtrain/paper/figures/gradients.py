@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from memtrain.config import BPTTConfig, Retrieval
-from memtrain.objectives.futures import gather_window
-from memtrain.objectives.losses import decode_loss, dynamics_loss, readout_loss, uniformity_loss
+from memtrain.objectives.futures import gather_window, readout_loss
+from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
 from memtrain.paper.configs import synthetic
 from memtrain.plotting.style import legend, panels

@@ -1,9 +1,19 @@
+import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
 
-from conftest import random_tokens
-from memtrain.objectives.futures import gather_window, target_positions
+from conftest import gradients, random_batch, random_tokens, seeded, tiny_rnn, tiny_teacher
+from memtrain.objectives.futures import (
+    decode_futures,
+    gather_window,
+    readout_loss,
+    target_positions,
+)
+from memtrain.objectives.losses import decode_loss
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 
@@ -76,3 +86,43 @@ def test_asked_positions_hold_every_target_of_a_row_once(data, rows, length):
         assert values == [row[place] for place in places]
         asked = {place for place, y in enumerate(row) if y != IGNORE_INDEX}
         assert asked <= set(places)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeded(seed))
+
+
+class TestReadoutLoss:
+    def test_equals_the_loss_of_reading_every_memory(self):
+        rnn, batch = tiny_rnn(), random_batch(3, 5, asked=0.4)
+        memories = normal(3, 5, 2, 16)
+        expected = decode_loss(rnn.predict(memories), batch.targets)
+        assert_close(readout_loss(rnn, memories, batch.targets), expected)
+
+    def test_is_zero_with_a_finite_gradient_when_nothing_is_asked(self):
+        rnn, memories = tiny_rnn(), normal(3, 5, 2, 16).requires_grad_()
+        loss = readout_loss(rnn, memories, torch.full((3, 5), IGNORE_INDEX))
+        assert loss.item() == 0
+        assert not any(g.any() or g.isnan().any() for g in gradients(loss, rnn.parameters()))
+        loss.backward()
+        assert memories.grad is not None and not memories.grad.any()
+
+
+class TestFuture:
+    def test_the_next_loss_is_that_of_the_first_target_of_every_future(self):
+        teacher, batch = tiny_teacher(), random_batch(3, 8)
+        batch.targets[:, ::3] = IGNORE_INDEX
+        steps = torch.tensor([[0, 4, 7], [1, 3, 5], [2, 6, 7]])
+        memory = teacher.encode(batch.inputs, steps)
+        told = decode_futures(teacher, batch, memory, steps, 4)
+        logits = [teacher.predict(memory[row, None, k])[0] for row in range(3) for k in range(3)]
+        asked = [
+            F.cross_entropy(one, torch.tensor(target)).item()
+            for one, target in zip(
+                logits, batch.targets.gather(1, steps).flatten().tolist(), strict=True
+            )
+            if target != IGNORE_INDEX
+        ]
+        assert 0 < len(asked) < 9
+        assert told.next_loss().item() == pytest.approx(sum(asked) / len(asked), abs=1e-5)
+        assert told.loss().item() != pytest.approx(told.next_loss().item(), abs=1e-3)
