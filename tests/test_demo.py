@@ -59,7 +59,7 @@ def test_the_page_marks_where_dmt_begins_and_says_what_was_measured(demo, tmp_pa
     records = MetricsFile(tmp_path / "smt-dmt" / "metrics.jsonl").read()
     looks = [record for record in records if "evaluation" in record]
     smt = [record for record in looks if record["stage"] == "smt"][-1]
-    assert page.count(">DMT begins</span>") == page.count('class="upright"') == 2
+    assert page.count(">DMT begins</text>") == page.count("stroke-dasharray: 2,3") == 2
     assert smt["total_seconds"] < looks[-1]["total_seconds"]
     before, after = (one["evaluation"]["rnn"]["accuracy"] for one in (smt, looks[-1]))
     assert (

@@ -22,8 +22,7 @@ from memtrain.config import Retrieval, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Score
 from memtrain.files import write_named
-from memtrain.plotting.chart import Chart, Mark, Series
-from memtrain.plotting.html import Columns, Heading, Text, render_page
+from memtrain.plotting.html import Chart, Columns, Heading, Mark, Series, Text, render_page
 from memtrain.plotting.html import Table as PageTable
 from memtrain.recipes import recipe
 from memtrain.training.console import Reporter

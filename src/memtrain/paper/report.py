@@ -14,8 +14,8 @@ from memtrain.paper import is_own
 from memtrain.paper.base import Result, Tag
 from memtrain.paper.plots import grey, strip
 from memtrain.paper.reproduce import Outcome, blaming, open_folder, outcome
-from memtrain.plotting.chart import Chart, Series
 from memtrain.plotting.html import (
+    Chart,
     Code,
     Columns,
     Figure,
@@ -23,6 +23,7 @@ from memtrain.plotting.html import (
     Heading,
     Notice,
     Part,
+    Series,
     Table,
     Text,
     render_page,

@@ -1,59 +1,79 @@
-"""One HTML page that needs nothing else: text, tables, charts and pictures in a single file.
+"""Self-contained HTML pages: text, tables, charts and pictures in one file, without scripts.
 
-The page asks nobody for anything, and its Content-Security-Policy makes the browser see to that.
-It follows the reader's light or dark setting, a phone's width and a printer's paper.
+A page loads nothing from elsewhere, and its Content-Security-Policy makes the browser enforce that.
+It follows the reader's light or dark setting and reads well on a phone and on paper.
 """
 
 import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from memtrain.errors import MemtrainError
-from memtrain.plotting.chart import SCRIPT, Chart, escape_text
-from memtrain.plotting.html_style import STYLE
+from memtrain.plotting.style import COLOURS, GREY, SOFT, SVG_STYLE, render_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Cell = str | int | float | None
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+Number = int | float
+MAX = 1e100
+"""Largest number that a chart draws; larger ones become gaps."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters, writing directions and lone surrogates."""
 _NUMBER = r"\d[\d.,]*(e[-+\u2212]?\d+)?"
 NUMERIC = re.compile(
     rf"[-+\u2212~≈<>≤≥]? ?{_NUMBER}( ?± ?{_NUMBER})?( ?[^\s\d]{{1,3}})?|[-\u2013\u2014]?"
 )
-"""Text set flush right: a number, perhaps with a sign, an error and a unit; or a dash for none."""
+"""Text set flush right: a number with an optional sign, error and unit; or a dash for none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heading:
-    """Begins a section."""
-
-    text: str
-    """The section's title."""
-
-    def html(self) -> str:
-        return f"<h2>{escape_text(self.text)}</h2>"
+def printable(text: str) -> str:
+    """Replace control characters."""
+    return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def escape_text(text: str) -> str:
+    """Untrusted text as safe HTML, for an element or a quoted attribute."""
+    return escape(printable(text))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Text:
-    """A paragraph."""
+    """A paragraph of plain text: markup in it is shown, not interpreted."""
 
     text: str
-    """Plain text; markup in it is shown, not obeyed."""
+    TAGS: ClassVar = ("<p>", "</p>")
 
     def html(self) -> str:
-        return f"<p>{escape_text(self.text)}</p>"
+        return self.TAGS[0] + escape_text(self.text) + self.TAGS[1]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Notice:
-    """A paragraph that nobody should miss."""
+class Heading(Text):
+    """Title of a section."""
 
-    text: str
-    """Plain text, as in `Text`."""
+    TAGS = ("<h2>", "</h2>")
 
-    def html(self) -> str:
-        return f'<p class="notice">{escape_text(self.text)}</p>'
+
+class Notice(Text):
+    """A paragraph set off from the rest."""
+
+    TAGS = ('<p class="notice">', "</p>")
+
+
+class Code(Text):
+    """Text with its spaces and line breaks, such as a config."""
+
+    TAGS = ("<pre>", "</pre>")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,46 +83,48 @@ class Table:
     header: Sequence[str]
     """Names of the columns."""
     rows: Sequence[Sequence[Cell]]
-    """A cell for each column: text, or a number that is written here; None is a dash."""
+    """One cell per column; numbers are formatted, None is shown as a dash."""
     note: str = ""
     """A sentence under the table."""
     highlight: int | None = None
-    """Which row stands out."""
+    """Index of the row to emphasise."""
 
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.header):
                 raise MemtrainError(
-                    f"row {index} has {len(row)} cells: must have {len(self.header)}, one a column"
+                    f"row {index} has {len(row)} cells: must have {len(self.header)}, "
+                    "one per column"
                 )
         if self.highlight is not None and not 0 <= self.highlight < len(self.rows):
             raise MemtrainError(f"highlight={self.highlight}: the rows are 0..{len(self.rows) - 1}")
 
     def html(self) -> str:
-        rows = [[_cell_text(cell) for cell in row] for row in self.rows]
-        numeric = [
-            column > 0 and all(_is_numeric(row[column]) for row in self.rows)
+        sides = [
+            ' class="number"'
+            if column and all(_is_numeric(row[column]) for row in self.rows)
+            else ""
             for column in range(len(self.header))
         ]
-        sides = [' class="number"' if flag else "" for flag in numeric]
         head = "".join(
             f'<th scope="col"{side}>{escape_text(name)}</th>'
             for name, side in zip(self.header, sides, strict=True)
         )
-        body = "".join(self._row_html(index, row, sides) for index, row in enumerate(rows))
+        body = "".join(self._row_html(index, sides) for index in range(len(self.rows)))
         note = f'<p class="note">{escape_text(self.note)}</p>' if self.note else ""
         return (
             f'<div class="table"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table>{note}</div>"
         )
 
-    def _row_html(self, index: int, row: list[str], sides: list[str]) -> str:
+    def _row_html(self, index: int, sides: list[str]) -> str:
+        row = [escape_text(_cell_text(cell)) for cell in self.rows[index]]
         cells = [
-            f'<td{side} data-label="{escape_text(name)}">{escape_text(cell)}</td>'
+            f'<td{side} data-label="{escape_text(name)}">{cell}</td>'
             for name, cell, side in zip(self.header, row, sides, strict=True)
         ]
         if row:
-            cells[0] = f'<th scope="row">{escape_text(row[0])}</th>'
+            cells[0] = f'<th scope="row">{row[0]}</th>'
         mark = ' class="highlight"' if index == self.highlight else ""
         return f"<tr{mark}>{''.join(cells)}</tr>"
 
@@ -116,18 +138,22 @@ def _cell_text(cell: Cell) -> str:
         return "\N{EN DASH}"
     if isinstance(cell, str):
         return cell
-    text = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
-    return re.sub(r"e\+?(-?)0*", r"e\1", text).replace("-", "\N{MINUS SIGN}")
+    return _plain_minus(f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}")
+
+
+def _plain_minus(number: str) -> str:
+    """1e-05 as 1e−5."""
+    return re.sub(r"e\+?(-?)0*", r"e\1", number).replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A picture, kept inside the page."""
+    """A PNG picture, embedded in the page."""
 
     png_bytes: bytes
-    """The picture as a PNG file has it."""
+    """Content of the PNG file."""
     caption: str
-    """What it shows; also read out in place of the picture."""
+    """Caption and alternative text."""
 
     def __post_init__(self) -> None:
         if not self.png_bytes.startswith(PNG_SIGNATURE):
@@ -142,12 +168,196 @@ class Figure:
         )
 
 
+# ---------------------------------------------------------------------------------------- charts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One line of a chart."""
+
+    name: str
+    """Label in the legend."""
+    x: Sequence[Number | None]
+    y: Sequence[Number | None]
+    """Coordinates; a point with None, NaN or infinity is a gap."""
+    emphasised: bool = False
+    """Draw the line thicker, in the accent colour and above the others."""
+    muted: bool = False
+    """Draw the line thin and grey: a reference."""
+    dashed: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise MemtrainError(
+                f"series {self.name!r}: {len(self.x)} x and {len(self.y)} y; must be equally many"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A vertical line with a label; omitted if it lies outside the x axis."""
+
+    x: Number
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """Lines over a common x axis, drawn by matplotlib as inline SVG."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    """The lines, in the order of the legend."""
+    log_x: bool = False
+    """Use a logarithmic x axis; points at or below 0 become gaps."""
+    y_range: tuple[Number, Number] | None = None
+    """Limits of the y axis; points outside become gaps. None fits the points."""
+    note: str = ""
+    """A sentence under the chart."""
+    marks: Sequence[Mark] = ()
+
+    def html(self, *, compact: bool = False) -> str:
+        """Render the chart as a figure; a compact one fits half the page's width."""
+        narrow = self._svg(472, 230)
+        drawn = narrow if compact else f'<div class="wide">{self._svg(1000, 300)}</div>'
+        drawn += "" if compact else f'<div class="narrow">{narrow}</div>'
+        names = ", ".join(series.name for series in self.series)
+        summary = f"{self.y_label} against {self.x_label}: {names or 'no series'}"
+        return (
+            f'<figure class="chart"><figcaption>{escape_text(self.title)}</figcaption>'
+            f'<div role="img" aria-label="{escape_text(summary)}">{drawn}</div>'
+            f'<p class="note">{escape_text(self.note)}</p></figure>'
+        )
+
+    def _svg(self, width: int, plot_height: int) -> str:
+        """Draw at a size in CSS pixels, with legend and y label above the plot."""
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure as Canvas
+
+        columns = len(self.series)
+        if sum(len(series.name) + 8 for series in self.series) > width / 8:
+            columns = 1  # long names: one per line
+        top = 36 + 20 * -(-len(self.series) // max(1, columns))
+        height = top + plot_height + 50
+        with rc_context(SVG_STYLE):
+            figure = Canvas(figsize=(width / 72, height / 72))
+            box = (46 / width, 50 / height, 1 - 60 / width, plot_height / height)
+            axes = figure.add_axes(box)
+            self._set_axes(axes, lines := [self._points(series) for series in self.series])
+            self._draw(axes, lines)
+            if self.series:
+                legend = figure.legend(loc="upper left", bbox_to_anchor=(0, 1), ncols=columns)
+                for line, text, series in zip(
+                    legend.get_lines(), legend.texts, self.series, strict=True
+                ):
+                    line.set_marker("")
+                    text.set_fontweight("bold" if series.emphasised else "normal")
+            place = dict(color=SOFT, va="top")
+            figure.text(0, 1 - (top - 24) / height, printable(self.y_label), **place)
+            figure.text(1 - 14 / width, 22 / height, printable(self.x_label), ha="right", **place)
+            return render_svg(figure)
+
+    def _points(self, series: Series) -> np.ndarray:
+        """x and y as an array (2, N), both NaN at gaps."""
+        points = np.array(
+            [
+                [value if value is not None and abs(value) < MAX else np.nan for value in values]
+                for values in (series.x, series.y)
+            ],
+            dtype=float,
+        )
+        low, high = self.y_range or (-MAX, MAX)
+        seen = (points[1] >= low) & (points[1] <= high) & (points[0] > (0 if self.log_x else -MAX))
+        points[:, ~seen] = np.nan
+        return points
+
+    def _set_axes(self, axes: "Axes", lines: list[np.ndarray]) -> None:
+        """Set the limits and a few round ticks; an axis that begins near 0 begins at 0."""
+        from matplotlib.ticker import LogLocator, MaxNLocator
+
+        points = np.concatenate([np.empty((2, 0)), *lines], axis=1)
+        points = points[:, ~np.isnan(points[1])]
+        if not points.size:
+            axes.set(xticks=[], yticks=[])
+            axes.text(0.5, 0.5, "No points to draw.", ha="center")
+            return
+        (left, bottom), (right, top) = points.min(axis=1), points.max(axis=1)
+        round_ticks = MaxNLocator(6, steps=[1, 2, 5, 10])
+        if self.log_x:
+            axes.set_xscale("log")
+            left, right = (left / 3, right * 3) if right < 2 * left else (left, right)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right < 100 * left else (1,)))
+            axes.minorticks_off()
+        else:
+            left = 0 if 0 < left < 0.15 * right else left
+            if right - left <= 1e-9 * abs(right):
+                left, right = left - (abs(left) or 1) / 2, right + (abs(right) or 1) / 2
+            axes.xaxis.set_major_locator(round_ticks)
+        axes.set_xlim(left, right)
+        bottom, top = self.y_range or (0 if 0 < bottom < 0.15 * top else bottom, top)
+        ticks = round_ticks.tick_values(bottom, top)
+        axes.set_yticks(ticks)
+        axes.set_ylim(*(self.y_range or (ticks[0], ticks[-1])))
+        axes.xaxis.set_major_formatter(_tick_label)
+        axes.yaxis.set_major_formatter(_tick_label)
+        axes.grid(clip_on=False)
+
+    def _draw(self, axes: "Axes", lines: list[np.ndarray]) -> None:
+        coloured = [index for index, series in enumerate(self.series) if not series.muted]
+        coloured.sort(key=lambda index: not self.series[index].emphasised)
+        for index, (series, (x, y)) in enumerate(zip(self.series, lines, strict=True)):
+            seen = np.pad(~np.isnan(y), 1)
+            dots = seen[1:-1] & ~seen[:-2] & ~seen[2:]  # between gaps, where no line can show it
+            if not series.muted:
+                dots[np.flatnonzero(seen[1:-1])[-1:]] = True
+            axes.plot(
+                x,
+                y,
+                label=" " + printable(series.name),  # matplotlib hides labels that begin with _
+                color=GREY if series.muted else COLOURS[coloured.index(index) % 6],
+                linewidth=1.25 if series.muted else 2.75 if series.emphasised else 1.75,
+                linestyle=(0, (5, 4)) if series.dashed else "-",
+                marker="o",
+                markersize=8 if series.emphasised else 6,
+                markevery=dots.tolist(),
+                markeredgewidth=0,
+                clip_on=False,
+                zorder=2 - series.muted + series.emphasised,
+            )
+        low, high = axes.get_xlim()
+        for mark in self.marks:
+            if not low <= mark.x <= high:
+                continue
+            axes.axvline(mark.x, color=SOFT, linewidth=1, linestyle=(0, (2, 3)), clip_on=False)
+            place = axes.transAxes.inverted().transform(axes.transData.transform((mark.x, 0)))[0]
+            axes.annotate(
+                printable(mark.label),
+                (mark.x, 0),
+                (-6 if place > 0.5 else 6, 6),  # on the side with more space
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="right" if place > 0.5 else "left",
+                color=SOFT,
+            )
+
+
+def _tick_label(value: float, _: int | None = None) -> str:
+    """A short number: 0, 0.002, 500, 1.5k, 1M, 2e−5."""
+    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+    unit, suffix = next((u for u in units if u[0] <= abs(value) < 1e15), (1, ""))
+    return _plain_minus(f"{value / unit:.6g}{suffix}")
+
+
+# ------------------------------------------------------------------------------- the whole page
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Charts or pictures side by side; one below the other where the page is narrow."""
+    """Charts or pictures side by side, or stacked on a narrow page."""
 
     parts: Sequence[Chart | Figure]
-    """From left to right."""
 
     def html(self) -> str:
         inner = [
@@ -158,41 +368,29 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Code:
-    """Text as it stands, such as a config."""
-
-    text: str
-    """Spaces and line ends are kept."""
-
-    def html(self) -> str:
-        return f"<pre>{escape_text(self.text)}</pre>"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Fold:
-    """Parts that are shown when the reader opens them."""
+    """Parts that stay hidden until the reader opens them."""
 
     summary: str
-    """What is inside, always shown."""
+    """The line that is always visible."""
     parts: Sequence["Part"]
-    """From top to bottom."""
 
     def html(self) -> str:
         inner = "".join(part.html() for part in self.parts)
         return f"<details><summary>{escape_text(self.summary)}</summary>{inner}</details>"
 
 
-Part = Heading | Text | Notice | Table | Chart | Figure | Columns | Code | Fold
+Part = Text | Table | Chart | Figure | Columns | Fold
 
 
 def render_page(title: str, lead: str, parts: Sequence[Part], footer: str) -> str:
-    """The whole page; write it as UTF-8.
+    """Render a page; write it as UTF-8.
 
     Args:
-        title: headline, and name of the browser's tab.
-        lead: what the page has to say, in a paragraph.
-        parts: what follows, from top to bottom.
-        footer: small print; line ends are kept.
+        title: headline, also the browser tab's title.
+        lead: opening paragraph.
+        parts: content from top to bottom.
+        footer: small print; line breaks are kept.
     """
     body = "\n".join(part.html() for part in parts)
     return f"""<!doctype html>
@@ -204,7 +402,7 @@ def render_page(title: str, lead: str, parts: Sequence[Part], footer: str) -> st
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
 <title>{escape_text(title)}</title>
-<style>{STYLE}</style>
+<style>{Path(__file__).with_name("page.css").read_text()}</style>
 </head>
 <body>
 <main>
@@ -213,7 +411,6 @@ def render_page(title: str, lead: str, parts: Sequence[Part], footer: str) -> st
 {body}
 </main>
 <footer>{escape_text(footer)}</footer>
-<script>{SCRIPT}</script>
 </body>
 </html>
 """
