@@ -378,7 +378,7 @@ def damage_line(line: str, chance: random.Random) -> str:
 
 def test_any_value_anywhere_is_taken_or_refused_in_words(tmp_path: Path, capsys, monkeypatch):
     """What a figure does with it is tried where it is judged; drawing each would take minutes."""
-    monkeypatch.setattr("memtrain.paper.reproduce.rendered", lambda figure: b"")
+    monkeypatch.setattr("memtrain.paper.reproduce.render_figure", lambda figure: b"")
     folder = fill(tmp_path, "joint")
     lines = {name: (folder / name).read_text() for name in ("setup.json", "results.jsonl")}
     taken = 0
