@@ -405,7 +405,7 @@ def rnn_case() -> None:
         written, memory = rnn.write(expected[:, -1], uniforms, choose)
         logits = rnn.predict(expected[:, -1])
         first, _ = rnn.write(expected[:, -1], uniforms[:1], Sampler())
-        engine.prepare_rnn(rnn)
+        engine.prepare(rnn)
         out = rnn.unroll(tokens)
         fast_written, fast_memory = rnn.write(expected[:, -1], uniforms, choose)
         fast_first, _ = rnn.write(expected[:, -1], uniforms[:1], Sampler())
@@ -420,18 +420,15 @@ def rnn_case() -> None:
 
 def parts_case(device) -> None:
     """What an engine puts together: a step of generation in its parts, and who has none."""
-    from memtrain.accel.engine import Engine
-    from memtrain.config import EngineConfig
+    from memtrain.accel.fast_paths import kernel_sampler, rollout_kernels
 
-    engine = Engine(EngineConfig(device=device))
-    engine.kernels = True  # in the interpreter too
     size = CellConfig(memory_tokens=3, memory_dim=64, width=64, layers=1, heads=2, head_dim=32)
     teacher = TeacherConfig(width=64, decoder_layers=1, heads=2, head_dim=32)
     rnn = RNN(TransformerCell(size, 40), Decoder(teacher, 40, 64)).to(device)
     memory, chance = torch.randn(5, 3, 64, device=device), torch.rand(5, device=device)
-    parts, choose = engine._fast_parts(rnn), engine._fast_choice(Sampler())
+    parts, choose = rollout_kernels(rnn), kernel_sampler(Sampler())
     assert isinstance(choose, KernelSampler)
-    assert engine._fast_choice(greedy := Sampler(temperature=0.0)) is greedy
+    assert kernel_sampler(greedy := Sampler(temperature=0.0)) is greedy
     with torch.no_grad():
         logits, token = rnn.predict(memory), Sampler()(rnn.predict(memory), chance)
         after = rnn.cell(memory, token)
@@ -440,7 +437,7 @@ def parts_case(device) -> None:
             check("parts: token", float((choose(logits, chance) != token).sum()), 0)
             check("parts: memory", relative_error(rnn.cell(memory, token), after), 1.5e-2)
     narrow = TransformerCell(replace(size, memory_dim=32), 40).to(device)
-    parts = engine._fast_parts(RNN(narrow, Decoder(teacher, 40, 32).to(device)))
+    parts = rollout_kernels(RNN(narrow, Decoder(teacher, 40, 32).to(device)))
     check("parts: other widths", float(len(parts.cells) + abs(len(parts.stacks) - 2)), 0)
 
 

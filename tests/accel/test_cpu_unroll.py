@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from conftest import assert_unrolls_as_the_loop, plain_loop
 from memtrain.accel.cpu_unroll import FusedUnroll
+from memtrain.accel.fast_paths import loops
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.models.cells import TransformerCell
 from memtrain.models.rnn import RNN
@@ -71,7 +72,7 @@ class TestRNN:
     def rnn(self, cell: nn.Module) -> RNN:
         config = TeacherConfig(width=8, decoder_layers=1, heads=2, head_dim=4)
         rnn = RNN(cell, Decoder(config, 3, 8))
-        rnn.whole_unroll = FusedUnroll()
+        loops(rnn).unroller = FusedUnroll()
         return rnn
 
     def test_following_ends_where_the_loop_ends(self):
@@ -80,7 +81,7 @@ class TestRNN:
         expected = plain_loop(cell, inputs, memory)[:, -1]
         rnn = self.rnn(cell)
         torch.testing.assert_close(rnn.unroll_last(inputs, memory), expected, rtol=1e-9, atol=1e-9)
-        rnn.whole_unroll = None
+        rnn.fast = None
         assert torch.equal(rnn.unroll_last(inputs, memory), expected)
 
     def test_another_cell_is_taken_as_it_is(self):

@@ -12,12 +12,12 @@ from conftest import random_tokens, seeded, tiny_cell, tiny_rnn
 from memtrain.accel import cuda_graphs as graphs
 from memtrain.accel.cuda_graphs import (
     CHUNK,
-    FastParts,
-    GraphedUnroll,
-    GraphedWrite,
+    GraphedRollouts,
+    RolloutKernels,
     captured,
     chunk_sizes,
 )
+from memtrain.accel.fast_paths import loops
 from memtrain.generation.sampling import sample
 from memtrain.models.cells import TransformerCell
 from memtrain.models.rnn import RNN, Sampler
@@ -52,44 +52,28 @@ class IdleCell:
 class PlainChunk:
     """_Chunk without its graph."""
 
-    def __init__(self, steps, memory, size, precision) -> None:
-        self.steps, self.size = steps, size
+    def __init__(self, steps, inputs, memory, precision) -> None:
+        self.steps, self.buffer = steps, inputs
 
-    def run(self, tokens: Tensor, memory: Tensor) -> Tensor:
-        assert tokens.shape[1] == self.size
-        return torch.stack(self.steps(tokens.unbind(1), memory))
-
-
-class PlainWriteChunk:
-    """_WriteChunk without its graph."""
-
-    def __init__(self, step, memory, choose, size, precision) -> None:
-        self.step, self.choose, self.size = step, choose, size
-
-    def run(self, uniforms: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        assert len(uniforms) == self.size
-        tokens = []
-        for chance in uniforms:
-            token, memory = self.step(memory, chance, self.choose)
-            tokens.append(token)
-        return torch.stack(tokens), memory
+    def run(self, inputs: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        assert (inputs.shape, inputs.dtype) == (self.buffer.shape, self.buffer.dtype)
+        return self.steps(inputs, memory)
 
 
 @pytest.fixture
 def rnn(monkeypatch) -> RNN:
     monkeypatch.setattr(graphs, "_Chunk", PlainChunk)
-    monkeypatch.setattr(graphs, "_WriteChunk", PlainWriteChunk)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return tiny_rnn()
 
 
-def fast_parts(rnn: RNN) -> FastParts:
+def idle_kernels(rnn: RNN) -> RolloutKernels:
     assert isinstance(rnn.cell, TransformerCell)
     stacks = {stack: CountingStack() for stack in (rnn.cell.stack, rnn.readout.stack)}
-    return FastParts(stacks, {rnn.cell: IdleCell()})
+    return RolloutKernels(stacks, {rnn.cell: IdleCell()})
 
 
-def refreshed(parts: FastParts) -> list[int]:
+def refreshed(parts: RolloutKernels) -> list[int]:
     return [fast.refreshed for fast in parts.stacks.values() if isinstance(fast, CountingStack)]
 
 
@@ -105,7 +89,7 @@ class TestRollouts:
         inputs = random_tokens(3, length)
         with torch.no_grad():
             expected = rnn.unroll(inputs)
-            rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+            loops(rnn).graphs = graphed = GraphedRollouts(rnn, nullcontext, idle_kernels(rnn))
             assert_close(rnn.unroll(inputs), expected)
         assert len(graphed.chunks) == len(set(chunk_sizes(length)))
 
@@ -120,7 +104,8 @@ class TestRollouts:
 
         with torch.no_grad():
             expected, after = rnn.write(memory, uniforms, Sampler())
-            rnn.fast_write = GraphedWrite(rnn, fast_parts(rnn), nullcontext, fast_choice)
+            kernels = idle_kernels(rnn)
+            loops(rnn).graphs = GraphedRollouts(rnn, nullcontext, kernels, fast_choice)
             tokens, fast_after = rnn.write(memory, uniforms, Sampler())
             rnn.write(memory, uniforms, Sampler())
         assert tokens.tolist() == expected.tolist()
@@ -129,7 +114,7 @@ class TestRollouts:
 
 
 def test_a_cell_that_trains_has_graphs_of_its_own(rnn):
-    rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+    loops(rnn).graphs = graphed = GraphedRollouts(rnn, nullcontext, idle_kernels(rnn))
     for mode in (True, False, True):
         rnn.train(mode)
         with torch.no_grad():
@@ -138,10 +123,10 @@ def test_a_cell_that_trains_has_graphs_of_its_own(rnn):
 
 
 def test_a_rehearsal_leaves_no_graph_behind(rnn):
-    rnn.fast_unroll = graphed = GraphedUnroll(rnn.cell, fast_parts(rnn), nullcontext)
+    loops(rnn).graphs = graphed = GraphedRollouts(rnn, nullcontext, idle_kernels(rnn))
     graphed.rehearsing = True
     steps = []
-    graphed.cell.register_forward_hook(lambda *_: steps.append(1))
+    graphed.rnn.cell.register_forward_hook(lambda *_: steps.append(1))
     with torch.no_grad():
         memories = rnn.unroll(random_tokens(2, CHUNK))
     assert memories.shape[:2] == (2, CHUNK) and memories.is_contiguous()
@@ -150,9 +135,8 @@ def test_a_rehearsal_leaves_no_graph_behind(rnn):
 
 
 def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
-    parts = fast_parts(rnn)
-    rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, nullcontext)
-    rnn.fast_write = GraphedWrite(rnn, parts, nullcontext, lambda choose: choose)
+    parts = idle_kernels(rnn)
+    loops(rnn).graphs = GraphedRollouts(rnn, nullcontext, parts)
     sample(rnn, random_tokens(2, 2 * CHUNK), 3 * CHUNK, seeded())
     assert refreshed(parts) == [2, 2]  # the prompt, and what is written
     memory, uniforms = rnn.empty_memory(2), torch.rand(1, 2)
@@ -163,7 +147,7 @@ def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
 
 
 def test_standins_stand_in_only_while_they_are_active(rnn):
-    parts = fast_parts(rnn)
+    parts = idle_kernels(rnn)
     pairs = [*parts.stacks.items(), *parts.cells.items()]
     with pytest.raises(ZeroDivisionError), parts.active():
         assert all(module.fast is fast for module, fast in pairs)
@@ -176,7 +160,7 @@ def test_a_cell_without_standin_takes_the_plain_way(rnn):
     inputs = random_tokens(2, 3)
     with torch.no_grad():
         expected = rnn.unroll(inputs)
-        rnn.fast_unroll = GraphedUnroll(rnn.cell, FastParts({}, {}), nullcontext)
+        loops(rnn).graphs = GraphedRollouts(rnn, nullcontext)
         assert_close(rnn.unroll(inputs), expected)
 
 

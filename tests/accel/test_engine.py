@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import memtrain.accel
-from memtrain.accel.engine import Engine, _has_kernels, pick_device
+from memtrain.accel.engine import Engine, pick_device
+from memtrain.accel.fast_paths import triton_off
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
 from memtrain.models.layers import Block, Rotary
@@ -40,8 +41,8 @@ def test_bf16_computes_in_bf16_and_fp32_does_not():
 def test_no_more_threads_than_cores(monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    Engine(EngineConfig(device="cpu", threads=4096))
-    Engine(EngineConfig(device="cpu", threads=1))
+    Engine(EngineConfig(device="cpu", threads=4096)).apply_globals()
+    Engine(EngineConfig(device="cpu", threads=1)).apply_globals()
     assert asked == [os.cpu_count(), 1]
 
 
@@ -90,7 +91,7 @@ import os, torch
 from memtrain.config import EngineConfig
 from memtrain.accel.engine import Engine
 import torch._inductor.config as inductor
-Engine(EngineConfig(device="cpu", deterministic=True, compile=True))
+Engine(EngineConfig(device="cpu", deterministic=True, compile=True)).apply_globals()
 assert torch.are_deterministic_algorithms_enabled() and inductor.deterministic
 assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
@@ -98,26 +99,29 @@ assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     subprocess.run([sys.executable, "-c", code], check=True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    engine = Engine(EngineConfig(device="cpu", deterministic=True))
     with pytest.raises(MemtrainError, match="CUBLAS_WORKSPACE_CONFIG=:0:0: must be :4096:8"):
-        Engine(EngineConfig(device="cpu", deterministic=True))
+        engine.apply_globals()
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(
-    ("capability", "hip", "triton", "expected"),
+    ("capability", "hip", "triton", "precision", "reason"),
     [
-        ((9, 0), None, True, True),
-        ((8, 0), None, True, False),
-        ((10, 0), None, True, False),
-        ((9, 0), "6.0", True, False),  # some of AMD's say 9.0, too
-        ((9, 0), None, False, False),
+        ((9, 0), None, True, "bf16", None),
+        ((8, 0), None, True, "bf16", "GPU X is not a Hopper GPU"),
+        ((10, 0), None, True, "bf16", "GPU X is not a Hopper GPU"),
+        ((9, 0), "6.0", True, "bf16", "GPU X is not a Hopper GPU"),  # some of AMD's report 9.0
+        ((9, 0), None, False, "bf16", "Triton is not installed"),
+        ((9, 0), None, True, "fp32", "fp32; bf16 needed"),
     ],
 )
-def test_kernels_are_for_hopper_and_triton(capability, hip, triton, expected, monkeypatch):
+def test_kernels_are_for_hopper_and_triton(capability, hip, triton, precision, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU X")
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr("memtrain.accel.engine.find_spec", lambda name: triton or None)
-    assert _has_kernels(torch.device("cuda")) == expected
+    monkeypatch.setattr("memtrain.accel.fast_paths.find_spec", lambda name: triton or None)
+    assert triton_off(Engine(EngineConfig(device="cpu", precision=precision))) == reason
 
 
 def test_no_kernel_of_ours_adds_in_the_order_in_which_programs_end():

@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from conftest import assert_unrolls_as_the_loop, plain_loop
 from memtrain.accel.engine import Engine
+from memtrain.accel.fast_paths import RNNLoops
 from memtrain.accel.gru import UnrolledGRU
 from memtrain.config import CellConfig, EngineConfig, TeacherConfig
 from memtrain.models.cells import GRUCell
@@ -62,8 +63,11 @@ def test_an_engine_gives_it_to_our_gru_alone():
     inputs = torch.randint(5, (3, 4))
     for kind in (GRUCell, Doubled):
         rnn = RNN(kind(config, 5), Decoder(decoder, 5, 6))
-        engine.prepare_rnn(rnn)
-        assert rnn.whole_unroll is not None
-        assert rnn.whole_unroll.serves(rnn.cell, rnn.empty_memory(3)) == (kind is GRUCell)
+        engine.prepare(rnn)
+        assert isinstance(rnn.fast, RNNLoops) == (kind is GRUCell)
+        if isinstance(rnn.fast, RNNLoops):
+            assert isinstance(rnn.fast.unroller, UnrolledGRU)
+            assert rnn.fast.unroller.serves(rnn.cell, rnn.empty_memory(3))
+        assert not UnrolledGRU().serves(Doubled(config, 5), rnn.empty_memory(3))
         expected = plain_loop(rnn.cell, inputs, rnn.empty_memory(3))
         assert_close(rnn.unroll(inputs), expected, rtol=1e-5, atol=1e-6)

@@ -34,14 +34,15 @@ def test_each_kind_of_call_is_compiled_once_and_none_is_launched():
 
 
 def test_rollouts_know_that_they_are_rehearsed_and_are_told_when_it_ends():
-    from memtrain.accel.cuda_graphs import FastParts, GraphedUnroll
+    from memtrain.accel.cuda_graphs import GraphedRollouts
     from memtrain.accel.engine import Engine
+    from memtrain.accel.fast_paths import loops
     from memtrain.config import EngineConfig
     from memtrain.recipes import recipe
     from memtrain.training.run import Run
 
     rnn = Run(recipe("retrieval"), Path("unwritten")).rnn
-    rnn.fast_unroll = rollout = GraphedUnroll(rnn.cell, FastParts({}, {}), nullcontext)
+    loops(rnn).graphs = rollout = GraphedRollouts(rnn, nullcontext)
     engine, seen = Engine(EngineConfig(device="cpu")), []
     engine.rehearse(rnn, lambda: seen.append(rollout.rehearsing))
     assert not seen  # nothing to compile

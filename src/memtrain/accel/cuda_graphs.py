@@ -1,15 +1,16 @@
-"""Graphs of GPU work, captured once and replayed: launched one by one, short kernels leave it idle.
+"""CUDA graphs of rollouts and training steps: captured once, then replayed without launch costs.
 
-A graph reads the weights where they lie, so it stays right while they train.
+A graph reads the weights where they are stored, so it stays valid while they train.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from memtrain.models.cells import FastCell, TransformerCell
 from memtrain.models.layers import FastStack, Stack
@@ -17,13 +18,15 @@ from memtrain.models.rnn import RNN, Choose
 from memtrain.objectives.base import Objective
 
 WARMUP = 3
-"""Steps taken as usual before one is captured: they compile, allocate and choose kernels."""
+"""Training steps run eagerly before one is captured: they compile, allocate and select kernels."""
 CHUNK = 16
-"""Steps in one graph; what is left over is taken in graphs of one step."""
+"""Steps of a rollout in one graph; the remainder uses graphs of one step."""
+
+Precision = Callable[[], AbstractContextManager]
 
 
-class FastParts:
-    """The stacks and cells of an RNN and what stands in for them while it is rolled out."""
+class RolloutKernels:
+    """The stacks and cells of an RNN with the kernels that replace them during rollouts."""
 
     def __init__(
         self, stacks: Mapping[Stack, FastStack], cells: Mapping[TransformerCell, FastCell]
@@ -32,13 +35,13 @@ class FastParts:
         self.cells = cells
 
     def refresh(self) -> None:
-        """Take over weights that have trained since."""
+        """Copy the current weights."""
         for fast in self.stacks.values():
             fast.refresh()
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Only rollouts may use them: elsewhere nobody would refresh them."""
+        """Use them inside only: outside a rollout nothing would refresh their weights."""
         for stack, fast in self.stacks.items():
             stack.fast = fast
         for cell, fast in self.cells.items():
@@ -50,55 +53,99 @@ class FastParts:
                 part.fast = None
 
 
-class GraphedUnroll:
-    """`RNN.unroll` without autograd; a graph for each batch size."""
+class GraphedRollouts:
+    """`RNN.unroll` and `RNN.write` without autograd, as graphs of up to CHUNK steps.
+
+    There is one graph per shape of the memory, number of steps and mode of the cell, or way to
+    choose tokens.
+    """
 
     def __init__(
         self,
-        cell: nn.Module,
-        parts: FastParts,
-        precision: Callable[[], AbstractContextManager],
+        rnn: RNN,
+        precision: Precision,
+        kernels: RolloutKernels | None = None,
+        fast_choice: Callable[[Choose], Choose] = lambda choose: choose,
     ) -> None:
-        self.cell = cell
-        self.parts = parts
+        self.rnn = rnn
         self.precision = precision
-        self.chunks: dict[tuple[torch.Size, int, bool], _Chunk] = {}
+        self.kernels = kernels or RolloutKernels({}, {})
+        self.fast_choice = fast_choice
+        self.chunks: dict[tuple, _Chunk] = {}
         self.rehearsing = False
-        """Whether kernels are compiled and not launched: a graph would stay empty."""
+        """Whether kernels are compiled and not launched: a graph captured now would be empty."""
 
-    def __call__(
+    def unroll(
         self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
-        self.parts.refresh()
-        if self.rehearsing:  # all steps launch the same kernels
-            with self.parts.active(), self.precision():
-                (after,) = self._steps([inputs[:, 0]], memory)
+        self.kernels.refresh()
+        if self.rehearsing:  # every step launches the same kernels
+            with self.kernels.active(), self.precision():
+                (after,) = self._memories([inputs[:, 0]], memory)
             return after[:, None].expand(-1, inputs.shape[1], -1, -1).contiguous()
-        if torch.cuda.is_current_stream_capturing():  # a graph holds no graphs
-            with self.parts.active(), self.precision():
-                return torch.stack(self._steps(inputs.T.contiguous().unbind(), memory), dim=1)
+        if torch.cuda.is_current_stream_capturing():  # graphs cannot be nested
+            with self.kernels.active(), self.precision():
+                return torch.stack(self._memories(inputs.T.contiguous().unbind(), memory), dim=1)
         memories = []
         for part in inputs.split(chunk_sizes(inputs.shape[1]), dim=1):
-            memories.append(self._chunk(memory, part.shape[1]).run(part, memory))
-            memory = memories[-1][-1]
+            (after,) = self._unroll_chunk(memory, part.shape[1]).run(part.T, memory)
+            memories.append(after)
+            memory = after[-1]
         return torch.cat(memories).transpose(0, 1)
 
-    def _chunk(self, memory: Float[Tensor, "B M D"], size: int) -> "_Chunk":
-        key = (memory.shape, size, self.cell.training)  # a cell of the user's may have dropout
+    def write(
+        self, memory: Float[Tensor, "B M D"], uniforms: Float[Tensor, "T B"], choose: Choose
+    ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
+        """The tokens, and the memory after the last of them."""
+        self.kernels.refresh()
+        tokens = []
+        for part in uniforms.split(chunk_sizes(len(uniforms))):
+            written, memory = self._write_chunk(memory, len(part), choose).run(part, memory)
+            tokens.append(written)
+        return torch.cat(tokens).T, memory
+
+    def _unroll_chunk(self, memory: Float[Tensor, "B M D"], size: int) -> "_Chunk":
+        key = (memory.shape, size, self.rnn.cell.training)  # a user's cell may have dropout
         if key not in self.chunks:
-            with self.parts.active(), torch.no_grad():
-                self.chunks[key] = _Chunk(self._steps, memory, size, self.precision)
+            tokens = torch.zeros(size, len(memory), dtype=torch.long, device=memory.device)
+            self.chunks[key] = self._capture(self._unroll_steps, tokens, memory)
         return self.chunks[key]
 
-    def _steps(
-        self, tokens: Sequence[Int[Tensor, " B"]], memory: Float[Tensor, "B M D"]
-    ) -> list[Float[Tensor, "B M D"]]:
+    def _write_chunk(self, memory: Float[Tensor, "B M D"], size: int, choose: Choose) -> "_Chunk":
+        key = (memory.shape, size, choose)
+        if key not in self.chunks:
+            uniforms = torch.rand(size, len(memory), device=memory.device)
+            steps = partial(self._write_steps, self.fast_choice(choose))
+            self.chunks[key] = self._capture(steps, uniforms, memory)
+        return self.chunks[key]
+
+    def _capture(self, steps: "_Steps", inputs: Tensor, memory: Tensor) -> "_Chunk":
+        with self.kernels.active(), torch.no_grad():
+            return _Chunk(steps, inputs, memory, self.precision)
+
+    def _memories(self, tokens: Iterable[Tensor], memory: Tensor) -> list[Tensor]:
         memories = []
         for token in tokens:
-            memory = self.cell(memory, token).to(memory.dtype)
+            memory = self.rnn.cell(memory, token).to(memory.dtype)
             memories.append(memory)
         return memories
+
+    def _unroll_steps(self, tokens: Int[Tensor, "K B"], memory: Tensor) -> tuple[Tensor, ...]:
+        return (torch.stack(self._memories(tokens.unbind(), memory)),)
+
+    def _write_steps(
+        self, choose: Choose, uniforms: Float[Tensor, "K B"], memory: Tensor
+    ) -> tuple[Tensor, ...]:
+        tokens = []
+        for uniform in uniforms.unbind():
+            tokens.append(choose(self.rnn.predict(memory), uniform))
+            memory = self.rnn.cell(memory, tokens[-1]).to(memory.dtype)
+        return torch.stack(tokens), memory
+
+
+_Steps = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""From K rows of inputs, tokens or uniform numbers, and a memory to the results of K steps."""
 
 
 def chunk_sizes(length: int) -> list[int]:
@@ -107,117 +154,36 @@ def chunk_sizes(length: int) -> list[int]:
 
 
 class _Chunk:
-    """Some steps on fixed buffers."""
+    """A graph of a few steps on fixed buffers."""
 
-    def __init__(
-        self,
-        steps: Callable[[Sequence[Tensor], Tensor], list[Tensor]],
-        memory: Float[Tensor, "B M D"],
-        size: int,
-        precision: Callable[[], AbstractContextManager],
-    ) -> None:
-        self.memory = memory.clone()
-        self.tokens = torch.zeros(size, len(memory), dtype=torch.long, device=memory.device)
+    def __init__(self, steps: _Steps, inputs: Tensor, memory: Tensor, precision: Precision) -> None:
+        self.inputs, self.memory = inputs, memory.clone()
         self.graph = torch.cuda.CUDAGraph()
-        _warm_up(lambda: steps(self.tokens[:1].unbind(), self.memory), precision)
+        _warm_up(lambda: steps(self.inputs[:1], self.memory), precision)
         with captured(self.graph), precision():
-            self.out = torch.stack(steps(self.tokens.unbind(), self.memory))
+            self.out = steps(self.inputs, self.memory)
 
-    def run(
-        self, tokens: Int[Tensor, "B K"], memory: Float[Tensor, "B M D"]
-    ) -> Float[Tensor, "K B M D"]:
-        """The memories after each token."""
+    def run(self, inputs: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        """Copies of what the steps return."""
         self.memory.copy_(memory)
-        self.tokens.copy_(tokens.T)
+        self.inputs.copy_(inputs)
         self.graph.replay()
-        return self.out.clone()
-
-
-class GraphedWrite:
-    """`RNN.write`; a graph for each batch size and way of choosing tokens."""
-
-    def __init__(
-        self,
-        rnn: RNN,
-        parts: FastParts,
-        precision: Callable[[], AbstractContextManager],
-        fast_choice: Callable[[Choose], Choose],
-    ) -> None:
-        self.rnn = rnn
-        self.parts = parts
-        self.precision = precision
-        self.fast_choice = fast_choice
-        self.chunks: dict[tuple[torch.Size, Choose, int], _WriteChunk] = {}
-
-    def __call__(
-        self, memory: Float[Tensor, "B M D"], uniforms: Float[Tensor, "T B"], choose: Choose
-    ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
-        """The tokens, and the memory after the last of them."""
-        self.parts.refresh()
-        tokens = []
-        for part in uniforms.split(chunk_sizes(len(uniforms))):
-            written, memory = self._chunk(memory, choose, len(part)).run(part, memory)
-            tokens.append(written)
-        return torch.cat(tokens).T, memory
-
-    def _chunk(self, memory: Float[Tensor, "B M D"], choose: Choose, size: int) -> "_WriteChunk":
-        key = (memory.shape, choose, size)
-        if key not in self.chunks:
-            fast = self.fast_choice(choose)
-            with self.parts.active(), torch.no_grad():
-                self.chunks[key] = _WriteChunk(self._step, memory, fast, size, self.precision)
-        return self.chunks[key]
-
-    def _step(self, memory: Tensor, chance: Tensor, choose: Choose) -> tuple[Tensor, Tensor]:
-        token = choose(self.rnn.predict(memory), chance)
-        return token, self.rnn.cell(memory, token).to(memory.dtype)
-
-
-class _WriteChunk:
-    """Some written tokens on fixed buffers."""
-
-    def __init__(
-        self,
-        step: Callable[[Tensor, Tensor, Choose], tuple[Tensor, Tensor]],
-        memory: Float[Tensor, "B M D"],
-        choose: Choose,
-        size: int,
-        precision: Callable[[], AbstractContextManager],
-    ) -> None:
-        self.memory = memory.clone()
-        self.uniforms = torch.rand(size, len(memory), device=memory.device)
-        self.graph = torch.cuda.CUDAGraph()
-        _warm_up(lambda: step(self.memory, self.uniforms[0], choose), precision)
-        with captured(self.graph), precision():
-            state, tokens = self.memory, []
-            for chance in self.uniforms.unbind():
-                token, state = step(state, chance, choose)
-                tokens.append(token)
-            self.tokens, self.after = torch.stack(tokens), state
-
-    def run(
-        self, uniforms: Float[Tensor, "K B"], memory: Float[Tensor, "B M D"]
-    ) -> tuple[Int[Tensor, "K B"], Float[Tensor, "B M D"]]:
-        """The tokens, and the memory after them."""
-        self.memory.copy_(memory)
-        self.uniforms.copy_(uniforms)
-        self.graph.replay()
-        return self.tokens.clone(), self.after.clone()
+        return tuple(part.clone() for part in self.out)
 
 
 def captured(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None
 ) -> AbstractContextManager:
-    """What is launched inside becomes the graph.
+    """Capture into `graph` the work launched inside.
 
-    Only this thread is held to what a capture allows: a checkpoint that another one fetches at the
-    same time (saving.py) pins memory and waits, which would spoil it.
+    The capture restricts this thread only: another one that fetches a checkpoint at the same time
+    (async_checkpoint.py) pins memory and synchronizes, which would otherwise break the capture.
     """
     return torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
 
 
-def _warm_up(work: Callable[[], object], precision: Callable[[], AbstractContextManager]) -> None:
-    """Compile, allocate and choose kernels outside the capture."""
+def _warm_up(work: Callable[[], object], precision: Precision) -> None:
+    """Compile, allocate and select kernels outside the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,50 +1,37 @@
-"""How a step runs: device, precision, compilation, threads."""
+"""How a run uses the machine: device, precision, threads, determinism, memory."""
 
 import ctypes
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from memtrain.accel.causal_cpu import CausalEncoderCPU
-from memtrain.accel.causal_gpu import CausalEncoderGPU
-from memtrain.accel.cpu_decoder import VocabProjectedDecoder
-from memtrain.accel.cpu_unroll import FusedUnroll
-from memtrain.accel.cuda_graphs import (
-    FastParts,
-    GraphedStep,
-    GraphedUnroll,
-    GraphedWrite,
-    StepOwner,
-)
-from memtrain.accel.gru import UnrolledGRU
-from memtrain.accel.hopper import is_hopper
-from memtrain.accel.streams import CastWeights, StreamOverlap
 from memtrain.config import EngineConfig, StageConfig
 from memtrain.config.validation import check_device
 from memtrain.errors import DeviceMemoryError, MemtrainError
-from memtrain.models.cells import GRUCell, TransformerCell
+from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
-from memtrain.models.rnn import RNN, Choose, Sampler
-from memtrain.models.teacher import CausalEncoder, Decoder, Teacher
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import CausalEncoder, Teacher
 from memtrain.objectives.base import NO_OVERLAP, Overlap
 from memtrain.shapes import Batch, Losses
 
-FAST: dict[type[nn.Module], tuple[str, ...]] = {
-    Block: ("fast",),
-    RNN: ("fast_unroll", "fast_write", "whole_unroll"),
-    Teacher: ("fast_decode",),
-    CausalEncoder: ("fast",),
-}
-"""Where a model holds what stands in for its reference."""
+if TYPE_CHECKING:
+    from memtrain.accel.cuda_graphs import StepOwner
+
+REPLACEABLE = (Block, CausalEncoder, Lookup, RNN, Stack, Teacher, TransformerCell)
+"""Modules whose attribute `fast` holds a faster version of their computation (fast_paths.py)."""
 
 
 class Engine:
-    """Turns an EngineConfig into what the trainer needs of the machine."""
+    """The device, precision and fast paths that an EngineConfig selects.
+
+    With `fast` off, no other module of this package is imported.
+    """
 
     def __init__(self, config: EngineConfig, local_rank: int = 0) -> None:
         self.config = config
@@ -53,18 +40,26 @@ class Engine:
             config.precision == "auto" and self.device.type == "cuda"
         )
         self.fast = config.fast and self.device.type == "cuda"
-        self.written_out = config.fast and self.device.type == "cpu"
-        self.kernels = self.fast and self.bf16 and _has_kernels(self.device)
-        if config.threads:
-            # More than there are cores is no faster, and a machine may refuse to make them.
-            torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
-        if self.written_out:
+        """Whether steps and rollouts are captured as CUDA graphs."""
+        self.kernels = False
+        """Whether our Triton kernels serve."""
+        if self.fast:
+            from memtrain.accel.fast_paths import triton_off
+
+            self.kernels = triton_off(self) is None
+
+    def apply_globals(self) -> None:
+        """Change the settings of the process that the config asks for, before models are built."""
+        if self.config.threads:
+            # More threads than cores are not faster, and some machines refuse to create them.
+            torch.set_num_threads(min(self.config.threads, os.cpu_count() or 1))
+        if self.config.fast and self.device.type == "cpu":
             keep_freed_memory()
-        if config.deterministic:
-            _make_deterministic(config.compile)
+        if self.config.deterministic:
+            _make_deterministic(self.config.compile)
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-            # A block is compiled once for each shape it meets: stages, readout, evaluation.
+            # A block is compiled once for each shape: stages, readout, evaluation.
             torch._dynamo.config.recompile_limit = 64
 
     def autocast(self) -> AbstractContextManager:
@@ -75,117 +70,67 @@ class Engine:
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """For evaluation: the shapes it meets are not worth compiling for."""
-        eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
-        with self.autocast(), eager:
+        """For evaluation: autocast, and no compilation for shapes that are met once."""
+        with self.autocast(), self._eager():
             yield
 
-    def prepare(self, models: nn.Module) -> None:
-        """Give the Transformers what makes them fast here; one compilation serves all layers."""
-        if self.kernels:
-            from memtrain.accel.triton.block import KernelBlock
-            from memtrain.accel.triton.embedding import table_gradient
+    def _eager(self) -> AbstractContextManager:
+        return torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
 
-            for module in models.modules():
-                if isinstance(module, Lookup):
-                    module.table_gradient = table_gradient
-                if isinstance(module, Block) and KernelBlock.fits(module):
-                    module.fast = KernelBlock(module)
-        for module in models.modules():
-            if isinstance(module, CausalEncoder) and self.fast:
-                module.fast = CausalEncoderGPU(compiled=self.config.compile)
-            if isinstance(module, CausalEncoder) and self.written_out:
-                module.fast = CausalEncoderCPU()
-            if isinstance(module, Teacher) and self.written_out:
-                module.fast_decode = VocabProjectedDecoder()
+    def prepare(self, models: nn.Module) -> None:
+        """Attach the fast paths and compile; one compilation serves all layers."""
+        if self.config.fast:
+            from memtrain.accel.fast_paths import choose
+
+            choose(models, self)
         if self.config.compile:
+            # With kernels, only attention over sequences that are too long for them.
+            kind = Attention if self.kernels else Block
             for module in models.modules():
-                # Where there are kernels, attention that is too long for them.
-                kind = Attention if self.kernels else Block
                 if isinstance(module, kind):
                     module.compile(dynamic=False)
 
     @contextmanager
     def reference(self, models: nn.Module) -> Iterator[None]:
-        """Without what `prepare` and `prepare_rnn` gave them: every operation is torch's own."""
-        given: list[tuple[nn.Module, str, object]] = []
-        for module in models.modules():
-            for kind, names in FAST.items():
-                if isinstance(module, kind):
-                    given += [(module, name, getattr(module, name)) for name in names]
-        eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
-        for module, name, _ in given:
-            setattr(module, name, None)
+        """Take the fast paths off: inside, every operation is PyTorch's own."""
+        replaced = [m for m in models.modules() if isinstance(m, REPLACEABLE)]
+        fast = [module.fast for module in replaced]
+        for module in replaced:
+            module.fast = None
         try:
-            with eager:
+            with self._eager():
                 yield
         finally:
-            for module, name, fast in given:
-                setattr(module, name, fast)
+            for module, path in zip(replaced, fast, strict=True):
+                module.fast = path  # type: ignore[assignment]
 
-    def prepare_rnn(self, rnn: RNN) -> None:
-        """Roll out through captured graphs where there are any, or as one function: a GRU by its
-        library's loop, a Transformer on a CPU."""
-        if self.config.fast and isinstance(rnn.cell, GRUCell):
-            rnn.whole_unroll = UnrolledGRU()
-        elif self.written_out:
-            rnn.whole_unroll = FusedUnroll()
-        if self.fast:
-            parts = self._fast_parts(rnn)
-            rnn.fast_unroll = GraphedUnroll(rnn.cell, parts, self._graph_precision)
-            rnn.fast_write = GraphedWrite(rnn, parts, self._graph_precision, self._fast_choice)
-
-    def _fast_parts(self, rnn: RNN) -> FastParts:
-        if not self.kernels:
-            return FastParts({}, {})
-        from memtrain.accel.triton.block import fits_heads
-        from memtrain.accel.triton_rollout.stack import InferenceStack
-        from memtrain.accel.triton_rollout.step import InferenceCell
-
-        heads = {part.stack: part.head for part in rnn.modules() if isinstance(part, Decoder)}
-        stacks = {
-            module: InferenceStack(module, heads.get(module))
-            for module in rnn.modules()
-            if isinstance(module, Stack)
-            and all(fits_heads(m) for m in module.modules() if isinstance(m, Attention))
-        }
-        cells = {
-            module: InferenceCell(module.embedding, stacks[module.stack])
-            for module in rnn.modules()
-            if isinstance(module, TransformerCell)
-            and module.stack in stacks
-            and isinstance(module.from_memory, nn.Identity)
-            and isinstance(module.to_memory, nn.Identity)
-        }
-        return FastParts(stacks, cells)
-
-    def _fast_choice(self, choose: Choose) -> Choose:
-        """The one kernel that chooses the same tokens, where there is one."""
-        if not self.kernels or not isinstance(choose, Sampler) or not choose.is_plain:
-            return choose
-        from memtrain.accel.triton_rollout.step import KernelSampler
-
-        return KernelSampler(choose, choose.temperature, choose.allowed)
-
-    def _graph_precision(self) -> AbstractContextManager:
-        """A cast that autocast keeps would be stale when the graph is replayed."""
+    def graph_precision(self) -> AbstractContextManager:
+        """Autocast for captured graphs: a cached cast would be stale when the graph is replayed."""
         return torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
         )
 
     def overlap(self, trainer: "StepOwner") -> Overlap:
         """A captured graph keeps streams apart; without one, memory would have to be watched."""
-        return StreamOverlap() if self.fast and trainer.capturable else NO_OVERLAP
+        if not self.fast or not trainer.capturable:
+            return NO_OVERLAP
+        from memtrain.accel.streams import StreamOverlap
+
+        return StreamOverlap()
 
     def objective(self, trainer: "StepOwner") -> Callable[[Batch, torch.Generator], Losses]:
         """How the trainer's objective is called: as it is, or on copies of its matrices."""
         if self.fast and self.bf16 and trainer.capturable and trainer.objective.applies_once:
+            from memtrain.accel.streams import CastWeights
+
             return CastWeights(trainer.objective)
         return trainer.objective
 
     def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:
         """How the trainer's step is called: as it is, or as a captured graph of it."""
         if self.fast and trainer.capturable:
+            from memtrain.accel.cuda_graphs import GraphedStep
+
             return GraphedStep(trainer, self._rehearse)
         return trainer.compute
 
@@ -201,18 +146,14 @@ class Engine:
         """
         if not self.kernels:
             return
+        from memtrain.accel.fast_paths import graphed_rollouts
         from memtrain.accel.triton.precompile import rehearsal
 
-        rollouts = [
-            module.fast_unroll
-            for module in models.modules()
-            if isinstance(module, RNN) and isinstance(module.fast_unroll, GraphedUnroll)
-        ]
-        eager = torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
+        rollouts = graphed_rollouts(models)
         for rollout in rollouts:
             rollout.rehearsing = True
         try:
-            with rehearsal(), eager:
+            with rehearsal(), self._eager():
                 work()
         finally:
             for rollout in rollouts:
@@ -258,12 +199,6 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, LARGEST_BLOCK)
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _has_kernels(device: torch.device) -> bool:
-    """Our kernels are made for Hopper's shared memory and were only checked there; other GPUs take
-    what torch has."""
-    return find_spec("triton") is not None and is_hopper(device)
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:

@@ -117,9 +117,9 @@ def load_rnn(
             reporter.say(doubt)
     load_weights(rnn, weights, folder)
     engine = Engine(config.engine)
+    engine.apply_globals()
     rnn.to(engine.device).eval()
     engine.prepare(rnn)
-    engine.prepare_rnn(rnn)
     trained = {"stages": checkpoint.progress["stages"]}
     return Pretrained(config.name, rnn, spelling, config, trained)
 

@@ -341,13 +341,12 @@ class Lookup(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table_gradient: TableGradient = table_gradient
-        """An engine may put a faster one in its place."""
+        self.fast: TableGradient | None = None
 
     def forward(
         self, table: Float[Tensor, "V W"], tokens: Int[Tensor, "*rows"]
     ) -> Float[Tensor, "*rows W"]:
         table = residual(table)
         if table.device.type == "cuda" and len(table) <= MOST_SYMBOLS:
-            return _Lookup.apply(table, tokens, self.table_gradient)
+            return _Lookup.apply(table, tokens, self.fast or table_gradient)
         return F.embedding(tokens, table)

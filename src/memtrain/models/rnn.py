@@ -13,19 +13,21 @@ from memtrain.errors import MemtrainError
 from memtrain.models.check_cell import memory_shape
 from memtrain.models.teacher import Decoder
 
-Unroll = Callable[[Tensor, Tensor], Tensor]
 Choose = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, V) and a uniform number a row (B,) to a token a row."""
-Write = Callable[[Tensor, Tensor, Choose], tuple[Tensor, Tensor]]
 
 
 @runtime_checkable
-class WholeUnroll(Protocol):
-    """What an engine may put in the place of `RNN.unroll`."""
+class FastRNN(Protocol):
+    """Faster versions of an RNN's loops; each returns None where it does not apply."""
 
-    def serves(self, cell: nn.Module, memory: Tensor) -> bool: ...
+    def unroll(self, inputs: Tensor, memory: Tensor) -> Tensor | None: ...
 
-    def __call__(self, cell: nn.Module, inputs: Tensor, memory: Tensor) -> Tensor: ...
+    def unroll_last(self, inputs: Tensor, memory: Tensor) -> Tensor | None: ...
+
+    def write(
+        self, memory: Tensor, uniforms: Tensor, choose: Choose
+    ) -> tuple[Tensor, Tensor] | None: ...
 
 
 class RNN(nn.Module):
@@ -43,11 +45,7 @@ class RNN(nn.Module):
         super().__init__()
         self.cell = cell
         self.readout = readout
-        self.fast_unroll: Unroll | None = None
-        self.fast_write: Write | None = None
-        """What an engine may put in the place of the plain loops where no gradient is needed."""
-        self.whole_unroll: WholeUnroll | None = None
-        """The same where one may be needed."""
+        self.fast: FastRNN | None = None
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
         """The memory of having read nothing: zeros."""
@@ -134,8 +132,10 @@ class RNN(nn.Module):
         choose: Choose,
     ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
         """Choose a token, read it, and so on: the tokens, and the memory after the last."""
-        if self.fast_write is not None and not torch.is_grad_enabled():
-            return self.fast_write(memory, uniforms, choose)
+        if self.fast is not None:
+            written = self.fast.write(memory, uniforms, choose)
+            if written is not None:
+                return written
         tokens = []
         for chance in uniforms:
             tokens.append(choose(self.predict(memory), chance))
@@ -148,10 +148,10 @@ class RNN(nn.Module):
         """The memories after each input, one step after another, from the empty memory."""
         if memory is None:
             memory = self.empty_memory(len(inputs))
-        if self.fast_unroll is not None and not torch.is_grad_enabled():
-            return self.fast_unroll(inputs, memory)
-        if self.whole_unroll is not None and self.whole_unroll.serves(self.cell, memory):
-            return self.whole_unroll(self.cell, inputs, memory)
+        if self.fast is not None:
+            unrolled = self.fast.unroll(inputs, memory)
+            if unrolled is not None:
+                return unrolled
         memories = []
         for token in inputs.unbind(1):
             memory = self.cell(memory, token)
@@ -170,8 +170,10 @@ class RNN(nn.Module):
         self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
     ) -> Float[Tensor, "N M D"]:
         """The memory after the last of a few inputs, for many rows side by side."""
-        if self.whole_unroll is not None and self.whole_unroll.serves(self.cell, memory):
-            return self.whole_unroll(self.cell, inputs, memory)[:, -1]
+        if self.fast is not None:
+            last = self.fast.unroll_last(inputs, memory)
+            if last is not None:
+                return last
         for token in inputs.unbind(1):
             memory = self.cell(memory, token)
         return memory

@@ -230,7 +230,7 @@ class Teacher(nn.Module):
         self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, vocab_size, memory_dim)
-        self.fast_decode: FastDecode | None = None
+        self.fast: FastDecode | None = None
 
     @property
     def receptive_field(self) -> int:
@@ -275,8 +275,8 @@ class Teacher(nn.Module):
 
         With `asked`, only of those targets: what the last block need not compute, it does not.
         """
-        if self.fast_decode is not None and self.fast_decode.serves(self, memory):
-            return self.fast_decode(self, memory, future_inputs, target_positions)
+        if self.fast is not None and self.fast.serves(self, memory):
+            return self.fast(self, memory, future_inputs, target_positions)
         future = self.lookup(self.embedding.weight, future_inputs)
         return self.decoder(memory, future, target_positions)
 

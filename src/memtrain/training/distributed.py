@@ -166,7 +166,7 @@ class Group:
         stacks = [teacher.decoder.stack]
         if not isinstance(teacher.encoder, CausalEncoder):  # which reaches into its blocks
             stacks.append(teacher.encoder.stack)
-        teacher.fast_decode = None  # it reaches into the decoder's
+        teacher.fast = None  # it reaches into the decoder's
         units = [block for stack in stacks for block in stack.blocks]
         without_views = cast(ForwardHook, torch.compiler.disable(_without_views))
         for unit in (*units, teacher.encoder, teacher.decoder, teacher):

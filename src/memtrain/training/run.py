@@ -80,6 +80,7 @@ class Run:
         older memtrain made it."""
         self.group = group
         self.engine = Engine(config.engine, group.local_rank)
+        self.engine.apply_globals()
         self.writer = CheckpointWriter(folder / "checkpoints", config.log.keep)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.task = check_task(task) if task is not None else build_task(data or config.data)
@@ -90,7 +91,6 @@ class Run:
         self.rnn = rnn.to(self.engine.device)
         self.teacher = teacher.to(self.engine.device) if teacher is not None else None
         self.engine.prepare(self._models())
-        self.engine.prepare_rnn(self.rnn)
         self.task.to(self.engine.device)
         self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": [], "metrics_bytes": 0}
         self.progress["data"] = self.task.identity

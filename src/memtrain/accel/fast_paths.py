@@ -1,0 +1,318 @@
+"""The table of fast paths: what each replaces, on which device, and why it may be off.
+
+A row puts a faster version of a module's computation into the module's attribute `fast`. Without
+any row everything still runs, in plain PyTorch: the same numbers up to rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from textwrap import shorten
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from memtrain.accel import hopper
+from memtrain.accel.causal_cpu import CausalEncoderCPU
+from memtrain.accel.causal_gpu import CausalEncoderGPU
+from memtrain.accel.cpu_decoder import VocabProjectedDecoder
+from memtrain.accel.cpu_unroll import FusedUnroll
+from memtrain.accel.cuda_graphs import GraphedRollouts, RolloutKernels
+from memtrain.accel.engine import Engine
+from memtrain.accel.gru import UnrolledGRU
+from memtrain.models.cells import GRUCell, TransformerCell
+from memtrain.models.layers import Attention, Block, Lookup, Stack
+from memtrain.models.rnn import RNN, Choose, Sampler
+from memtrain.models.teacher import CausalEncoder, Decoder, Teacher
+
+MODELS = ("encoder", "decoder", "cell", "readout")
+ROLES = (*MODELS, "training step", "rollout", "generation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastPath:
+    """One row of the table."""
+
+    name: str
+    replaces: type[nn.Module]
+    device: str
+    """cpu, cuda or any."""
+    roles: tuple[str, ...]
+    """Where `explain` names it."""
+    off: Callable[[Any, Engine], str | None] = lambda module, engine: None
+    """Why it cannot serve a module, in words; None if it can. Kernels also check every call."""
+    attach: Callable[[Any, Engine], None] | None = None
+    """None: the engine, or the kernels of the row above, use it on their own."""
+    cell: type[nn.Module] | None = None
+    """Of RNNs, only those with exactly this cell."""
+    any_precision: bool = False
+    """Attach it whatever the engine's precision: it checks that of every call."""
+
+    def fits(self, module: nn.Module, engine: Engine) -> bool:
+        """Whether the row is about this module on this device."""
+        return (
+            self.device in ("any", engine.device.type)
+            and isinstance(module, self.replaces)
+            and (self.cell is None or type(module.cell) is self.cell)
+        )
+
+
+# ------------------------------------------------------------------------------ why one is off
+
+
+def triton_off(engine: Engine) -> str | None:
+    """Why our Triton kernels are off. They were written for Hopper and only tested there."""
+    if not engine.bf16:
+        return "fp32; bf16 needed"
+    if not hopper.is_hopper(engine.device):
+        return f"{torch.cuda.get_device_name(engine.device)} is not a Hopper GPU"
+    return None if find_spec("triton") else "Triton is not installed"
+
+
+def _block_off(block: Block, engine: Engine) -> str | None:
+    width = block.mlp_norm.weight.numel()
+    aligned = None if width % 16 == 0 else f"width {width}; a multiple of 16 needed"
+    return triton_off(engine) or aligned
+
+
+def _heads_off(module: nn.Module, engine: Engine | None = None) -> str | None:
+    sizes = {part.head_dim for part in module.modules() if isinstance(part, Attention)}
+    wrong = sorted(sizes - {32, 64})
+    return f"head_dim {wrong[0]}; 32 or 64 needed" if wrong else None
+
+
+def _hopper_off(module: nn.Module, engine: Engine) -> str | None:
+    for block in module.modules():
+        if isinstance(block, Block):
+            width, head_dim = block.mlp_norm.weight.numel(), block.attention.head_dim
+            if (width, head_dim) != (256, 64):
+                return f"width {width}, head_dim {head_dim}; 256 and 64 needed"
+    return hopper.why_off(engine.device)
+
+
+def _triton_off(module: nn.Module, engine: Engine) -> str | None:
+    return triton_off(engine)
+
+
+def _fp32_off(module: nn.Module, engine: Engine) -> str | None:
+    return "bf16; fp32 needed" if engine.bf16 else None
+
+
+def _bf16_off(module: nn.Module, engine: Engine) -> str | None:
+    return None if engine.bf16 else "fp32; bf16 needed"
+
+
+# -------------------------------------------------------------------------------- attach one
+
+
+class RNNLoops:
+    """The fast loops of an RNN: `unroller` with or without a gradient, `graphs` without."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        self.cell = cell
+        self.unroller: FusedUnroll | UnrolledGRU | None = None
+        self.graphs: GraphedRollouts | None = None
+
+    def unroll(
+        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
+    ) -> Float[Tensor, "B T M D"] | None:
+        """The memories after each input."""
+        if self.graphs is not None and not torch.is_grad_enabled():
+            return self.graphs.unroll(inputs, memory)
+        if self.unroller is not None and self.unroller.serves(self.cell, memory):
+            return self.unroller(self.cell, inputs, memory)
+        return None
+
+    def unroll_last(
+        self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
+    ) -> Float[Tensor, "N M D"] | None:
+        """The memory after the last input; too few steps for a graph."""
+        if self.unroller is not None and self.unroller.serves(self.cell, memory):
+            return self.unroller(self.cell, inputs, memory)[:, -1]
+        return None
+
+    def write(
+        self, memory: Float[Tensor, "B M D"], uniforms: Float[Tensor, "T B"], choose: Choose
+    ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]] | None:
+        """The sampled tokens, and the memory after the last of them."""
+        if self.graphs is None or torch.is_grad_enabled():
+            return None
+        return self.graphs.write(memory, uniforms, choose)
+
+
+def loops(rnn: RNN) -> RNNLoops:
+    """The fast loops of an RNN, made if it has none yet."""
+    if not isinstance(rnn.fast, RNNLoops):
+        rnn.fast = RNNLoops(rnn.cell)
+    return rnn.fast
+
+
+def graphed_rollouts(models: nn.Module) -> list[GraphedRollouts]:
+    """The rollouts of these models that run as CUDA graphs."""
+    rnns = [module.fast for module in models.modules() if isinstance(module, RNN)]
+    return [fast.graphs for fast in rnns if isinstance(fast, RNNLoops) and fast.graphs]
+
+
+def _attach_block(block: Block, engine: Engine) -> None:
+    from memtrain.accel.triton.block import KernelBlock
+
+    block.fast = KernelBlock(block)
+
+
+def _attach_lookup(lookup: Lookup, engine: Engine) -> None:
+    from memtrain.accel.triton.embedding import table_gradient
+
+    lookup.fast = table_gradient
+
+
+def _attach_causal(encoder: CausalEncoder, engine: Engine) -> None:
+    encoder.fast = (
+        CausalEncoderGPU(compiled=engine.config.compile) if engine.fast else CausalEncoderCPU()
+    )
+
+
+def _attach_decoder(teacher: Teacher, engine: Engine) -> None:
+    teacher.fast = VocabProjectedDecoder()
+
+
+def _attach_fused(rnn: RNN, engine: Engine) -> None:
+    loops(rnn).unroller = FusedUnroll()
+
+
+def _attach_gru(rnn: RNN, engine: Engine) -> None:
+    loops(rnn).unroller = UnrolledGRU()
+
+
+def _attach_graphs(rnn: RNN, engine: Engine) -> None:
+    loops(rnn).graphs = GraphedRollouts(rnn, engine.graph_precision)
+
+
+def _attach_rollout(rnn: RNN, engine: Engine) -> None:
+    graphs = loops(rnn).graphs
+    assert graphs is not None
+    graphs.kernels, graphs.fast_choice = rollout_kernels(rnn), kernel_sampler
+
+
+def rollout_kernels(rnn: RNN) -> RolloutKernels:
+    """Kernels for the stacks of an RNN, and for its step where no projection is between them."""
+    from memtrain.accel.triton_rollout.stack import InferenceStack
+    from memtrain.accel.triton_rollout.step import InferenceCell
+
+    heads = {part.stack: part.head for part in rnn.modules() if isinstance(part, Decoder)}
+    stacks = {
+        module: InferenceStack(module, heads.get(module))
+        for module in rnn.modules()
+        if isinstance(module, Stack) and not _heads_off(module)
+    }
+    cells = {
+        module: InferenceCell(module.embedding, stacks[module.stack])
+        for module in rnn.modules()
+        if isinstance(module, TransformerCell)
+        and module.stack in stacks
+        and isinstance(module.from_memory, nn.Identity)
+        and isinstance(module.to_memory, nn.Identity)
+    }
+    return RolloutKernels(stacks, cells)
+
+
+def kernel_sampler(choose: Choose) -> Choose:
+    """One kernel that samples the same tokens, if there is one."""
+    if not isinstance(choose, Sampler) or not choose.is_plain:
+        return choose
+    from memtrain.accel.triton_rollout.step import KernelSampler
+
+    return KernelSampler(choose, choose.temperature, choose.allowed)
+
+
+# --------------------------------------------------------------------------------- the table
+
+STEP, ROLLOUTS = ("training step",), ("rollout", "generation")
+
+FAST_PATHS = (
+    FastPath(name="triton", replaces=Block, device="cuda", roles=MODELS,
+             off=_block_off, attach=_attach_block),
+    FastPath(name="triton attention", replaces=Block, device="cuda", roles=MODELS, off=_heads_off),
+    FastPath(name="hopper", replaces=Block, device="cuda", roles=MODELS, off=_hopper_off),
+    FastPath(name="triton", replaces=Lookup, device="cuda", roles=(),
+             off=_triton_off, attach=_attach_lookup),
+    FastPath(name="one pass over the sequence", replaces=CausalEncoder, device="cuda",
+             roles=("encoder",), attach=_attach_causal),
+    FastPath(name="one pass over the sequence", replaces=CausalEncoder, device="cpu",
+             roles=("encoder",), off=_fp32_off, attach=_attach_causal, any_precision=True),
+    FastPath(name="projected vocabulary (CPU)", replaces=Teacher, device="cpu",
+             roles=("decoder",), off=_fp32_off, attach=_attach_decoder, any_precision=True),
+    FastPath(name="CUDA graph", replaces=RNN, device="cuda", roles=STEP),
+    FastPath(name="overlapped streams", replaces=RNN, device="cuda", roles=STEP),
+    FastPath(name="bulk weight cast", replaces=RNN, device="cuda", roles=STEP, off=_bf16_off),
+    FastPath(name="fused unroll (CPU)", replaces=RNN, cell=TransformerCell, device="cpu",
+             roles=("cell", "rollout"), off=_fp32_off, attach=_attach_fused, any_precision=True),
+    FastPath(name="whole-sequence GRU", replaces=RNN, cell=GRUCell, device="any",
+             roles=("cell",), attach=_attach_gru),
+    FastPath(name="CUDA graphs", replaces=RNN, device="cuda", roles=ROLLOUTS,
+             attach=_attach_graphs),
+    FastPath(name="triton", replaces=RNN, device="cuda", roles=ROLLOUTS,
+             off=_triton_off, attach=_attach_rollout),
+    FastPath(name="triton attention", replaces=RNN, device="cuda", roles=ROLLOUTS, off=_heads_off),
+    FastPath(name="hopper", replaces=RNN, device="cuda", roles=ROLLOUTS, off=_hopper_off),
+)  # fmt: skip
+"""In the order in which they are attached: a row may build on those above it."""
+
+
+def choose(models: nn.Module, engine: Engine) -> None:
+    """Attach every fast path that can serve these models here."""
+    for path in FAST_PATHS if engine.config.fast else ():
+        for module in models.modules():
+            if path.attach is None or not path.fits(module, engine):
+                continue
+            if path.any_precision or path.off(module, engine) is None:
+                path.attach(module, engine)
+
+
+# ------------------------------------------------------------------------------------ explain
+
+
+def explain(models: nn.Module, engine: Engine) -> list[str]:
+    """One line per role: the paths that serve it, and why a better one is off.
+
+    Example: "encoder: triton; hopper off: Triton 3.7.0, written for 3.6".
+    """
+    return [f"{role}: {_explain_role(role, parts, engine)}" for role, parts in _roles(models)]
+
+
+def summary(models: nn.Module, engine: Engine) -> str:
+    """The most important of these lines in one, at most 100 characters."""
+    lines = dict(line.split(": ", 1) for line in explain(models, engine))
+    model = lines.get("encoder") or lines["cell"]
+    return shorten(f"fast paths: {model}; step: {lines['training step']}", 100, placeholder=" ...")
+
+
+def _roles(models: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
+    """The roles that these models have, each with the modules that may be replaced for it."""
+    teacher = next((m for m in models.modules() if isinstance(m, Teacher)), None)
+    rnn = next((m for m in models.modules() if isinstance(m, RNN)), None)
+    if teacher is not None:
+        yield "encoder", [*teacher.encoder.modules()]
+        yield "decoder", [teacher, *teacher.decoder.modules()]
+    if rnn is not None:
+        yield "cell", [rnn, *rnn.cell.modules()]
+        yield "readout", [*rnn.readout.modules()]
+        yield from ((role, [rnn]) for role in ROLES[len(MODELS) :])
+
+
+def _explain_role(role: str, parts: list[nn.Module], engine: Engine) -> str:
+    if not engine.config.fast:
+        return "plain PyTorch; engine.fast is off"
+    serving, off = [], ""
+    for path in FAST_PATHS:
+        module = next((part for part in parts if path.fits(part, engine)), None)
+        if module is None or role not in path.roles:
+            continue
+        if reason := path.off(module, engine):
+            off = f"; {path.name} off: {reason}"
+            break  # what follows builds on it
+        if not serving or not path.name.startswith(f"{serving[-1]} "):
+            serving.append(path.name)
+    compiled = engine.config.compile and any(isinstance(part, Block) for part in parts)
+    return (" + ".join(serving) or ("torch.compile" if compiled else "plain PyTorch")) + off
