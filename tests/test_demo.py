@@ -47,25 +47,25 @@ def test_bptt_gets_at_least_equal_steps(demo):
     assert rows[3].cost["total_steps"] >= rows[2].cost["total_steps"]
 
 
-def test_the_page_asks_nobody_for_anything(demo):
+def test_the_page_loads_nothing_from_elsewhere(demo):
     _, _, page = demo
     assert "http://" not in page and "https://" not in page
     for title in ("Accuracy against training seconds", "sequential operations", "1 − R²"):
         assert title in page
 
 
-def test_the_page_marks_where_dmt_begins_and_says_what_was_measured(demo, tmp_path: Path):
+def test_the_page_marks_where_dmt_begins_and_shows_the_measured_numbers(demo, tmp_path: Path):
     _, _, page = demo
     records = MetricsFile(tmp_path / "smt-dmt" / "metrics.jsonl").read()
-    looks = [record for record in records if "evaluation" in record]
-    smt = [record for record in looks if record["stage"] == "smt"][-1]
+    evaluations = [record for record in records if "evaluation" in record]
+    smt = [record for record in evaluations if record["stage"] == "smt"][-1]
     assert page.count(">DMT begins</text>") == page.count("stroke-dasharray: 2,3") == 2
-    assert smt["total_seconds"] < looks[-1]["total_seconds"]
-    before, after = (one["evaluation"]["rnn"]["accuracy"] for one in (smt, looks[-1]))
+    assert smt["total_seconds"] < evaluations[-1]["total_seconds"]
+    before, after = (one["evaluation"]["rnn"]["accuracy"] for one in (smt, evaluations[-1]))
     assert (
         page.count(f"It is at {before:.3f} where DMT begins and at {after:.3f} at the end. ") == 2
     )
-    drifts = [one["evaluation"]["drift"] for one in (smt, looks[-1])]
+    drifts = [one["evaluation"]["drift"] for one in (smt, evaluations[-1])]
     assert f"leaves {drifts[0]['one_step_unexplained']:.3f} of the variance" in page
     for drift in drifts:
         assert f"ends at {drift['unexplained'][-1]:.3f}." in page
@@ -99,7 +99,7 @@ def test_side_by_side_bptt_gets_the_longer_of_equal_steps_and_seconds(
     assert "at the same time" in (tmp_path / "index.html").read_text()
 
 
-def test_what_goes_wrong_beside_is_told_in_one_line(tmp_path: Path, monkeypatch):
+def test_an_error_of_the_baseline_ends_the_demo(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
     (tmp_path / "bptt").mkdir()
     (tmp_path / "bptt" / "precious.txt").write_text("mine")
@@ -107,7 +107,7 @@ def test_what_goes_wrong_beside_is_told_in_one_line(tmp_path: Path, monkeypatch)
         run_demo(tmp_path, 0, 6, Reporter, alongside=True)
 
 
-def test_what_cannot_be_is_refused_before_a_word_is_said(tmp_path: Path, capsys):
+def test_an_invalid_length_is_refused_before_anything_is_printed(tmp_path: Path, capsys):
     with pytest.raises(MemtrainError, match="sequence_length=0"):
         run_demo(tmp_path, 0, 0, Reporter)
     assert capsys.readouterr().out == ""
@@ -118,7 +118,7 @@ def bptt_alone() -> RunConfig:
     return replace(TINY, bptt=replace(TINY.bptt, steps=1), **nothing)
 
 
-def test_a_process_that_dies_is_no_end_of_waiting(tmp_path: Path):
+def test_a_dead_baseline_process_does_not_hang(tmp_path: Path):
     with BaselineProcess(bptt_alone(), tmp_path / "run", 1000) as baseline:
         baseline.process.kill()
         baseline.process.join()
@@ -126,7 +126,7 @@ def test_a_process_that_dies_is_no_end_of_waiting(tmp_path: Path):
             baseline.finish(1.0, Reporter())
 
 
-def test_leaving_early_leaves_no_process_behind(tmp_path: Path):
+def test_leaving_early_ends_the_baseline_process(tmp_path: Path):
     with (
         pytest.raises(ZeroDivisionError),
         BaselineProcess(bptt_alone(), tmp_path / "run", 5) as baseline,

@@ -27,7 +27,7 @@ def test_curves_are_means_of_neighbours():
 
 
 @pytest.mark.parametrize("value", ["much", None, math.nan, [1], {"a": 1}])
-def test_what_is_no_number_is_not_drawn(tmp_path: Path, value):
+def test_values_that_are_not_numbers_are_not_drawn(tmp_path: Path, value):
     odd = line(2, decode=value, evaluation={"rnn": {"nats": value}})
     lines = [line(1, decode=1.0, dynamics=0.1), odd, line(3, evaluation=value), line(4, decode=2.0)]
     assert list(smoothed(lines, "decode")[1]) == [1, 2]
@@ -40,12 +40,12 @@ def test_a_run_without_lines_yet_has_no_figure(tmp_path: Path):
     assert not (tmp_path / "training.png").exists()
 
 
-def test_looks_have_a_panel_of_their_own(tmp_path: Path):
+def test_evaluations_have_their_own_panel(tmp_path: Path):
     plain = [line(1, decode=1.0), line(2, decode=0.5)]
-    looked = [*plain, line(3, evaluation={"rnn": {"nats": 1.0}, "teacher": None})]
-    for name, lines in (("plain", plain), ("looked", looked)):
+    evaluated = [*plain, line(3, evaluation={"rnn": {"nats": 1.0}, "teacher": None})]
+    for name, lines in (("plain", plain), ("evaluated", evaluated)):
         save_training_figure(lines, tmp_path / f"{name}.png", name, "pixel")
-    widths = [imread(tmp_path / f"{name}.png").shape[1] for name in ("plain", "looked")]
+    widths = [imread(tmp_path / f"{name}.png").shape[1] for name in ("plain", "evaluated")]
     assert widths[1] == 2 * widths[0]
 
 
@@ -58,7 +58,7 @@ def panels_of(monkeypatch, lines: list[dict]) -> list:
     return kept[0].axes
 
 
-def test_the_first_losses_are_on_the_page_and_the_legend_is_off_the_lines(tmp_path, monkeypatch):
+def test_the_first_losses_are_visible_and_the_legend_covers_no_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [line(step, decode=8.0 if step == 1 else 1.0 / step) for step in range(1, 41)]
     axis = panels_of(monkeypatch, lines)[0]
@@ -79,7 +79,7 @@ def test_ticks_are_few_and_plain(tmp_path, monkeypatch, least: float, ratio: flo
     assert not any(label.get_text() for label in axis.get_yticklabels(minor=True))
 
 
-def test_curves_of_an_evaluation_that_agree_are_both_seen(tmp_path, monkeypatch):
+def test_curves_of_an_evaluation_that_agree_are_both_visible(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kept = []
     monkeypatch.setattr(curves, "save", lambda drawn, path: kept.append(drawn))

@@ -1,4 +1,4 @@
-"""Grids of pictures."""
+"""Grids of images."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def pixels(path: Path) -> np.ndarray:
     return np.rint(imread(path)[..., :3] * 255).astype(int)
 
 
-def test_small_pictures_are_enlarged_and_tiled(tmp_path: Path):
+def test_small_images_are_enlarged_and_tiled(tmp_path: Path):
     pictures = np.zeros((5, 8, 8), np.uint8)
     pictures[0, 0, 0] = 255
     save_grid(tmp_path / "deep" / "grid.png", pictures)
@@ -23,7 +23,7 @@ def test_small_pictures_are_enlarged_and_tiled(tmp_path: Path):
     assert (shown[60:108, 114:] == PAPER).all()  # the sixth place is empty
 
 
-def test_originals_stand_above_completions_whose_made_part_is_tinted(tmp_path: Path):
+def test_originals_are_above_completions_whose_generated_part_is_tinted(tmp_path: Path):
     originals = np.full((10, 48, 48), 255, np.uint8)
     completed = np.zeros((10, 48, 48), np.uint8)
     made = np.zeros((48, 48), np.uint8)

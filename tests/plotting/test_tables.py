@@ -1,4 +1,4 @@
-"""What is said about scores."""
+"""Advice on scores."""
 
 import math
 
@@ -42,12 +42,12 @@ def result(
         ((0.3, 0.0), "DMT was still improving: more steps of it (--dmt.steps) may help"),
     ],
 )
-def test_weak_scores_come_with_what_helps(scores, expected: str):
+def test_weak_scores_come_with_advice(scores, expected: str):
     assert expected in advice_on(result(*scores), IMPROVING)
 
 
 @pytest.mark.parametrize(
-    ("looks", "drift", "expected"),
+    ("history", "drift", "expected"),
     [
         (IMPROVING, {}, "more steps of it (--dmt.steps) may help"),
         ([("smt", 2.0), ("dmt", 1.9)], {}, "more steps of it (--dmt.steps) may help"),
@@ -58,22 +58,22 @@ def test_weak_scores_come_with_what_helps(scores, expected: str):
         ([], {"one_step": 0.4}, "--cell.width"),
     ],
 )
-def test_advice_follows_from_what_was_seen(looks, drift: dict[str, float], expected: str):
-    assert expected in advice_on(result(1.9, 1.5, **drift), looks)
+def test_advice_follows_from_the_evidence(history, drift: dict[str, float], expected: str):
+    assert expected in advice_on(result(1.9, 1.5, **drift), history)
 
 
 @pytest.mark.parametrize(
-    ("looks", "drift"),
+    ("history", "drift"),
     [
-        ([], {}),  # nothing is known of its training
-        ([("smt", 2.0), ("dmt", 1.9), ("dmt", 1.9)], {}),  # DMT helps no more
+        ([], {}),  # its training is unknown
+        ([("smt", 2.0), ("dmt", 1.9), ("dmt", 1.9)], {}),  # DMT no longer helps
         ([("dmt", 1.9)], {}),
         ([*IMPROVING, ("bptt", 1.9)], {}),
         (IMPROVING, {"end": 0.011}),  # rollouts are as good as single steps
     ],
 )
-def test_without_evidence_there_is_no_advice(looks, drift: dict[str, float]):
-    assert advice_on(result(1.9, 1.5, **drift), looks) == ""
+def test_without_evidence_there_is_no_advice(history, drift: dict[str, float]):
+    assert advice_on(result(1.9, 1.5, **drift), history) == ""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_without_evidence_there_is_no_advice(looks, drift: dict[str, float]):
         (math.nan, math.nan, 1.7),
     ],
 )
-def test_of_good_scores_nothing_is_said(scores):
+def test_good_scores_get_no_advice(scores):
     assert advice_on(result(*scores), IMPROVING) == ""
 
 

@@ -106,10 +106,8 @@ class Table:
             else ""
             for column in range(len(self.header))
         ]
-        head = "".join(
-            f'<th scope="col"{side}>{escape_text(name)}</th>'
-            for name, side in zip(self.header, sides, strict=True)
-        )
+        names = zip(self.header, sides, strict=True)
+        head = "".join(f'<th scope="col"{side}>{escape_text(name)}</th>' for name, side in names)
         body = "".join(self._row_html(index, sides) for index in range(len(self.rows)))
         note = f'<p class="note">{escape_text(self.note)}</p>' if self.note else ""
         return (
@@ -123,8 +121,7 @@ class Table:
             f'<td{side} data-label="{escape_text(name)}">{cell}</td>'
             for name, cell, side in zip(self.header, row, sides, strict=True)
         ]
-        if row:
-            cells[0] = f'<th scope="row">{row[0]}</th>'
+        cells[:1] = [f'<th scope="row">{row[0]}</th>'] if row else []
         mark = ' class="highlight"' if index == self.highlight else ""
         return f"<tr{mark}>{''.join(cells)}</tr>"
 
@@ -243,31 +240,28 @@ class Chart:
         height = top + plot_height + 50
         with rc_context(SVG_STYLE):
             figure = Canvas(figsize=(width / 72, height / 72))
-            box = (46 / width, 50 / height, 1 - 60 / width, plot_height / height)
-            axes = figure.add_axes(box)
+            size = (1 - 60 / width, plot_height / height)
+            axes = figure.add_axes((46 / width, 50 / height, *size))
             self._set_axes(axes, lines := [self._points(series) for series in self.series])
             self._draw(axes, lines)
             if self.series:
                 legend = figure.legend(loc="upper left", bbox_to_anchor=(0, 1), ncols=columns)
-                for line, text, series in zip(
-                    legend.get_lines(), legend.texts, self.series, strict=True
-                ):
-                    line.set_marker("")
-                    text.set_fontweight("bold" if series.emphasised else "normal")
-            place = dict(color=SOFT, va="top")
-            figure.text(0, 1 - (top - 24) / height, printable(self.y_label), **place)
-            figure.text(1 - 14 / width, 22 / height, printable(self.x_label), ha="right", **place)
+                for index, series in enumerate(self.series):
+                    legend.get_lines()[index].set_marker("")
+                    if series.emphasised:
+                        legend.texts[index].set_fontweight("bold")
+            y_label, x_label = printable(self.y_label), printable(self.x_label)
+            figure.text(0, 1 - (top - 24) / height, y_label, va="top", color=SOFT)
+            figure.text(1 - 14 / width, 22 / height, x_label, ha="right", va="top", color=SOFT)
             return render_svg(figure)
 
     def _points(self, series: Series) -> np.ndarray:
         """x and y as an array (2, N), both NaN at gaps."""
-        points = np.array(
-            [
-                [value if value is not None and abs(value) < MAX else np.nan for value in values]
-                for values in (series.x, series.y)
-            ],
-            dtype=float,
+        x, y = (
+            [v if v is not None and abs(v) < MAX else np.nan for v in values]
+            for values in (series.x, series.y)
         )
+        points = np.array([x, y], dtype=float)
         low, high = self.y_range or (-MAX, MAX)
         seen = (points[1] >= low) & (points[1] <= high) & (points[0] > (0 if self.log_x else -MAX))
         points[:, ~seen] = np.nan
@@ -343,7 +337,7 @@ class Chart:
             )
 
 
-def _tick_label(value: float, _: int | None = None) -> str:
+def _tick_label(value: float, _: object) -> str:
     """A short number: 0, 0.002, 500, 1.5k, 1M, 2e−5."""
     units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
     unit, suffix = next((u for u in units if u[0] <= abs(value) < 1e15), (1, ""))
@@ -360,10 +354,7 @@ class Columns:
     parts: Sequence[Chart | Figure]
 
     def html(self) -> str:
-        inner = [
-            part.html(compact=True) if isinstance(part, Chart) else part.html()
-            for part in self.parts
-        ]
+        inner = (p.html(compact=True) if isinstance(p, Chart) else p.html() for p in self.parts)
         return f'<div class="columns">{"".join(inner)}</div>'
 
 

@@ -1,4 +1,4 @@
-"""Pictures side by side, as one PNG."""
+"""Save images as a grid in one PNG."""
 
 import io
 import math
@@ -10,9 +10,9 @@ from jaxtyping import UInt8
 from memtrain.files import write_named
 
 PAPER = 128
-"""The grey between pictures: neither ink nor ground."""
+"""Grey level between the images."""
 MADE = np.array([214, 93, 14])
-"""The colour of what a model made where it stands beside what it was given."""
+"""Tint of the pixels that a model generated, next to those it was given."""
 
 
 def save_grid(
@@ -22,14 +22,13 @@ def save_grid(
     originals: UInt8[np.ndarray, "N H W"] | None = None,
     made: UInt8[np.ndarray, "H W"] | None = None,
 ) -> None:
-    """Write pictures as a near-square grid, small ones enlarged; the file is whole or not there.
+    """Write images atomically as a near-square grid, enlarging small ones.
 
     Args:
-        path: the PNG; its folders are made.
-        pictures: grey, 0 black.
-        originals: what each picture was completed from: rows of originals stand above rows of
-            their completions.
-        made: 1 where a picture is the model's: there it is tinted.
+        path: the PNG; missing folders are created.
+        pictures: grey levels, 0 is black.
+        originals: the image that each picture completes, shown in a row above it.
+        made: 1 where pixels were generated; these are tinted.
     """
     from PIL import Image
 
@@ -54,7 +53,7 @@ def save_grid(
 
 
 def _tile(rows: list[np.ndarray], columns: int, scale: int) -> UInt8[np.ndarray, "Y X 3"]:
-    """Rows of (n, H, W, 3) pictures on one canvas."""
+    """Place rows of images (n, H, W, 3) on one canvas."""
     _, height, width, _ = rows[0].shape
     height, width, gap = height * scale, width * scale, max(2, scale)
     size = (len(rows) * (height + gap) + gap, columns * (width + gap) + gap, 3)

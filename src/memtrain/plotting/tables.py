@@ -1,4 +1,4 @@
-"""Results as tables for a terminal."""
+"""Evaluations as tables for the terminal, with advice on weak scores."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Evaluation, Score
 
 GAP = 0.1
-"""How far above its teacher an RNN may be before it is said: in nats, and as a share."""
+"""Advice is given if the RNN is this far above its teacher, in nats and as a fraction."""
 FOLLOWS = 0.1
-"""1-R² of single steps up to which a cell counts as following its teacher."""
+"""A cell follows its teacher if 1-R² of single steps is at most this."""
 FALLING = 0.02
-"""By which share of the gap to its teacher a loss has to fall between two looks."""
+"""DMT still improves if the loss falls by this fraction of the gap between two evaluations."""
 
 
 def print_evaluation(
@@ -66,22 +66,17 @@ def print_evaluation(
     for column in ("steps", "tokens", "sequential operations", "seconds"):
         cost.add_column(column, justify="right")
     for stage in stages:
-        cost.add_row(
-            stage["name"],
-            f"{stage.get('steps', 0):,}",
-            f"{stage.get('tokens', 0):,}",
-            f"{stage.get('sequential_ops', 0):,}",
-            f"{stage.get('seconds', 0):.1f}",
-        )
+        counts = [f"{stage.get(key, 0):,}" for key in ("steps", "tokens", "sequential_ops")]
+        cost.add_row(stage["name"], *counts, f"{stage.get('seconds', 0):.1f}")
     console.print(cost)
 
 
-def advice_on(result: Evaluation, looks: Sequence[tuple[str, float]] = ()) -> str:
-    """What would help these scores, as far as the evidence goes; "" if it supports nothing.
+def advice_on(result: Evaluation, history: Sequence[tuple[str, float]] = ()) -> str:
+    """Advice that the evidence supports, or "".
 
     Args:
         result: the scores.
-        looks: the evaluations while training, in order: each one's stage, and the RNN's nats.
+        history: stage and RNN loss in nats of each evaluation during training, in order.
     """
     counts = min(result.baselines, key=lambda baseline: baseline.nats, default=None)
     counted = counts.nats if counts is not None else math.inf
@@ -105,21 +100,21 @@ def advice_on(result: Evaluation, looks: Sequence[tuple[str, float]] = ()) -> st
             "(--smt.steps), a larger cell (--cell.width) or another kind (--cell.kind) may help."
         )
     if result.drift.unexplained[-1] < 2 * one_step:
-        return ""  # it is not the rollout that fails
-    return _about_dmt(above, looks)
+        return ""  # the rollout is not the problem
+    return _advice_on_dmt(above, history)
 
 
-def _about_dmt(above: float, looks: Sequence[tuple[str, float]]) -> str:
-    """Whether DMT would help an RNN that follows its teacher for a step, but not for many."""
-    if not looks or looks[-1][0] not in ("smt", "dmt"):
+def _advice_on_dmt(above: float, history: Sequence[tuple[str, float]]) -> str:
+    """Advice for an RNN that follows its teacher for single steps, but drifts in rollouts."""
+    if not history or history[-1][0] not in ("smt", "dmt"):
         return ""
     begins = (
         f"The RNN is {above:.3f} nats above its teacher: single steps are right, rollouts drift"
     )
-    if looks[-1][0] == "smt":
+    if history[-1][0] == "smt":
         return f"{begins}. DMT (--dmt.steps), which trains rollouts, has not been run."
-    before = [nats for stage, nats in looks if stage == "smt"][-1:]
-    losses = before + [nats for stage, nats in looks if stage == "dmt"]
+    before = [nats for stage, nats in history if stage == "smt"][-1:]
+    losses = before + [nats for stage, nats in history if stage == "dmt"]
     if len(losses) < 2:
         return ""
     last, best = losses[-1], min(losses[:-1])
