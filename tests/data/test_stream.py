@@ -397,7 +397,7 @@ def test_a_store_that_is_replaced_while_it_is_read_is_read_again(
     text: StreamTask, tmp_path: Path, monkeypatch
 ):
     """Its tokens are never mixed with the starts of another."""
-    load = opening._load_starts
+    load = store_module._load_starts
     times = []
 
     def late(store, name):
