@@ -49,7 +49,7 @@ from memtrain.accel.engine import pick_device
 from memtrain.bench.cases import FOREVER, Case
 from memtrain.bench.measure import machine, time_case
 from memtrain.errors import MemtrainError
-from memtrain.files import write_whole
+from memtrain.files import write_atomic
 from memtrain.paper.base import Job, Result
 from memtrain.paper.job import Event, Work
 from memtrain.paper.sweep import Place, place_of, sweep
@@ -318,8 +318,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("beside: stopped; the same command goes on", file=sys.stderr)
         return 130
-    write_whole(options.folder / "beside.json", (json.dumps(record) + "\n").encode())
-    write_whole(options.folder / "beside.md", (table(record) + "\n").encode())
+    write_atomic(options.folder / "beside.json", (json.dumps(record) + "\n").encode())
+    write_atomic(options.folder / "beside.md", (table(record) + "\n").encode())
     print(table(record))
     states = [run["state"] for run in record["runs"]]
     untimed = sum("error" in one for one in plan.timed.values())

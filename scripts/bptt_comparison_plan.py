@@ -15,7 +15,7 @@ from memtrain.data.stream import StreamTask
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import evaluate
-from memtrain.files import write_whole
+from memtrain.files import write_atomic
 from memtrain.generation.generate import generate
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, where
 from memtrain.paper.job import collect
@@ -69,7 +69,7 @@ class Plan:
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "plan.json", (json.dumps(asdict(self), indent=2) + "\n").encode())
+        write_atomic(folder / "plan.json", (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     def contenders(self) -> list[tuple[str, str]]:
         """Data set and cell, where it is known how long a step takes."""

@@ -13,6 +13,7 @@ import pytest
 
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import (
+    JsonLines,
     Locked,
     locked,
     open_append,
@@ -20,11 +21,12 @@ from memtrain.files import (
     open_regular,
     parse_json,
     read_bytes,
+    read_json,
     read_text,
     refuse_links,
     strict_json,
-    write_named,
-    write_whole,
+    write_atomic,
+    write_output,
 )
 
 
@@ -44,6 +46,55 @@ def test_read_refuses_what_is_not_utf8_or_json(tmp_path):
     for text in ("{", "[" * 100_000, "1" * 10_000):
         with pytest.raises(MemtrainError, match=r"a\.json"):
             parse_json(text, "a.json")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 3}', "[NaN]", '{"a": -Infinity}'])
+def test_strict_json_has_no_repeated_keys_and_no_nan(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    parse_json(text, "a.json")
+    with pytest.raises(MemtrainError, match=r"a\.json: (the key 'a' is|-?\w+ is not JSON)"):
+        read_json(path, 100)
+
+
+def test_json_lines_leaves_out_a_torn_last_line(tmp_path):
+    lines = JsonLines(tmp_path / "a.jsonl", 1000, 20)
+    assert lines.read() == [] and lines.length() == 0 and lines.truncate() == 0
+    lines.append({"a": 1})
+    lines.append([2], durable=True)
+    with lines.path.open("a") as file:
+        file.write('{"torn": ')
+    assert lines.read() == [{"a": 1}, [2]]
+    assert lines.truncate() == lines.length() == len('{"a": 1}\n[2]\n')
+    assert lines.truncate(12) == len('{"a": 1}\n')
+    lines.append(3)
+    assert lines.read() == [{"a": 1}, 3] and lines.lost == 0
+    os.truncate(lines.path, 0)
+    lines.append(4)
+    assert lines.lost == len('{"a": 1}\n3\n')
+
+
+def test_json_lines_are_truncated_far_from_their_last_line_end(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"1\n" + b"x" * 200_000)
+    assert JsonLines(path, 10).truncate() == 2
+    path.write_bytes(b"x" * 200_000)
+    assert JsonLines(path, 10).truncate() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"1\n{\n3\n", "line 2: "),
+        (b"1\n\xff\n", "line 2: .*utf-8"),
+        (b"1\n" + b"2" * 21, "line 2 is longer than 20 bytes"),
+        (b"1\n" * 51, "has 102 bytes; at most 100 are read"),
+    ],
+)
+def test_json_lines_are_read_within_limits(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(MemtrainError, match=rf"a\.jsonl: {message}"):
+        JsonLines(tmp_path / "a.jsonl", 100, 20).read()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "device", "socket", "circle"])
@@ -77,7 +128,7 @@ def test_write_replaces_a_link_and_not_what_it_points_to(tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(b"mine")
     (tmp_path / "a.json").symlink_to(outside)
-    write_whole(tmp_path / "a.json", b"new")
+    write_atomic(tmp_path / "a.json", b"new")
     assert outside.read_bytes() == b"mine"
     assert (tmp_path / "a.json").read_bytes() == b"new"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "outside"]
@@ -92,7 +143,7 @@ def test_failed_write_leaves_the_old_content_and_no_draft(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError) as caught:
-        write_whole(path, b"new")
+        write_atomic(path, b"new")
     assert caught.value.filename == str(path)  # else the command line could not name it
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
@@ -176,11 +227,11 @@ def test_named_file_is_replaced_and_a_descriptor_is_written_to(tmp_path):
     other = tmp_path / "other"
     other.write_text("mine")
     (tmp_path / "link").symlink_to(other)
-    write_named(tmp_path / "deep" / "new", b"1")
-    write_named(tmp_path / "link", b"2")
+    write_output(tmp_path / "deep" / "new", b"1")
+    write_output(tmp_path / "link", b"2")
     assert other.read_text() == "mine" and (tmp_path / "link").read_bytes() == b"2"
     reader, writer = os.pipe()
-    write_named(Path(f"/dev/fd/{writer}"), b"3")
+    write_output(Path(f"/dev/fd/{writer}"), b"3")
     os.close(writer)
     assert os.read(reader, 9) == b"3"
     os.close(reader)

@@ -21,7 +21,7 @@ from rich.table import Table
 from memtrain.config import Retrieval, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Score
-from memtrain.files import write_named
+from memtrain.files import write_output
 from memtrain.plotting.html import Chart, Columns, Heading, Mark, Series, Text, render_page
 from memtrain.plotting.html import Table as PageTable
 from memtrain.recipes import recipe
@@ -94,7 +94,7 @@ def run_demo(
 
     console.print(_terminal_table(rows, length, alongside))
     page = folder / "index.html"
-    write_named(page, _page(rows, run, baseline).encode())
+    write_output(page, _page(rows, run, baseline).encode())
     console.print(f"curves  {page.resolve().as_uri()}", soft_wrap=True)
     console.print(f"next    {command} train digits; {command} generate runs/digits", markup=False)
     return rows

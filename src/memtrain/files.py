@@ -1,7 +1,7 @@
 """Read and write files that may have come from anybody.
 
 Reading takes regular files only, up to a size limit: a named pipe or a device would block or never
-end. Writing never follows a symbolic link, and replaces a file whole or not at all.
+end. Writing never follows a symbolic link, and replaces a file completely or not at all.
 """
 
 import errno
@@ -24,65 +24,72 @@ from memtrain.errors import MemtrainError
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a link to one counts as one.
+    """Open a regular file, or a link to one, for reading.
 
     Raises:
         MemtrainError: it is a folder, a named pipe, a socket or a device.
         OSError: it cannot be opened.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket, links that go round in a circle
-            raise MemtrainError(f"{path}: is not a regular file") from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise MemtrainError(f"{path}: is not a regular file")
-    return os.fdopen(descriptor, "rb")
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
-
-    Raises:
-        MemtrainError: it is larger, which is seen before it is read, or not a regular file.
-    """
+    """Read a regular file; one of more than `limit` bytes is refused."""
     with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise MemtrainError(
-            f"{path.name}: larger than {limit:,} bytes, which memtrain never writes"
-        )
+        raise MemtrainError(f"{path.name}: larger than {limit:,} bytes; memtrain never writes that")
     return content
 
 
 def read_text(path: Path, limit: int) -> str:
-    """A file of UTF-8 of at most `limit` bytes.
-
-    Raises:
-        MemtrainError: it is larger, not a regular file, or not UTF-8.
-    """
+    """Read a UTF-8 file; one of more than `limit` bytes is refused."""
     try:
         return read_bytes(path, limit).decode()
     except UnicodeDecodeError as error:
         raise MemtrainError(f"{path.name}: not UTF-8 text ({error})") from None
 
 
-def parse_json(text: str, what: str) -> Any:
+# ----------------------------------------------------------------------------------------- JSON
+
+
+def read_json(path: Path, limit: int) -> Any:
+    """Read a JSON file; more than `limit` bytes, repeated keys and NaN are refused."""
+    return parse_json(read_text(path, limit), path.name, strict=True)
+
+
+def parse_json(text: str | bytes, where: str, *, strict: bool = False) -> Any:
     """Parse JSON; too many digits or too deep nesting is an error like any other.
+
+    Args:
+        text: the JSON, in UTF-8 if bytes.
+        where: begins the error.
+        strict: refuse repeated keys, NaN and infinity.
 
     Raises:
         MemtrainError: it is not JSON.
     """
+    hooks: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _refuse_constant}
     try:
-        return json.loads(text)
+        text = text.decode() if isinstance(text, bytes) else text
+        return json.loads(text, **(hooks if strict else {}))
     except (ValueError, RecursionError) as error:
-        raise MemtrainError(f"{what}: {error}") from None
+        raise MemtrainError(f"{where}: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(found := dict(pairs)) < len(names):
+        raise ValueError(f"the key {max(names, key=names.count)!r} is repeated")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def strict_json(value: Any) -> str:
-    """A value as JSON, in which null takes the place of numbers that are not finite."""
+    """Write a value as JSON, with null in place of numbers that are not finite."""
     return json.dumps(_finite(value), allow_nan=False)
 
 
@@ -94,14 +101,84 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class JsonLines:
+    """A file of one JSON object per line, which is only ever appended to or cut back."""
+
+    def __init__(self, path: Path, limit: int, line_limit: int | None = None) -> None:
+        """Larger files and longer lines than these limits, in bytes, are not read."""
+        self.path, self.limit, self.line_limit = path, limit, line_limit or limit
+        self.lost = 0
+        """Bytes that were appended and have since been removed by somebody else."""
+        self._end: int | None = None
+
+    def append(self, record: Any, *, durable: bool = False) -> None:
+        """Append a line; `durable` forces it to disk."""
+        with open_append(self.path) as file:
+            if self._end is not None:
+                self.lost += max(0, self._end - os.fstat(file.fileno()).st_size)
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            self._end = os.fstat(file.fileno()).st_size
+
+    def read(self) -> list[Any]:
+        """Read all complete lines; a last line that a crash cut short is left out."""
+        try:
+            file = open_regular(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        records, line = [], b"\n"
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size > self.limit:
+                raise MemtrainError(
+                    f"{self.path}: has {size:,} bytes; at most {self.limit:,} are read"
+                )
+            while (line := file.readline(self.line_limit + 1)).endswith(b"\n"):
+                records.append(parse_json(line, f"{self.path}: line {len(records) + 1}"))
+        if len(line) > self.line_limit:
+            raise MemtrainError(
+                f"{self.path}: line {len(records) + 1} is longer than {self.line_limit:,} bytes"
+            )
+        return records
+
+    def length(self) -> int:
+        """The file's bytes; 0 if there is none."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def truncate(self, length: int | None = None) -> int:
+        """Cut the file after its last complete line, or the last one within the first `length`
+        bytes, and return its new length."""
+        self._end = None
+        if not self.path.is_symlink() and not self.path.exists():
+            return 0
+        with open_append(self.path) as file:
+            found = os.fstat(file.fileno()).st_size
+            end = self._line_end(found if length is None else min(found, length))
+            os.ftruncate(file.fileno(), end)
+        return end
+
+    def _line_end(self, end: int) -> int:
+        """The end of the last complete line before `end`, found by reading backwards."""
+        with open_regular(self.path) as file:
+            while end > 0:
+                begin = max(0, end - 2**16)
+                file.seek(begin)
+                if (at := file.read(end - begin).rfind(b"\n")) >= 0:
+                    return begin + at + 1
+                end = begin
+        return 0
+
+
 # ---------------------------------------------------------------------------------------- write
 
 
 def refuse_links(path: Path, root: Path) -> None:
-    """Refuse to write to `path` where it, or a folder between it and `root`, is a symbolic link.
+    """Refuse to write to `path` if it, or a folder between it and `root`, is a symbolic link.
 
-    `root` is the folder that the user named; it may be a link itself. What lies inside may have
-    come with an archive, and a link in it may point anywhere.
+    `root` is the folder that the user named; it may be a link itself. Its content may have come
+    with an archive, and a link in there may point anywhere.
     """
     inside = path.relative_to(root)
     for part in (*reversed(inside.parents), inside):
@@ -113,34 +190,36 @@ def refuse_links(path: Path, root: Path) -> None:
 
 
 def open_new(path: Path) -> BufferedWriter:
-    """Create a file for writing; one that is there already, or a link, is an error (EEXIST)."""
+    """Create a file for writing; an existing file or link is an error (EEXIST)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def open_append(path: Path) -> BufferedWriter:
-    """Open a regular file to append to, or create it.
+    """Open a regular file to append to, or create it; a symbolic link is refused."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    return os.fdopen(_open(path, flags), "ab")
 
-    Raises:
-        MemtrainError: it is a symbolic link, or not a regular file.
-    """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+def _open(path: Path, flags: int) -> int:
+    """Open a regular file without waiting: a named pipe that nobody writes to would block."""
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise MemtrainError(f"{path}: is a symbolic link; remove it") from None
-        if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe that nobody reads, a socket
+        # A socket or a pipe without a reader; links in a circle; a folder opened for writing.
+        if error.errno in (errno.ENXIO, errno.ELOOP, errno.EISDIR):
             raise MemtrainError(f"{path}: is not a regular file") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise MemtrainError(f"{path}: is not a regular file")
-    return os.fdopen(descriptor, "ab")
+    return descriptor
 
 
 def unique_name(prefix: str) -> str:
-    """A file name that no other process makes, on this machine or another one."""
+    """A file name that no other process uses, on this machine or another one."""
     return f"{prefix}{secrets.token_hex(6)}"
 
 
@@ -153,10 +232,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file: a reader, or a crash, finds the old content or the new one.
 
-    A link at `path` is replaced, not followed. Folders on the way are: see `refuse_links`.
+    A link at `path` is replaced, not followed. Links to folders above it are followed: see
+    `refuse_links`.
 
     Raises:
         OSError: it names `path`, and the old content is still there.
@@ -177,16 +257,16 @@ def write_whole(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def write_named(path: Path, content: bytes) -> None:
-    """Write a file that the user may have named, as `write_whole` does; its folders are made.
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file named by the user like `write_atomic`, and create its folders.
 
-    What lies in /dev or /proc, such as /dev/stdout, is written to and not replaced.
+    A path in /dev or /proc, such as /dev/stdout, is written to and not replaced.
     """
     if os.path.abspath(path).startswith(("/dev/", "/proc/")):
         path.write_bytes(content)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    write_atomic(path, content)
 
 
 # ----------------------------------------------------------------------------------------- lock
@@ -200,14 +280,14 @@ class Locked(MemtrainError):
 def locked(path: Path, busy: str, *, wait: bool = False, keep: bool = True) -> Iterator[None]:
     """Hold an exclusive lock, which the kernel releases when the process dies.
 
-    The lock's file holds the holder's machine and process. On a network file system the lock holds
-    between machines as far as the file system supports `flock`.
+    The lock's file holds the machine and process of its holder. On a network file system the lock
+    works between machines as far as the file system supports `flock`.
 
     Args:
         path: the lock's file; its folder must exist.
         busy: begins the error if another process holds it.
         wait: wait for the other process instead.
-        keep: leave the file there afterwards; all who use a lock must agree on this.
+        keep: keep the file afterwards; all users of a lock must agree on this.
 
     Raises:
         Locked: another process holds it.
@@ -220,9 +300,9 @@ def locked(path: Path, busy: str, *, wait: bool = False, keep: bool = True) -> I
                 raise Locked(f"{busy}{_holder(path)}") from None
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                    raise  # else the file system has no locks: go on without
+                    raise  # else the file system has no locks: continue without
             if not keep and not _is_at(file, path):
-                continue  # the holder before removed it: others lock another file
+                continue  # the previous holder removed it: others lock another file
             with suppress(OSError):
                 os.ftruncate(file.fileno(), 0)
                 file.write(f"{socket.gethostname()} {os.getpid()}\n".encode())
@@ -232,7 +312,7 @@ def locked(path: Path, busy: str, *, wait: bool = False, keep: bool = True) -> I
             finally:
                 if not keep:
                     with suppress(OSError):
-                        path.unlink()  # before it is released: who waits for it looks again
+                        path.unlink()  # before the release: whoever waits for it checks `_is_at`
             return
 
 
@@ -245,7 +325,7 @@ def _is_at(file: BufferedWriter, path: Path) -> bool:
 
 
 def _holder(path: Path) -> str:
-    """Who holds a lock, if its file says so."""
+    """The holder of a lock, if its file names it."""
     try:
         host, process = read_text(path, 1024).split()
     except (OSError, ValueError):

@@ -230,7 +230,7 @@ class TestRefusals:
         ids=lambda value: json.dumps(value) if not isinstance(value, str) else value,
     )
     def test_a_wrong_type_with_the_place_it_has(self, field, value):
-        assert f"$.{field.split('[')[0]}" in refusal(changed(field, value))
+        assert refusal(changed(field, value)).startswith(field)
 
     @pytest.mark.parametrize(
         ("field", "value", "choice"),
@@ -261,7 +261,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("data", [[], None, "copy", 3], ids=str)
     def test_data_that_is_no_object(self, data):
-        assert "$.data" in refusal(changed("data", data))
+        assert refusal(changed("data", data)).startswith("data: ")
 
     def test_a_bad_kind_of_cell_with_the_nearest_one(self):
         message = refusal(changed("cell.kind", "transfromer"))

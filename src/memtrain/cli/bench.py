@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
-from memtrain.files import write_named
+from memtrain.files import write_output
 
 FIGURES = (".png", ".pdf", ".svg")
 
@@ -112,7 +112,7 @@ def _growth(options: Any) -> int:
         if not timed.points:
             raise MemtrainError(f"nothing was timed: {timed.left_out[0][1]}")
         curves = as_curves(timed, engine, size)
-        write_named(options.figure.with_suffix(".json"), (to_json(curves) + "\n").encode())
+        write_output(options.figure.with_suffix(".json"), (to_json(curves) + "\n").encode())
     if options.json:
         print(to_json(curves))
     else:

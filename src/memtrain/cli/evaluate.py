@@ -6,7 +6,7 @@ from typing import Annotated
 
 from memtrain.cli.args import open_run, parse
 from memtrain.errors import MemtrainError
-from memtrain.files import refuse_links, strict_json, write_whole
+from memtrain.files import refuse_links, strict_json, write_atomic
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -59,7 +59,7 @@ def evaluate(arguments: list[str]) -> int:
         )
     try:
         save_evaluation_figure(result, figure, run.config.name, run.task.unit)
-        write_whole(figure.with_suffix(".json"), (text + "\n").encode())
+        write_atomic(figure.with_suffix(".json"), (text + "\n").encode())
         save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
     except OSError as error:
         raise MemtrainError(f"no figures: {error.filename}: {error.strerror}") from None

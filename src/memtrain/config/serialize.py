@@ -1,17 +1,18 @@
-"""A RunConfig as JSON and back, strictly: what the reader does not know, it refuses."""
+"""Dataclasses from JSON, strictly, and the JSON of a RunConfig."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args
-
-import cattrs
+from typing import Any, TypeVar, get_args, get_origin
 
 from memtrain.config import DataConfig, RunConfig
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import parse_json, read_text
+
+T = TypeVar("T")
 
 CONFIG_VERSION = 1
 """Raised when a saved config can no longer be read as it was meant."""
@@ -22,8 +23,7 @@ def to_json(config: RunConfig) -> str:
     """The config as indented JSON, every field written out."""
     if not isinstance(config, RunConfig):
         raise MemtrainError(f"config={config!r}: must be a RunConfig, such as memtrain.recipe(...)")
-    plain = cattrs.Converter().unstructure(config)
-    return json.dumps({"version": CONFIG_VERSION, **plain}, indent=2) + "\n"
+    return json.dumps({"version": CONFIG_VERSION, **asdict(config)}, indent=2) + "\n"
 
 
 def read_config(path: Path) -> RunConfig:
@@ -42,7 +42,7 @@ def from_json(text: str) -> RunConfig:
             f"{text}: is a path; from_json(Path(path).read_text()) reads a file, "
             "memtrain.Run.open(folder) a run"
         )
-    plain = parse_json(text, "not a config")
+    plain = parse_json(text, "not a config", strict=True)
     if not isinstance(plain, dict):
         raise MemtrainError("not a config: a JSON object is needed")
     version = plain.pop("version", CONFIG_VERSION)
@@ -52,7 +52,7 @@ def from_json(text: str) -> RunConfig:
             "use the memtrain that wrote it"
         )
     _check_data_kind(plain.get("data"))
-    return _structure(plain)
+    return structure(plain, RunConfig)
 
 
 def _check_data_kind(data: Any) -> None:
@@ -64,55 +64,87 @@ def _check_data_kind(data: Any) -> None:
         )
 
 
-def _structure(plain: Mapping[str, Any]) -> RunConfig:
-    converter = cattrs.Converter(forbid_extra_keys=True)
-    # cattrs turns "12" into 12 and 2.7 into 2; a config says what it means.
-    for kind, accepted in ((int, int), (float, (int, float)), (str, str), (bool, bool)):
-        converter.register_structure_hook(kind, _strict(kind, accepted))
-    converter.register_structure_hook(int | float | bool | str, _scalar)
+def structure(plain: Any, cls: type[T], where: str = "") -> T:
+    """Make a dataclass from parsed JSON, without converting any value.
+
+    Args:
+        plain: the parsed JSON.
+        cls: the dataclass.
+        where: begins the error.
+
+    Raises:
+        MemtrainError: an unknown or missing field, a wrong type, or a value that the dataclass
+            refuses.
+    """
     try:
-        return converter.structure(plain, RunConfig)
-    except MemtrainError:
-        raise
+        return _converter().structure(plain, cls)
     except Exception as error:
-        for cause in _causes(error):
-            if isinstance(cause, MemtrainError):
-                raise cause from None
-            if isinstance(cause, cattrs.errors.ForbiddenExtraKeysError):
-                name = sorted(cause.extra_fields)[0]
-                known = [f.name for f in fields(cause.cl)]
-                guess = get_close_matches(name, known, n=1)
-                raise MemtrainError(
-                    f"{name}: {cause.cl.__name__} has no such field"
-                    + (f"; did you mean {guess[0]}?" if guess else f" ({', '.join(known)})")
-                ) from None
-        raise MemtrainError("not a config: " + "; ".join(_reasons(error))) from None
+        raise MemtrainError(f"{where}: " * bool(where) + _reason(error)) from None
 
 
-def _reasons(error: Exception) -> list[str]:
-    return cattrs.transform_error(error, format_exception=lambda cause, _: str(cause))
+@cache
+def _converter() -> Any:
+    import cattrs  # not needed to print help
+    from cattrs.gen import make_dict_structure_fn
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+
+    def make_object(cls: type) -> Any:
+        fill = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
+        return lambda value, kind: fill(_require(value, dict, "a JSON object"), kind)
+
+    def make_tuple(value: Any, kind: Any) -> tuple:
+        kinds = get_args(kind)
+        kinds = kinds[:1] * len(_require(value, list | tuple, "a list")) if ... in kinds else kinds
+        _require(value, list | tuple if len(value) == len(kinds) else (), f"{len(kinds)} values")
+        return tuple(map(converter.structure, value, kinds))
+
+    def make_scalar(kind: type, accepted: Any, rule: str) -> Any:
+        return lambda value, _: kind(_require(value, accepted, rule, boolean=kind is bool))
+
+    converter.register_structure_hook_factory(is_dataclass, make_object)
+    converter.register_structure_hook_func(lambda kind: get_origin(kind) is tuple, make_tuple)
+    for kind, accepted, rule in (
+        (int, int, "a whole number"),
+        (float, int | float, "a number"),
+        (str, str, "a string"),
+        (bool, bool, "true or false"),
+    ):
+        converter.register_structure_hook(kind, make_scalar(kind, accepted, rule))
+    scalar = int | float | bool | str
+    rule = "a string, a number, true or false"
+    converter.register_structure_hook(scalar, lambda value, _: _require(value, scalar, rule, None))
+    return converter
 
 
-KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-
-
-def _strict(kind: type, accepted: Any):
-    def structure(value: Any, _: type) -> Any:
-        if isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted):
-            raise TypeError(f"{value!r}: must be {KINDS[kind]}")
-        return kind(value)
-
-    return structure
-
-
-def _scalar(value: Any, _: Any) -> Any:
-    if not isinstance(value, (str, int, float, bool)):
-        raise TypeError(f"{value!r}: must be a text, a number or a truth value")
+def _require(value: Any, accepted: Any, rule: str, boolean: bool | None = False) -> Any:
+    """Return a value of an accepted type; True and False count as numbers only if `boolean`."""
+    if not isinstance(value, accepted) or boolean not in (None, isinstance(value, bool)):
+        raise TypeError(f"={value!r}: must be {rule}")
     return value
+
+
+def _reason(error: Exception) -> str:
+    """The first thing that is wrong, with the path of its field."""
+    import cattrs
+
+    for cause in _causes(error):
+        if isinstance(cause, MemtrainError):
+            return str(cause)
+        if isinstance(cause, cattrs.errors.ForbiddenExtraKeysError):
+            name, known = min(cause.extra_fields), [field.name for field in fields(cause.cl)]
+            guess = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {guess[0]}?" if guess else f" ({', '.join(known)})"
+            return f"{name}: {cause.cl.__name__} has no such field{hint}"
+    said = cattrs.transform_error(
+        error,
+        format_exception=lambda cause, _: "missing" if isinstance(cause, KeyError) else str(cause),
+    )
+    reason, path = said[0].rsplit(" @ $", 1)
+    return (path[1:] + ("" if reason.startswith("=") else ": ") + reason).lstrip("=: ")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     yield error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _causes(inner)
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _causes(inner)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cattrs
 import numpy as np
-from cattrs.v import format_exception
 from jaxtyping import Int64, Integer, UInt8
 
+from memtrain.config.serialize import structure
 from memtrain.data.images import ImageFormat, decode_images, encode_images
 from memtrain.errors import MemtrainError, did_you_mean
 
@@ -186,21 +185,9 @@ class TokenCodec:
         return 255 - gray if self.dark_ink else gray
 
 
-def read_codec(plain: Any, source: str) -> TokenCodec:
-    """A spelling from what `asdict` made of it, after its way through JSON.
-
-    Raises:
-        MemtrainError: it is none; the message begins with the source.
-    """
-    try:
-        return cattrs.Converter(forbid_extra_keys=True).structure(plain, TokenCodec)
-    except cattrs.BaseValidationError as error:
-        reason = cattrs.transform_error(error, format_exception=_explain)[0]
-        raise MemtrainError(f"{source}: spelling: {reason}") from None
-
-
-def _explain(error: BaseException, kind: type | None) -> str:
-    return str(error) if isinstance(error, MemtrainError) else format_exception(error, kind)
+def read_codec(plain: Any, where: str) -> TokenCodec:
+    """Read a codec from the JSON of its `asdict`; errors begin with `where`."""
+    return structure(plain, TokenCodec, f"{where}: spelling")
 
 
 def _brief(prompt: str) -> str:

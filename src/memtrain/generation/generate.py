@@ -13,7 +13,7 @@ from jaxtyping import Int64, Integer, UInt8
 
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError
-from memtrain.files import write_named
+from memtrain.files import write_output
 from memtrain.generation import GenerateOptions
 from memtrain.generation.sampling import sample_chunks
 from memtrain.models.rnn import RNN, Sampler
@@ -69,7 +69,7 @@ class Samples:
             raise MemtrainError(f"{path}: pictures are written as a PNG; end it in .png")
         if picture is None:
             check_text_file(path)
-            write_named(path, "\n\n----\n\n".join(self.texts()).encode())
+            write_output(path, "\n\n----\n\n".join(self.texts()).encode())
         elif originals is None:
             save_grid(path, self.pictures())
         else:

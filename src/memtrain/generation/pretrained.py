@@ -25,7 +25,7 @@ from memtrain.config import CELLS, RunConfig
 from memtrain.config.serialize import from_json, to_json
 from memtrain.data.codec import TokenCodec, read_codec
 from memtrain.errors import MemtrainError, did_you_mean
-from memtrain.files import parse_json, read_bytes, read_text, sync, write_whole
+from memtrain.files import parse_json, read_bytes, read_text, sync, write_atomic
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
 from memtrain.training.checkpoint import latest_checkpoint, load_weights
@@ -251,8 +251,8 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.safetensors", folder / f"{name}.json"]
     waiting = folder / _waiting_name(name, card["sha256"])
-    write_whole(waiting, weights)
-    write_whole(paths[1], (json.dumps(card, indent=1) + "\n").encode())  # from now on the new one
+    write_atomic(waiting, weights)
+    write_atomic(paths[1], (json.dumps(card, indent=1) + "\n").encode())  # from now on the new one
     waiting.replace(paths[0])
     for left in folder.iterdir():  # by exports that were killed
         if re.fullmatch(rf"\.{name}-[0-9a-f]{{12}}\.safetensors", left.name):

@@ -9,7 +9,7 @@ from typing import Any
 
 from memtrain.config import RunConfig, Stream
 from memtrain.errors import DeviceMemoryError, DivergedError, MemtrainError, printable
-from memtrain.files import locked, refuse_links, write_whole
+from memtrain.files import locked, refuse_links, write_atomic
 from memtrain.paper import load
 from memtrain.paper.base import ROOT, Job, Result, Tag
 from memtrain.paper.results import read_setup
@@ -104,7 +104,7 @@ def _kept(trace: Path, folder: Path, text: str) -> str:
     """Write a traceback beside the run's folder; where it is, or nothing if that cannot be."""
     try:
         refuse_links(trace, folder)
-        write_whole(trace, text.encode(errors="replace"))
+        write_atomic(trace, text.encode(errors="replace"))
     except (OSError, MemtrainError):
         return ""
     return f" (see {trace})"
@@ -191,7 +191,7 @@ def _opened(config: RunConfig, place: Path) -> Any:
         moved = replace(found, data=replace(found.data, path=config.data.path))
         if moved == config != found:  # the sweep's folder lies elsewhere now
             refuse_links(place / "config.json", place)
-            write_whole(place / "config.json", to_json(config).encode())
+            write_atomic(place / "config.json", to_json(config).encode())
             found = moved
     if found != config:
         raise MemtrainError(f"{place}: config.json is not that of the job; remove the folder")

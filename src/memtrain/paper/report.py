@@ -9,7 +9,7 @@ from typing import Any
 from memtrain import __version__
 from memtrain.config.serialize import to_json
 from memtrain.errors import MemtrainError
-from memtrain.files import refuse_links, write_named
+from memtrain.files import refuse_links, write_output
 from memtrain.paper import is_own
 from memtrain.paper.base import Result, Tag
 from memtrain.paper.plots import grey, strip
@@ -262,7 +262,7 @@ def run_report(folders: Sequence[Path], out: Path | None, allow_code: bool) -> i
     if out is None:
         refuse_links(page, folders[0])
     report = make_report(folders, allow_code=allow_code)
-    write_named(page, report.html.encode())
+    write_output(page, report.html.encode())
     for name in report.left_out:
         print(f"left out {name}: --allow-code imports it, if you trust it", file=sys.stderr)
     print(page.resolve().as_uri())

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from memtrain.accel.engine import pick_device
 from memtrain.errors import MemtrainError, printable
-from memtrain.files import refuse_links, strict_json, write_named
+from memtrain.files import refuse_links, strict_json, write_output
 from memtrain.paper import FIGURES, load
 from memtrain.paper.base import (
     TOO_SMALL,
@@ -109,7 +109,7 @@ def outcome(name: str, setup: Setup) -> Outcome:
     with blaming(figure, setup.folder):
         content = render_figure(figure.plot(setup, results))
         verdict = figure.verdict(setup, results)
-    write_named(picture, content)
+    write_output(picture, content)
     if missing:
         told = f"{verdict.sentence} {missing} of {len(jobs)} runs are missing (seeds)."
         verdict = replace(verdict, sentence=told)

@@ -9,7 +9,14 @@ from typing import Any
 
 from memtrain.config.validation import check_device
 from memtrain.errors import MemtrainError
-from memtrain.files import open_append, parse_json, read_bytes, read_text, refuse_links, write_whole
+from memtrain.files import (
+    open_append,
+    parse_json,
+    read_bytes,
+    read_text,
+    refuse_links,
+    write_atomic,
+)
 from memtrain.paper import is_figure
 from memtrain.paper.base import SCALES, STAND_INS, Result, Scale, Setup
 
@@ -70,7 +77,7 @@ def write_setup(folder: Path, stored: Stored) -> None:
     path = folder / "setup.json"
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(path, folder)
-    write_whole(path, (json.dumps(asdict(stored), indent=2) + "\n").encode())
+    write_atomic(path, (json.dumps(asdict(stored), indent=2) + "\n").encode())
 
 
 def settled(setup: Setup) -> Setup:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from memtrain.files import write_named
+from memtrain.files import write_output
 
 PAPER = 128
 """Grey level between the images."""
@@ -49,7 +49,7 @@ def save_grid(
     content = io.BytesIO()
     canvas = _tile(rows, columns, scale=max(1, 48 // height))
     Image.fromarray(canvas).save(content, format="PNG")
-    write_named(path, content.getvalue())
+    write_output(path, content.getvalue())
 
 
 def _tile(rows: list[np.ndarray], columns: int, scale: int) -> UInt8[np.ndarray, "Y X 3"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from memtrain.files import write_named
+from memtrain.files import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +117,7 @@ def _short_attribute(value: str) -> str:
 
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure to a file atomically, in the format of its suffix."""
-    write_named(path, render_figure(figure, path.suffix.removeprefix(".").lower() or "png"))
+    write_output(path, render_figure(figure, path.suffix.removeprefix(".").lower() or "png"))
 
 
 def log_x_axis(axes: "Axes", values: Iterable[int] | None = None) -> None:

@@ -106,9 +106,9 @@ def make_folder(
         refuse_links(folder / "checkpoints", folder)
         _clear(folder, files)
         run = RunFile(secrets.token_hex(16), made_of)
-        _write_whole(folder / RUN_FILE, RunFile("").to_json(), files)
-        _write_whole(folder / "config.json", to_json(config).encode(), files)
-        _write_whole(folder / RUN_FILE, run.to_json(), files)
+        _write_atomic(folder / RUN_FILE, RunFile("").to_json(), files)
+        _write_atomic(folder / "config.json", to_json(config).encode(), files)
+        _write_atomic(folder / RUN_FILE, run.to_json(), files)
     return run.id
 
 
@@ -163,8 +163,8 @@ def clear_leftovers(folder: Path, files: Files = DISK) -> None:
             files.remove(path)
 
 
-def _write_whole(path: Path, content: bytes, files: Files) -> None:
-    """As `memtrain.files.write_whole`, by operations that a test can fail."""
+def _write_atomic(path: Path, content: bytes, files: Files) -> None:
+    """As `memtrain.files.write_atomic`, by operations that a test can fail."""
     draft = path.with_name(unique_name(f".draft-{path.name}-"))
     files.write(draft, content)
     files.sync(draft)
@@ -244,7 +244,7 @@ class Guard:
             raise CheckpointError(f"{self.folder}: its files were removed while it was trained")
         for name in missing:
             try:
-                _write_whole(self.folder / name, self.files[name], DISK)
+                _write_atomic(self.folder / name, self.files[name], DISK)
             except OSError as error:
                 raise CheckpointError(f"{self.folder / name}: is gone ({error})") from None
         return [f"{self.folder / name}: was gone; written again" for name in missing]

@@ -35,7 +35,7 @@ from memtrain.data.prepare import (
 from memtrain.data.store import Store, open_store
 from memtrain.data.store_writer import alone, publish
 from memtrain.errors import MemtrainError, printable
-from memtrain.files import parse_json, read_text, unique_name, write_whole
+from memtrain.files import parse_json, read_text, unique_name, write_atomic
 
 OWN = {"text": prepare_text, "images": prepare_images, "tokens": prepare_tokens}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(?=\S)")
@@ -226,7 +226,7 @@ def how_made(folder: Path) -> dict[str, Any]:
 
 def note_made(folder: Path, made: dict[str, Any]) -> None:
     """Write down how a store was prepared."""
-    write_whole(folder / OPTIONS, f"{json.dumps(made, indent=2)}\n".encode())
+    write_atomic(folder / OPTIONS, f"{json.dumps(made, indent=2)}\n".encode())
 
 
 def note_sources(folder: Path, sources: dict[str, str]) -> None:
