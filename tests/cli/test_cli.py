@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -20,6 +20,7 @@ from PIL import Image
 
 from conftest import TINY
 from memtrain.cli import COMMANDS, args, main
+from memtrain.cli.train import FIRST
 from memtrain.config import Digits, RunConfig
 from memtrain.config.serialize import to_json
 from memtrain.data.prepare import NOT_OPTIONS, prepare_images, prepare_text, prepare_tokens
@@ -27,7 +28,7 @@ from memtrain.generation import pretrained
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import export
 from memtrain.paper import FIGURES
-from memtrain.recipes import RECIPES
+from memtrain.recipes import RECIPES, STREAMS
 from memtrain.training.processes import cores
 from memtrain.training.run import Run
 
@@ -109,7 +110,7 @@ def test_samples_that_no_machine_holds_are_refused(capsys):
 def test_train_says_what_to_do_with_a_run_and_with_data_it_does_not_take(here: Path, capsys):
     Path("runs/x").mkdir(parents=True)
     save(TINY, Path("runs/x/config.json"))
-    assert "memtrain resume runs/x goes on with it" in refused(capsys, "train", "runs/x")
+    assert "memtrain resume runs/x continues it" in refused(capsys, "train", "runs/x")
     line = refused(capsys, "train", "digits", "--data", "book.txt")
     assert "digits takes no data of yours; mnist, " in line
     assert "takes --data.path" in refused(capsys, "train", "mnist-small", "--data", "photos")
@@ -133,16 +134,54 @@ def test_help_lists_the_options_of_each_kind_of_data(capsys):
 def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        main(["train", "tinystories", "--help"])
-    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
-    # The source breaks the line after "comparison, in".
-    assert "comparison, in runs/NAME-bptt. --bptt.seconds gives it as long as the" in lines
+        main(["train", "tinystories", "--help-all"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    # The source breaks the line after "for comparison, in".
+    assert "trained by BPTT alone, for comparison, in" in lines
+    assert "runs/NAME-bptt. --bptt.seconds limits it to the time" in lines
+
+
+PROMISED = """
+--data --size --method --cell.kind --smt.steps --dmt.steps --bptt.steps --smt.learning-rate
+--dmt.learning-rate --bptt.learning-rate --smt.batch-size --dmt.batch-size --bptt.batch-size --seed
+--folder --overwrite --resume --engine.device --engine.precision
+"""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_help_of_a_recipe_is_one_screen_and_help_all_has_every_option(
+    name: str, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = []
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", name, option])
+        assert stop.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert len(shown[0].splitlines()) <= 45
+    assert all(len(line) <= 80 for line in shown[0].splitlines())
+    short, long = ({*re.findall(r"(?m)^  (--[\w.-]+)", text)} for text in shown)
+    assert short == {*re.findall("(?m)^(--[^:]+): ", FIRST)} & long  # none is misspelled
+    real = {"--data", "--size", "--method"}
+    assert {*PROMISED.split()} - (set() if name in STREAMS else real) <= short
+    config = RECIPES[name]()
+    for group in fields(config):
+        value = getattr(config, group.name)
+        if not is_dataclass(value):
+            assert f"--{group.name.replace('_', '-')}" in long
+            continue
+        for field in fields(value):
+            if field.name != "kind" or group.name == "cell":
+                assert f"--{group.name}.{field.name.replace('_', '-')}" in long
+    assert f"memtrain train {name} --help-all" in shown[0] and f"[{config.seed}]" in shown[0]
 
 
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name}" in text for name in COMMANDS)
+    assert "RECIPE --help`" in text and "RECIPE --help-all`" in text
 
 
 @pytest.mark.parametrize(
@@ -208,7 +247,7 @@ def test_train_lists_the_recipes_and_a_recipe_lists_its_knobs(capsys):
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in RECIPES)
     with pytest.raises(SystemExit):
-        main(["train", "digits", "--help"])
+        main(["train", "digits", "--help-all"])
     knobs = capsys.readouterr().out
     for knob in ("--smt.future-length", "--dmt.label-stride", "--cell.kind", "--overwrite"):
         assert knob in knobs

@@ -1,6 +1,6 @@
-"""The command line. `memtrain --help` shows the commands, `memtrain COMMAND --help` teaches one.
+"""The command line: `memtrain --help` lists the commands, `memtrain COMMAND --help` explains one.
 
-Only what a command needs is imported when it runs: help is quick, training imports torch.
+Each command imports only the modules it needs: help is quick, training imports torch.
 """
 
 import sys
@@ -22,16 +22,16 @@ memtrain {__version__}: recurrent networks, trained without unrolling them.
 
 usage: memtrain COMMAND [OPTIONS]
 
-  demo              one minute each of SMT -> DMT and of BPTT on the same cell, a table, a page
+  demo              compare SMT -> DMT with BPTT on the same cell, a minute each
   train RECIPE      train a recipe, or a config.json, into a run folder
-  resume RUN        continue a run that was stopped
+  resume RUN        continue a stopped run
   eval RUN          losses, accuracy, drift and cost of a run
-  generate RUN      sample from the recurrent network: text, or pictures as a PNG grid
+  generate RUN      sample from the recurrent network: text, or images as a PNG grid
   data [NAME]       list tasks and data sets, show samples, or prepare real data
   bench [SUITE]     time training steps and generation on this machine
-  reproduce FIGURE  run the grid of a figure of the paper, draw it, say whether its claim holds
-  report [FOLDER]   one page of all that was reproduced
-  torchrun COMMAND  train or resume on several GPUs or machines; options are torchrun's
+  reproduce FIGURE  train the runs of a figure of the paper, plot it, check its claim
+  report [FOLDER]   one HTML page about everything that was reproduced
+  torchrun COMMAND  train or resume on several GPUs or machines, with torchrun's options
 
 Start with
   memtrain demo
@@ -39,7 +39,8 @@ Start with
   memtrain eval runs/digits
   memtrain generate runs/digits
 
-Every command explains itself with --help; `memtrain train RECIPE --help` lists every knob.
+`memtrain COMMAND --help` explains a command. `memtrain train RECIPE --help` lists the options that
+people change first, `memtrain train RECIPE --help-all` all of them.
 """
 
 COMMANDS = {
@@ -54,20 +55,20 @@ COMMANDS = {
     "report": "paper:report",
     "torchrun": "torchrun:torchrun",
 }
-"""Where each command is: module of this package, and function."""
+"""Module of this package and function of each command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    Without arguments it is the process's own command. Then one that a signal ended, and one of
-    several processes of torchrun, end here, and not through Python's own end.
+    Without arguments it takes the process's own. Then a process that a signal ended, and each
+    process of torchrun, exits here and skips Python's shutdown.
     """
     with command_signals() as signals:
         try:
             status = _run(list(sys.argv[1:] if arguments is None else arguments))
         except BaseException as error:
-            # Raised in the middle of a library's work, it may come out as another exception.
+            # A signal during a call into a library may surface as another exception.
             if signals.first and not isinstance(error, KeyboardInterrupt):
                 error = Terminated(signals.first)
             if not isinstance(error, KeyboardInterrupt):
@@ -101,13 +102,12 @@ def _run(arguments: list[str]) -> int:
         return 2
     except BrokenPipeError:
         return 1
-    except MemoryError:
-        print("memtrain: not enough memory; take less at once", file=sys.stderr)
-        return 2
-    except RuntimeError as error:  # torch's: a CPU that has no more has no error of its own
-        if "allocate memory" not in str(error) and "out of memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        # On a CPU torch raises a plain RuntimeError when it runs out of memory.
+        known = "allocate memory" in str(error) or "out of memory" in str(error)
+        if not known and not isinstance(error, MemoryError):
             raise
-        print("memtrain: not enough memory; take less at once", file=sys.stderr)
+        print("memtrain: not enough memory; reduce the batch size or the model", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 from memtrain.files import write_output
@@ -15,42 +17,38 @@ from memtrain.files import write_output
 FIGURES = (".png", ".pdf", ".svg")
 
 
+@dataclass(frozen=True)
+class _BenchOptions:
+    """Time training steps (SMT, DMT, BPTT) and generation on this machine: the fast path, and the
+    plain PyTorch reference."""
+
+    suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all", "growth"]] = "all"
+    """smt, dmt, generate, bptt, all, or growth: step time against length, memory tokens, width and
+    batch size, which takes minutes. Ctrl-C stops growth after the running step, a second one at
+    once; the points measured so far are plotted."""
+    size: Literal["auto", "paper", "tiny"] = "auto"
+    """Size of the models; auto: the paper's on a GPU, else tiny."""
+    seconds: float | None = None
+    """Seconds per case and path, and at least three steps (default: 3; for growth 0.5)."""
+    device: str = "auto"
+    """auto: a CUDA GPU if there is one; or cpu, cuda, cuda:1, ..., mps."""
+    compile: bool = True
+    """On a GPU, torch.compile the parts that our kernels do not cover."""
+    reference: bool = True
+    """Also time plain PyTorch, the reference that the fast path is tested against."""
+    figure: Path = Path("growth.png")
+    """Plot of growth (PNG, PDF or SVG); its numbers are saved next to it as JSON."""
+    minutes: float = math.inf
+    """Start no more steps of growth after this many minutes, and plot."""
+    redraw: Path | None = None
+    """Plot and print an earlier growth from its JSON file; time nothing."""
+    json: bool = False
+    """Print one JSON object as the last line of stdout, and nothing else there."""
+
+
 def bench(arguments: list[str]) -> int:
-    """Time the training steps and generation on this machine."""
-    import tyro
-
-    @dataclass(frozen=True)
-    class Bench:
-        """Time SMT, DMT and BPTT steps and generation here: the fast path, and the same
-        mathematics in plain PyTorch beside it."""
-
-        suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all", "growth"]] = (
-            "all"
-        )
-        """What to time. growth times steps against length, memory tokens, width and batch, which
-        takes minutes. Ctrl-C stops it after the step that is running, a second one at once; what
-        was timed by then is drawn."""
-        size: Literal["auto", "paper", "tiny"] = "auto"
-        """Models of the paper's size, or tiny ones; auto: the paper's on a GPU."""
-        seconds: float | None = None
-        """How long each case is timed, on each path; at least three steps are. 3, for growth 0.5,
-        unless given."""
-        device: str = "auto"
-        """auto takes a CUDA GPU if there is one; else cpu, cuda, cuda:1, ..., or mps."""
-        compile: bool = True
-        """torch.compile what our kernels do not serve, on a GPU."""
-        reference: bool = True
-        """Time plain PyTorch too, the reference that the fast path is tested against."""
-        figure: Path = Path("growth.png")
-        """Where growth draws its curves (PNG, PDF or SVG); their numbers go beside it, as JSON."""
-        minutes: float = math.inf
-        """After that many minutes growth begins no step, and draws what it has."""
-        redraw: Path | None = None
-        """Draw and print the numbers of an earlier growth, a JSON file, and time nothing."""
-        json: bool = False
-        """Print one JSON object as the last line, nothing else on stdout."""
-
-    options = parse(Bench, arguments, "memtrain bench")
+    """Time training steps and generation on this machine."""
+    options = parse(_BenchOptions, arguments, "memtrain bench")
     for name in ("seconds", "minutes"):
         given = getattr(options, name)
         if given is not None and not given > 0:

@@ -3,58 +3,59 @@
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
+
+import tyro
 
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError, did_you_mean, printable
 
 
+@dataclass(frozen=True)
+class _DataOptions:
+    """List tasks and data sets; show samples of a task; or prepare real data for training: mnist,
+    tinystories, sketchy, or your own files (text, JSONL, CSV, parquet, a folder or zip of images,
+    a .npy of tokens)."""
+
+    name: tyro.conf.Positional[str] = ""
+    """A task, a data set, or a path (default: list them all)."""
+    count: int = 2
+    """Samples of a task to show."""
+    seed: int = 0
+    """The same seed gives the same samples."""
+    data_dir: Path | None = None
+    """Folder with the files of a data set (default: download them)."""
+    out: Path | None = None
+    """Folder for the prepared data (default: data/NAME for a data set, data/NAME-KEY for your own
+    files; the key changes with the content and the options)."""
+    overwrite: bool = False
+    """Replace the prepared data that is there."""
+    option: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Options of the preparation, as pairs of a name and a value: --option size 28 levels 16. For
+    all files of yours: held_out, the fraction for evaluation (0.1). For text: mode (bytes; or
+    ascii, which drops all other characters), separator (true puts token 0 between documents),
+    column, which holds the documents of JSONL, CSV and parquet (text). For images: size to resize
+    to, levels of grey (256), patch, the side of the squares that make a token (1), threshold,
+    below which a pixel is ink (with levels 2), mirror (true adds mirrored images), shift, the
+    largest shift of added copies in pixels (0). For a .npy: vocab_size."""
+
+
 def data(arguments: list[str]) -> int:
     """List the tasks and data sets, show samples of a task, or prepare real data."""
-    import tyro
-
-    @dataclass(frozen=True)
-    class Data:
-        """List tasks and data sets; show samples of a task; or prepare real data for training:
-        mnist, tinystories, sketchy, or files of yours (text, JSONL, CSV, parquet, a folder or zip
-        of images, a .npy)."""
-
-        name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[NAME]")]] = ""
-        """A task, a data set, or a path; nothing lists them all."""
-        count: int = 2
-        """How many samples of a task."""
-        seed: int = 0
-        """The same seed gives the same samples."""
-        data_dir: Path | None = None
-        """Where the files of a data set are, if they are not to be downloaded."""
-        out: Path | None = None
-        """Where the prepared data goes. Unless given, data/NAME for a data set, and for files of
-        yours data/NAME-KEY: other content or other options have another key."""
-        overwrite: bool = False
-        """Replace data that was prepared there before."""
-        option: dict[str, int | float | bool | str] = field(default_factory=dict)
-        """Options of the preparation, as pairs of a name and a value: --option size 28 levels 16.
-        Of all files of yours: held_out, the share for evaluation (0.1). Of text: mode (bytes, or
-        ascii without what is beyond it), separator (true puts token 0 between documents), column,
-        whose rows are the documents of JSONL, CSV and parquet (text). Of images: size to resize
-        to, levels of grey (256), patch, the side of the squares that make a token (1), threshold,
-        below which a pixel is ink (with levels 2), mirror (true learns from mirrored images too),
-        shift, by how many pixels images are also moved (0). Of a .npy: vocab_size."""
-
-    options = parse(Data, arguments, "memtrain data")
+    options = parse(_DataOptions, arguments, "memtrain data")
 
     from memtrain.recipes import RECIPES
 
     tasks = {make().data.kind: make().data for make in RECIPES.values()}
     tasks = {name: task for name, task in tasks.items() if name not in ("stream", "custom")}
     if not options.name:
-        print("Tasks, made as they are learned (`memtrain data NAME` shows samples):")
+        print("Tasks, generated during training (`memtrain data NAME` shows samples):")
         for name, config in tasks.items():
             print(f"  {name:<14}{(type(config).__doc__ or '').splitlines()[0]}")
         print("\nData sets (`memtrain data NAME --data-dir FOLDER` prepares them once):")
         for name in ("mnist", "tinystories", "sketchy"):
             print(f"  {name:<14}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
-        print("\nFiles of yours: memtrain data PATH, for text, images or a .npy of tokens.")
+        print("\nYour own files: memtrain data PATH, for text, images or a .npy of tokens.")
         return 0
     if options.name in tasks:
         return _show_samples(options.name, tasks[options.name], options.count, options.seed)
@@ -97,7 +98,7 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
         try:
             path = source_path(Path(name))
         except MemtrainError:
-            if "/" in name or "." in name:  # not a name that was misspelled
+            if "/" in name or "." in name:  # a path, not a misspelled name
                 raise
             known = [*tasks, *DATA_SETS]
             raise MemtrainError(
@@ -105,7 +106,7 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
             ) from None
         if (path / "meta.json").is_file():
             raise MemtrainError(
-                f"{path}: is prepared already; memtrain train learns it: --data {path}"
+                f"{path}: is prepared already; train on it: memtrain train ... --data {path}"
             )
         if out is not None:
             store = prepare_path(path, out, overwrite=options.overwrite, **options.option)
@@ -123,7 +124,7 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
 
 
 def _expanded(path: Path) -> Path:
-    """A path in which ~ may stand for a user's folder."""
-    with suppress(RuntimeError):  # no such user
+    """The path with ~ expanded, if there is such a user."""
+    with suppress(RuntimeError):
         return path.expanduser()
     return path

@@ -2,50 +2,66 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
-from memtrain.cli.args import open_run, parse
+import tyro
+
+from memtrain.cli.args import parse, refuse_name_of_run
 from memtrain.errors import MemtrainError
 from memtrain.files import refuse_links, strict_json, write_atomic
 
 
+@dataclass(frozen=True)
+class _EvaluateOptions:
+    """Evaluate a run on held-out sequences: loss and accuracy of the teacher, and of the RNN from
+    the empty memory and from the teacher's, overall and by position; the drift between their
+    memories; n-gram baselines on the same targets; and the cost of training. A figure, its numbers
+    and the training curves go to RUN/figures."""
+
+    run: tyro.conf.Positional[Path]
+    """The run folder."""
+    sequences: int | None = None
+    """Held-out sequences, at most as many as the data has (default: a few seconds' worth)."""
+    length: int | None = None
+    """Tokens per held-out sequence of a stream (default: data.evaluate_length). Sequences longer
+    than the training windows show whether the RNN generalizes: 1568 (two MNIST images), 4096
+    (text)."""
+    json: bool = False
+    """Print one JSON object as the last line of stdout, and nothing else there."""
+    best: bool = False
+    """Use the checkpoint with the lowest held-out loss instead of the newest."""
+    allow_code: bool = False
+    """Import your own cell or task class that the run's config names."""
+
+
 def evaluate(arguments: list[str]) -> int:
     """Losses, accuracy, drift and cost of a run."""
-    import tyro
-
-    @dataclass(frozen=True)
-    class Evaluate:
-        """Score a run on held-out sequences: teacher, RNN from the empty memory and from the
-        teacher's, over the whole sequence and against the position in it; how far their memories
-        drift apart; count models on the same targets; and what training cost. A figure, its
-        numbers and the curves of the training go to RUN/figures."""
-
-        run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
-        """The run's folder."""
-        sequences: int | None = None
-        """Held-out sequences to score (fewer if the data has fewer); a few seconds' worth if not
-        given."""
-        length: int | None = None
-        """Tokens in a held-out sequence of a stream, data.evaluate_length unless given. Longer
-        than what was trained shows whether the RNN holds: 1568 (two MNIST images), 4096 (text)."""
-        json: bool = False
-        """Print one JSON object as the last line of stdout, nothing else there."""
-        best: bool = False
-        """Take the checkpoint with the lowest held-out loss instead of the newest."""
-        allow_code: bool = False
-        """Import the cell or task of yours that the run's config names."""
-
-    options = parse(Evaluate, arguments, "memtrain eval")
+    options = parse(_EvaluateOptions, arguments, "memtrain eval")
 
     from memtrain.plotting.curves import save_evaluation_figure, save_training_figure
     from memtrain.plotting.tables import print_evaluation
+    from memtrain.training.console import make_reporter
+    from memtrain.training.run import Run
 
-    run = open_run(options.run, options.allow_code, options.best)
+    refuse_name_of_run(options.run)
+    run = Run.open(
+        options.run, allow_code=options.allow_code, best=options.best, reporter=make_reporter()
+    )
+    if not run.progress["stages"]:
+        raise MemtrainError(
+            f"{options.run}: has no checkpoint yet; memtrain resume {options.run} trains it"
+        )
     result = run.evaluate(options.sequences, length=options.length, baselines=True)
-    looked_at = {"best": options.best, "step": run.progress["global_step"]}
-    record = {"run": str(options.run), "seed": run.config.seed, **looked_at}
-    record |= {"unit": run.task.unit, **asdict(result)}
-    text = strict_json(record | {"stages": run.progress["stages"], **run.totals()})
+    record = {
+        "run": str(options.run),
+        "seed": run.config.seed,
+        "best": options.best,
+        "step": run.progress["global_step"],
+        "unit": run.task.unit,
+        **asdict(result),
+        "stages": run.progress["stages"],
+        **run.totals(),
+    }
+    text = strict_json(record)
     best = "-best" if options.best else ""
     figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
     training = figure.with_name("training.png")

@@ -4,7 +4,7 @@ import codecs
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -23,7 +23,7 @@ class Generate(GenerateOptions):
     images as a PNG grid. It starts from the empty memory; the teacher is not used. On a terminal,
     control characters in a text are escaped (\\x1b); a pipe, a file and --out get them raw."""
 
-    run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+    run: tyro.conf.Positional[str]
     """The run folder, or the name of a pretrained model, such as mnist-small."""
     prompt: str | None = None
     """Text to continue, or token numbers separated by spaces."""

@@ -5,102 +5,147 @@ import sys
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from memtrain.cli.args import command_name, parse, peek, refuse_name_of_run
+import tyro
+
+from memtrain.cli.args import (
+    Option,
+    check_names,
+    command_name,
+    options_of,
+    parse,
+    parse_known,
+    refuse,
+    refuse_name_of_run,
+    show_help,
+    wants_help,
+)
+from memtrain.config import CELLS, RunConfig, Stream, check_used
+from memtrain.config.serialize import read_config
 from memtrain.errors import MemtrainError
+from memtrain.recipes import RECIPES, STREAMS, recipe
+from memtrain.recipes.sizes import describe_sizes
+
+KEEPS = "and a run keeps its config; leave the option out, or train a new run with --folder"
 
 
 @dataclass(frozen=True)
 class _TrainOptions:
     folder: Path | None = None
-    """Where the run lives; runs/NAME unless given."""
-    resume: bool = False
-    """Go on with the run that is there, with its own config: options that differ from it are
-    refused."""
+    """Run folder (default: runs/NAME)."""
     overwrite: bool = False
-    """Delete the run that is there."""
+    """Delete the run that is in the folder."""
+    resume: bool = False
+    """Resume the run that is in the folder, with its own config; options that differ from it are
+    refused."""
     allow_code: bool = False
-    """Import the cell or task of yours that a config.json names. Not needed where --cell.kind or
+    """Import your own cell or task class that a config.json names. Not needed if --cell.kind or
     --data.path names the class."""
 
 
 @dataclass(frozen=True)
 class _StreamOptions(_TrainOptions):
-    size: str = ""
-    method: str = "smt-dmt"
-    """smt-dmt, or bptt: the same data, cell and readout by BPTT alone, for comparison, in
-    runs/NAME-bptt. --bptt.seconds gives it as long as the other took."""
+    """Options that choose a recipe of real data; the config's fields can be changed on top."""
+
     data: Path | None = None
-    """What to learn: a file or folder of yours, the folder of a data set's files, or data that
-    was prepared. It is prepared once, into data/NAME-KEY: the key is another one when the content
-    or the options are, so earlier runs keep their data."""
+    """Data to train on: your file or folder, the folder of a data set's files, or prepared data.
+    It is prepared once, into data/NAME-KEY; the key changes with the content and the options, so
+    earlier runs keep their data."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)
-    """Options of the preparation, for example of images: --option size 28 levels 16. Those that
-    are not given have their defaults; memtrain data --help lists them."""
+    """Options of the data preparation, for example for images: --option size 28 levels 16.
+    memtrain data --help lists them."""
+    size: str | None = None
+    method: str | None = None
+    """smt-dmt, or bptt: the same data, cell and readout trained by BPTT alone, for comparison, in
+    runs/NAME-bptt. --bptt.seconds limits it to the time that the other took."""
+
+
+FIRST = """
+data and model
+--data: your file or folder, or prepared data
+--size: paper, medium, small or tiny models
+--method: smt-dmt, or bptt for comparison
+--cell.kind: transformer, gru, mlp, or module:Class
+--cell.memory-tokens: tokens in a memory
+--teacher.encoder: bidirectional (the paper's) or causal (fast)
+training, one stage after another
+--smt.steps: optimizer steps; 0 skips the stage
+--smt.learning-rate: peak learning rate
+--smt.batch-size: sequences per step
+--smt.accumulate: micro-batches per step, to save memory
+--dmt.steps: optimizer steps; 0 skips the stage
+--dmt.learning-rate: peak learning rate
+--dmt.batch-size: sequences per step
+--bptt.steps: optimizer steps; 0 skips the stage
+--bptt.learning-rate: peak learning rate
+--bptt.batch-size: sequences per step
+--seed: the same seed gives the same run
+machine
+--engine.device: auto, cpu, cuda, cuda:1, ..., or mps
+--engine.precision: auto: bf16 on a GPU, fp32 on a CPU
+--engine.threads: CPU threads (0: one per core)
+run
+--folder: run folder (default: runs/NAME)
+--overwrite: delete the run that is in the folder
+--resume: resume the run that is in the folder
+--log.evaluate-every: steps between evaluations
+--log.checkpoint-every: steps between checkpoints
+"""
+"""Sections of the short help: the options that people change first."""
 
 
 def train(arguments: list[str]) -> int:
     """Train a recipe or a config.json, then evaluate it."""
-    from memtrain.config.serialize import read_config
-    from memtrain.recipes import RECIPES
-
-    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
-        raise MemtrainError(
-            f"RECIPE: is missing before {arguments[0]}, as in memtrain train text --data book.txt; "
-            "memtrain train lists the recipes"
-        )
     if not arguments or arguments[0].startswith("-"):
-        print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
-        for name, function in RECIPES.items():
-            print(f"  {name:<16}{(function.__doc__ or '').splitlines()[0]}")
-        print(
-            "\nRECIPE may also be a config.json, for example that of another run."
-            "\n`memtrain train RECIPE --help` lists every knob; for example"
-            "\n  memtrain train digits --smt.steps 2000 --cell.kind gru --folder runs/gru"
-        )
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+        return _list_recipes(arguments)
     name, *rest = arguments
-    path = Path(name)
-    if (path / "config.json").is_file():
-        raise MemtrainError(
-            f"{name}: is a run; memtrain resume {name} goes on with it, "
-            f"memtrain train {path / 'config.json'} trains the same anew"
-        )
-    if path.suffix in (".yaml", ".yml", ".toml"):
-        raise MemtrainError(
-            f"{name}: a config is a config.json, such as every run folder holds; "
-            "memtrain train runs/NAME/config.json trains it again"
-        )
-    default = read_config(path) if path.suffix == ".json" else _recipe(name, rest)
-    options, config = _parse_train(rest, name, default)
+    path, program = Path(name), f"memtrain train {name}"
+    _check_source(path)
+    options, overrides = parse_known(_StreamOptions, rest, options_of(_StreamOptions), program)
+    default = read_config(path) if path.suffix == ".json" else _recipe(name, options)
+    known = _known_options(name, default)
+    if wants_help(rest, "--help-all"):
+        _show_help(program, name, known, everything="--help-all" in rest)
+    check_names(rest, known, program)
+    hint = "did you mean --data" if name in STREAMS and options.data is None else ""
+    configure = partial(_configure, overrides, program, known, hint=hint)
+    config = configure(default)
+    if name in STREAMS and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
+        default = _recipe(name, options, config.cell.kind)  # of the size's other cell
+        config = configure(default)
+    check_used(config.cell, default.cell)
+    if options.method == "bptt":
+        _check_bptt_alone(config)
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
-    if path.suffix == ".json" and not options.allow_code:
-        _check_named(config, rest, name)
+    if path.suffix == ".json" and not options.allow_code and (named := _unnamed(config, rest)):
+        raise MemtrainError(
+            f"{name}: imports {named[0]}; pass --allow-code if you trust it, or name the class "
+            "yourself (--cell.kind, --data.path)"
+        )
 
     from memtrain.training.console import make_reporter
     from memtrain.training.distributed import join, restarts
     from memtrain.training.run import Run
 
     group = join()
-    if isinstance(options, _StreamOptions) and options.data is not None:
-        from memtrain.config import Stream
+    if options.data is not None:
         from memtrain.data.prepare.cache import prepared_stream
 
         assert isinstance(default.data, Stream)
-        ready = partial(prepared_stream, name, options.data, default.data, options.option)
-        made = group.from_main(ready)  # one process prepares, all read it
-        options, config = _parse_train(rest, name, replace(default, data=made))
+        prepare = partial(prepared_stream, name, options.data, default.data, options.option)
+        # One process prepares the data, all read it.
+        config = configure(replace(default, data=group.from_main(prepare)))
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
     there = (folder / "config.json").exists()
-    group.wait()  # all look before one of them makes the folder
+    group.wait()  # all processes check before one of them makes the folder
     if there and (options.resume or restarts()):
         own = read_config(folder / "config.json")
         if options.resume:
-            _check_options(rest, name, config, own)
-            if isinstance(options, _StreamOptions) and options.data is not None:
+            _check_same_config(name, options, config, own, configure)
+            if options.data is not None:
                 _check_same_data(options.data, config.data, own.data)
         allowed = options.allow_code or not _unnamed(own, rest)
         run = Run.open(folder, allow_code=allowed, reporter=reporter, group=group)
@@ -109,59 +154,136 @@ def train(arguments: list[str]) -> int:
     return _train(run, reporter)
 
 
-def _unnamed(config: Any, arguments: list[str]) -> list[str]:
-    """The classes that a config imports and the command line does not name itself."""
-    classes = {"--cell.kind": config.cell.kind if ":" in config.cell.kind else None}
-    classes["--data.path"] = config.data.path if config.data.kind == "custom" else None
-    return [
-        path
-        for option, path in classes.items()
-        if path is not None and peek(arguments, option) != path
-    ]
-
-
-def _check_named(config: Any, arguments: list[str], source: str) -> None:
-    """Refuse to import what a config.json names: it may be somebody else's."""
-    if unnamed := _unnamed(config, arguments):
+def _list_recipes(arguments: list[str]) -> int:
+    helped = wants_help(arguments[:1], "--help-all")
+    if arguments and not helped:
         raise MemtrainError(
-            f"{source}: imports {unnamed[0]}; pass --allow-code if you trust it, or name the class "
-            "yourself (--cell.kind, --data.path)"
+            f"RECIPE: is missing before {arguments[0]}, as in memtrain train text --data book.txt; "
+            "memtrain train lists the recipes"
+        )
+    print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
+    for name, function in RECIPES.items():
+        print(f"  {name:<16}{(function.__doc__ or '').splitlines()[0]}")
+    print(
+        "\nRECIPE may also be a config.json, for example that of another run."
+        "\n`memtrain train RECIPE --help` lists the options that are changed most, --help-all "
+        "all of\nthem; for example"
+        "\n  memtrain train digits --smt.steps 2000 --cell.kind gru --folder runs/gru"
+    )
+    return 0 if helped else 2
+
+
+def _check_source(path: Path) -> None:
+    """Refuse a run folder, and configs in formats that are not read."""
+    if (path / "config.json").is_file():
+        raise MemtrainError(
+            f"{path}: is a run; memtrain resume {path} continues it, "
+            f"memtrain train {path / 'config.json'} trains the same config again"
+        )
+    if path.suffix in (".yaml", ".yml", ".toml"):
+        raise MemtrainError(
+            f"{path}: a config is a config.json, such as every run folder holds; "
+            "memtrain train runs/NAME/config.json trains it again"
         )
 
 
-def _check_options(arguments: list[str], name: str, asked: Any, own: Any) -> None:
-    """Refuse options that differ from the config of the run that is resumed.
+def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunConfig:
+    """The recipe with the data, size, method and cell that were chosen."""
+    if name in RECIPES and name not in STREAMS and options.data is not None:
+        takes = "--data.path" if name in ("mnist-small", "custom") else "no data of yours"
+        raise MemtrainError(
+            f"data={str(options.data)!r}: {name} takes {takes}; {', '.join(STREAMS)} take --data"
+        )
+    return recipe(name, options.size, options.method, cell)
+
+
+def _known_options(name: str, default: RunConfig) -> list[Option]:
+    """All options of `memtrain train NAME`, with the recipe's defaults."""
+    known = options_of(_StreamOptions if name in STREAMS else _TrainOptions)
+    chosen = {"--size": STREAMS.get(name), "--method": "smt-dmt"}
+    known = [one._replace(default=chosen.get(one.name, one.default)) for one in known]
+    known = [one._replace(help=describe_sizes()) if one.name == "--size" else one for one in known]
+    return known + options_of(RunConfig, default)
+
+
+def _show_help(program: str, name: str, known: list[Option], everything: bool) -> None:
+    about = (RECIPES[name].__doc__ if name in RECIPES else f"Train {name}.") or ""
+    about = about.splitlines()[0]
+    if everything:
+        show_help(program, f"{about} Each option changes one field of the run's config.", known)
+    by_name = {one.name: one for one in known}
+    shown, section = [], ""
+    for line in FIRST.strip().splitlines():
+        option, colon, text = line.partition(": ")
+        section = section if colon else line
+        if option in by_name:
+            shown.append(by_name[option]._replace(help=text, section=section))
+    show_help(program, about, shown, f"All {len(known)} options: {program} --help-all")
+
+
+def _configure(
+    overrides: list[str], program: str, known: list[Option], default: RunConfig, hint: str = ""
+) -> RunConfig:
+    """The config with the fields that the command line changes."""
+    config, unknown = parse_known(RunConfig, overrides, known, program, default)
+    refuse(unknown, known, program, hint and f"{hint} {unknown[0] if unknown else ''}?")
+    return config
+
+
+def _check_bptt_alone(config: RunConfig) -> None:
+    for stage in ("smt", "dmt"):
+        if steps := getattr(config, stage).steps:
+            raise MemtrainError(
+                f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "
+                "them out (--bptt.steps without --method adds BPTT as a last stage)"
+            )
+
+
+def _unnamed(config: RunConfig, arguments: list[str]) -> list[str]:
+    """The classes that a config imports and the command line does not name."""
+    classes = [config.cell.kind] if ":" in config.cell.kind else []
+    classes += [config.data.path] if config.data.kind == "custom" else []
+    given = {argument.rpartition("=")[2] for argument in arguments}
+    return [path for path in classes if path not in given]
+
+
+def _check_same_config(
+    name: str, options: _StreamOptions, config: RunConfig, own: RunConfig, configure: Any
+) -> None:
+    """Refuse options that differ from the config of the run to resume.
 
     Args:
-        arguments: of the command line, after the recipe.
         name: the recipe.
-        asked: the config that they make from the recipe.
-        own: the run's.
+        options: those that choose the recipe.
+        config: the config that the command line makes from it.
+        own: the run's config.
+        configure: applies the other options to a config.
     """
-    keeps = "and a run keeps its config; leave the option out, or train a new run with --folder"
-    if type(asked.data) is not type(own.data):
+    if type(config.data) is not type(own.data):
         raise MemtrainError(
-            f"recipe {name}: is of {asked.data.kind}, the run of {own.data.kind}; memtrain resume "
-            "needs no recipe, --folder takes another run"
+            f"recipe {name}: is of {config.data.kind}, the run of {own.data.kind}; memtrain resume "
+            "needs no recipe, --folder names another run"
         )
-    size, method = peek(arguments, "--size"), peek(arguments, "--method")
-    if size is not None and (
-        _differences(asked.teacher, own.teacher) or _differences(asked.cell, own.cell)
+    if options.size is not None and (
+        _differences(config.teacher, own.teacher) or _differences(config.cell, own.cell)
     ):
-        raise MemtrainError(f"size={size}: the run's models have other sizes, {keeps}")
-    used = {key for key, stage in own.stages().items() if stage.steps}
-    if method is not None and used != {k for k, stage in asked.stages().items() if stage.steps}:
-        raise MemtrainError(f"method={method}: the run's stages are {', '.join(used)}, {keeps}")
-    _, changed = _parse_train(arguments, name, own)  # the run's config with these options
-    for key, wanted, there in _differences(changed, own):
-        raise MemtrainError(f"{key}={wanted}: the run has {key}={there}, {keeps}")
+        raise MemtrainError(f"size={options.size}: the run's models have other sizes, {KEEPS}")
+    stages, used = (
+        [key for key, stage in one.stages().items() if stage.steps] for one in (config, own)
+    )
+    if options.method is not None and stages != used:
+        raise MemtrainError(
+            f"method={options.method}: the run's stages are {', '.join(used)}, {KEEPS}"
+        )
+    for key, given, kept in _differences(configure(own), own):
+        raise MemtrainError(f"{key}={given}: the run has {key}={kept}, {KEEPS}")
 
 
-def _check_same_data(asked: Path, prepared: Any, own: Any) -> None:
-    """Refuse `--data` of a resumed run where it is not the data that the run learns from.
+def _check_same_data(source: Path, prepared: Any, own: Any) -> None:
+    """Refuse to resume with other data than the run's.
 
     Args:
-        asked: what the command line names.
+        source: the value of --data.
         prepared: the stream that was prepared from it.
         own: the run's stream.
     """
@@ -170,17 +292,17 @@ def _check_same_data(asked: Path, prepared: Any, own: Any) -> None:
     paths = [Path(prepared.path), Path(own.path)]
     if paths[0] == paths[1]:
         return
-    known = (paths[1] / "meta.json").is_file()  # else the path has to tell
+    known = (paths[1] / "meta.json").is_file()  # else compare the paths alone
     if known and len({identity_of(open_store(path).splits) for path in paths}) == 1:
         return
     raise MemtrainError(
-        f"data={asked}: is prepared as {paths[0]}, the run learns from {paths[1]}, and a run keeps "
-        "its data; leave --data and --option out, or train a new run with --folder"
+        f"data={source}: is prepared as {paths[0]}, the run learns from {paths[1]}, and a run "
+        "keeps its data; leave --data and --option out, or train a new run with --folder"
     )
 
 
 def _differences(one: Any, other: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Field, value and other value wherever two configs of one kind differ."""
+    """(field, value, other value) wherever two configs of the same type differ."""
     found: list[tuple[str, Any, Any]] = []
     for own in fields(one):
         left, right = getattr(one, own.name), getattr(other, own.name)
@@ -191,75 +313,26 @@ def _differences(one: Any, other: Any, prefix: str = "") -> list[tuple[str, Any,
     return found
 
 
-def _recipe(name: str, arguments: list[str]) -> Any:
-    """The recipe for what has to be known before single fields are changed."""
-    from memtrain.config import CELLS
-    from memtrain.recipes import RECIPES, STREAMS, recipe
+@dataclass(frozen=True)
+class _ResumeOptions:
+    """Continue a stopped run. The result equals that of a run that was never stopped, to the bit,
+    unless a stage has a time limit."""
 
-    data = peek(arguments, "--data")
-    if name in RECIPES and name not in STREAMS and data is not None:
-        takes = "--data.path" if name in ("mnist-small", "custom") else "no data of yours"
-        raise MemtrainError(
-            f"data={data!r}: {name} takes {takes}; {', '.join(STREAMS)} take --data"
-        )
-    cell = peek(arguments, "--cell.kind")
-    fitted = cell if name in STREAMS and cell in CELLS else None
-    return recipe(name, peek(arguments, "--size"), peek(arguments, "--method"), fitted)
-
-
-def _parse_train(arguments: list[str], name: str, default: Any) -> tuple[_TrainOptions, Any]:
-    import tyro
-
-    from memtrain.config import RunConfig, check_used
-    from memtrain.recipes import STREAMS
-    from memtrain.recipes.sizes import describe_sizes
-
-    help_size = tyro.conf.arg(help=describe_sizes())
-
-    @dataclass(frozen=True)
-    class TrainStream(_StreamOptions):
-        size: Annotated[str, help_size] = STREAMS.get(name, "")
-        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
-
-    @dataclass(frozen=True)
-    class TrainTask(_TrainOptions):
-        run: Annotated[RunConfig, tyro.conf.arg(name="")] = default
-
-    Train = TrainStream if name in STREAMS else TrainTask
-    Train.__doc__ = f"Train {name}. Each option changes one field of the run's config."
-    parsed = parse(Train, arguments, f"memtrain train {name}")
-    check_used(parsed.run.cell, default.cell)
-    if isinstance(parsed, _StreamOptions) and parsed.method == "bptt":
-        for stage in ("smt", "dmt"):
-            if steps := getattr(parsed.run, stage).steps:
-                raise MemtrainError(
-                    f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "
-                    "them out (--bptt.steps without --method adds BPTT as a last phase)"
-                )
-    return parsed, parsed.run
+    run: tyro.conf.Positional[Path]
+    """The run folder."""
+    allow_code: bool = False
+    """Import your own cell or task class that the run's config names."""
 
 
 def resume(arguments: list[str]) -> int:
-    """Go on where a run stopped, with its own config."""
-    import tyro
-
-    @dataclass(frozen=True)
-    class Resume:
-        """Go on where a run stopped: the result is that of a run never stopped, to the bit,
-        unless a stage goes by the clock."""
-
-        run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
-        """The run's folder."""
-        allow_code: bool = False
-        """Import the cell or task of yours that the run's config names."""
-
+    """Continue a stopped run with its own config."""
     for option in (argument.partition("=")[0] for argument in arguments):
         if option.startswith("--") and ("." in option or option in ("--seed", "--name", "--size")):
             raise MemtrainError(
                 f"{option}: no such option of resume: a run keeps its config; leave it out, or "
                 "train a new run (memtrain train)"
             )
-    options = parse(Resume, arguments, "memtrain resume")
+    options = parse(_ResumeOptions, arguments, "memtrain resume")
 
     from memtrain.training.console import make_reporter
     from memtrain.training.distributed import join
@@ -278,7 +351,7 @@ def resume(arguments: list[str]) -> int:
 
 
 def _check_not_lengthened(run: Any) -> None:
-    """Refuse a finished run whose config has other steps than it was trained for."""
+    """Refuse a finished run whose config has more or fewer steps than were trained."""
     for done in run.progress["stages"]:
         stage = run.config.stages()[done["name"]]
         if not stage.seconds and done.get("steps", stage.steps) != stage.steps:
@@ -289,11 +362,11 @@ def _check_not_lengthened(run: Any) -> None:
 
 
 def _train(run: Any, reporter: Any) -> int:
-    """Train what is left of a run, evaluate it and print the table.
+    """Train the rest of a run, evaluate it and print the table.
 
     Returns:
-        0, or 128 and the signal's number if one stopped it: 130, 143 or 129. A scheduler may then
-        start the same command with --resume, or `memtrain resume`.
+        The exit status: 0, or 128 plus the number of the signal that stopped it (130, 143 or 129).
+        A scheduler may then start the same command with --resume, or `memtrain resume`.
     """
     from memtrain.plotting.tables import print_evaluation
     from memtrain.training.processes import Interrupted, exit_status
@@ -310,15 +383,15 @@ def _train(run: Any, reporter: Any) -> int:
             if run.spelling is not None:
                 print(f"sample from it  {command_name()} generate {shlex.quote(str(run.folder))}")
     except (Interrupted, KeyboardInterrupt) as stopped:
-        said = str(stopped) if isinstance(stopped, Interrupted) else "stopped, all is saved"
+        message = str(stopped) if isinstance(stopped, Interrupted) else "stopped, all is saved"
         where = shlex.quote(str(run.folder))
         if run.finished:
-            said += f"; the run is finished: memtrain eval {where}"
+            message += f"; the run is finished: memtrain eval {where}"
         elif isinstance(stopped, Interrupted):
-            said += f"; continue with: memtrain resume {where}"
+            message += f"; continue with: memtrain resume {where}"
         else:
             raise
         if run.group.main:
-            print(f"memtrain: {said}", file=sys.stderr)
+            print(f"memtrain: {message}", file=sys.stderr)
         return exit_status(stopped)
     return 0
