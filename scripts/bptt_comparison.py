@@ -43,16 +43,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bptt_comparison_plan import NAME, Plan, check_documents, summary, table
+from bptt_comparison_plan import BPTTComparison, Plan, check_documents, summary, table
 
 from memtrain.accel.engine import pick_device
 from memtrain.bench.cases import FOREVER, Case
 from memtrain.bench.measure import machine, time_case
 from memtrain.errors import MemtrainError
 from memtrain.files import write_atomic
-from memtrain.paper.base import Job, Result
+from memtrain.paper.base import Experiment, Job, Result
 from memtrain.paper.job import Event, Work
-from memtrain.paper.sweep import Place, place_of, sweep
+from memtrain.paper.results import ResultId
+from memtrain.paper.sweep import results_of, sweep
 from memtrain.paper.workers import run_locally, shared_gpu
 
 PHASES = ("time", "tune", "train", "table")
@@ -112,29 +113,30 @@ def learn(
     """Tune, and train what is tuned, in one sweep: nobody waits for the slowest."""
     contenders = [(data, cell) for data, cell in plan.contenders() if data in only]
     begun: set[str] = set()
+    figure = BPTTComparison()
 
     def fits(work: Work, others: Sequence[Work]) -> bool:
-        return plan.fit([str(one.asked[0].tags["cell"]) for one in (work, *others)])
+        return plan.fit([str(one.requests[0].tags["cell"]) for one in (work, *others)])
 
     def launch(queue: deque[Work]) -> Iterator[Event]:
         return run_locally(queue, folder, processes, over, fits)
 
-    def more(results: Mapping[Place, Result]) -> list[tuple[str, Job]]:
+    def more(results: Mapping[ResultId, Result]) -> list[tuple[Experiment, Job]]:
         """The full runs of contenders whose tries are all done."""
         due = []
         for data, cell in contenders if "train" in phases else []:
             who, tries = f"{data}/{cell}", plan.tries(data, cell)
-            found = [results[at] for job in tries if (at := place_of(NAME, job)) in results]
+            found = results_of(results, figure, tries)
             if who not in plan.chosen and len(found) == len(tries):
                 plan.chosen[who] = best_rate(found)
                 plan.write(folder)
             if who not in begun and (runs := plan.full_runs(data, cell)):
                 begun.add(who)
-                due += [(NAME, job) for job in runs]
+                due += [(figure, job) for job in runs]
         return due
 
     tries = [
-        (NAME, job)
+        (figure, job)
         for data, cell in contenders
         if "tune" in phases and f"{data}/{cell}" not in plan.chosen
         for job in plan.tries(data, cell)

@@ -17,8 +17,10 @@ from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import evaluate
 from memtrain.files import write_atomic
 from memtrain.generation.generate import generate
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, where
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.job import collect
+from memtrain.paper.plots import where
+from memtrain.paper.results import ResultsFile
 from memtrain.paper.sweep import results_of
 from memtrain.plotting.style import COLOURS, panels, save
 from memtrain.recipes import recipe
@@ -246,7 +248,7 @@ def check_documents(plan: Plan, data: str) -> None:
 
 def state_of(folder: Path, job: Job, result: Result | None) -> dict[str, Any]:
     """How far a run is, and what went wrong."""
-    (work,) = collect([(NAME, job)])
+    (work,) = collect([(BPTTComparison(), job)])
     place = folder / work.place
     trace = place.with_name(place.name + ".error.txt")
     lines = MetricsFile(place / "metrics.jsonl").read()
@@ -263,9 +265,9 @@ def state_of(folder: Path, job: Job, result: Result | None) -> dict[str, Any]:
 def summary(plan: Plan, folder: Path, protocol: str) -> dict[str, Any]:
     """Everything that is known, for beside.json."""
     setup, figure = Setup(scale="paper", folder=folder), BPTTComparison()
-    runs, results = [], []
+    runs, results, stored = [], [], ResultsFile(folder).by_id()
     for job in [*figure.grid(setup), *figure.follow_up(setup, [])]:
-        (result,) = results_of(folder, [(NAME, job)]) or [None]
+        (result,) = results_of(stored, figure, [job]) or [None]
         results += [result] if result else []
         run = {**job.tags, **state_of(folder, job, result)}
         if result:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from conftest import TINY
 from memtrain.config import BPTTConfig, LogConfig
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, mean
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.plots import mean
 from memtrain.paper.workers import _serve as SERVE
 from memtrain.training.run import Run
 

@@ -18,11 +18,11 @@ from memtrain.config import Stream
 from memtrain.config.serialize import from_json, read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.paper import load
-from memtrain.paper.base import LATER, Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.base import ADDED_FIELDS, Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.job import Done, Failed, attempt, collect
 from memtrain.paper.report import make_report
 from memtrain.paper.reproduce import outcome, reproduce
-from memtrain.paper.results import ResultsFile, Stored, read_setup, write_setup
+from memtrain.paper.results import ResultsFile, StoredSetup, read_setup, write_setup
 from memtrain.paper.toy_data import EVALUATE_LENGTH, located, store
 from memtrain.training.run import Run
 
@@ -52,7 +52,7 @@ def fill(folder: Path, name: str, **measured: Any) -> Path:
     setup = Setup(folder=folder, prepares=False)
     write_setup(
         folder,
-        Stored(scale="smoke", data_dir="data", device="cpu", figures=[name], root=setup.root),
+        StoredSetup(scale="smoke", data_dir="data", device="cpu", figures=[name], root=setup.root),
     )
     for job in load(name).grid(replace(setup, device="cpu")):
         ResultsFile(folder).append(
@@ -114,7 +114,9 @@ def test_a_report_of_nothing_but_code_is_refused(own: Path, capsys):
     folder = own / "some"
     write_setup(
         folder,
-        Stored(scale="smoke", data_dir="d", device="cpu", figures=["received:Figure"], root="r"),
+        StoredSetup(
+            scale="smoke", data_dir="d", device="cpu", figures=["received:Figure"], root="r"
+        ),
     )
     assert "received:Figure would be imported; --allow-code" in refused(capsys, "report", "some")
     assert not (own / "imported").exists()
@@ -132,7 +134,7 @@ def test_names_that_are_not_classes_are_refused(name: str, tmp_path: Path, capsy
 
 def test_an_own_figure_that_cannot_be_made_is_refused(own: Path, capsys):
     (own / "half.py").write_text(FIGURE.replace("def plot", "def draw"))
-    assert "cannot be made (Can't instantiate" in refused(capsys, "reproduce", "half:Figure")
+    assert "cannot be created (Can't instantiate" in refused(capsys, "reproduce", "half:Figure")
 
 
 class Trains(Experiment):
@@ -165,7 +167,7 @@ def one_run(monkeypatch, tmp_path: Path):
     """Work of one run, and its sweep's folder, in which it was done."""
     monkeypatch.setattr("memtrain.training.run.sequential_ops", lambda step: 1)
     monkeypatch.setattr("memtrain.paper.job.load", lambda name: Trains())
-    (work,) = collect([(Trains.name, job) for job in Trains().grid(Setup(folder=tmp_path))])
+    (work,) = collect([(Trains(), job) for job in Trains().grid(Setup(folder=tmp_path))])
     assert isinstance(attempt(work, tmp_path, lambda progress: None), Done)
     return work, tmp_path
 
@@ -379,7 +381,7 @@ def damage_line(line: str, chance: random.Random) -> str:
 def test_any_value_anywhere_is_taken_or_refused_in_words(tmp_path: Path, capsys, monkeypatch):
     """What a figure does with it is tried where it is judged; drawing each would take minutes."""
     monkeypatch.setattr("memtrain.paper.reproduce.render_figure", lambda figure: b"")
-    folder = fill(tmp_path, "joint")
+    folder, joint = fill(tmp_path, "joint"), load("joint")
     lines = {name: (folder / name).read_text() for name in ("setup.json", "results.jsonl")}
     taken = 0
     for case in range(150):
@@ -392,7 +394,8 @@ def test_any_value_anywhere_is_taken_or_refused_in_words(tmp_path: Path, capsys,
         try:
             setup = read_setup(folder)
             if setup is not None and "joint" in setup.figures:
-                outcome("joint", Setup(folder=folder, prepares=False, device=setup.device))
+                place = Setup(folder=folder, prepares=False, device=setup.device)
+                outcome(joint, place, joint.grid(place), ResultsFile(folder).by_id())
                 taken += 1
         except MemtrainError as error:
             assert "\n" not in str(error) and "\x1b" not in str(error)
@@ -400,9 +403,7 @@ def test_any_value_anywhere_is_taken_or_refused_in_words(tmp_path: Path, capsys,
     assert 10 < taken < 140 and "evil" not in sys.modules
 
 
-def test_what_an_own_figure_raises_is_one_line_with_its_place(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("memtrain.paper.reproduce.load", lambda name: Trains())
-    monkeypatch.setattr("memtrain.paper.load", lambda name: Trains())
+def test_what_an_own_figure_raises_is_one_line_with_its_place(tmp_path: Path):
     (job,) = Trains().grid(Setup(folder=tmp_path))
     done = Result(
         figure=Trains.name, version=1, job=job.name, key=job.key, tags={}, measured={}, cost=COST,
@@ -411,7 +412,7 @@ def test_what_an_own_figure_raises_is_one_line_with_its_place(monkeypatch, tmp_p
     ResultsFile(tmp_path).append(done)
     told = r"lines 1 to 1\), or it cannot handle them: KeyError: 'gone' \(test_results.py:\d+\)"
     with pytest.raises(MemtrainError, match=told):
-        outcome(Trains.name, Setup(folder=tmp_path))
+        outcome(Trains(), Setup(folder=tmp_path), [job], ResultsFile(tmp_path).by_id())
 
 
 # --------------------------------------------------------------------------------------- places
@@ -447,7 +448,7 @@ KEYS = {
 
 @pytest.mark.parametrize("name", KEYS)
 def test_a_folder_of_an_earlier_version_keeps_its_keys(name: str, tmp_path: Path):
-    """If this fails because a config got a new field, name the field in `LATER`."""
+    """If this fails because a config got a new field, name the field in `ADDED_FIELDS`."""
     root = "runs/reproduce-smoke"
     job = load(name).grid(Setup(folder=tmp_path, prepares=False))[0]
     plain = json.loads(to_json(job.config))
@@ -465,7 +466,7 @@ def test_a_folder_of_an_earlier_version_keeps_its_keys(name: str, tmp_path: Path
 def test_a_later_field_at_its_default_is_no_part_of_a_key(monkeypatch):
     plain, threads = Job(config=TINY), replace(TINY, engine=replace(TINY.engine, threads=1))
     before, other = plain.key, Job(config=threads).key
-    monkeypatch.setitem(LATER, "engine.threads", 0)
+    monkeypatch.setitem(ADDED_FIELDS, "engine.threads", 0)
     assert plain.key != before and Job(config=threads).key == other
 
 
@@ -476,7 +477,7 @@ def test_a_run_of_a_moved_folder_continues_where_its_data_is_now(tmp_path: Path,
     path, length = store(setup, "sketchy")
     short = Trains().grid(setup)[0].config
     config = replace(short, data=Stream(path=path, evaluate_length=length))
-    (work,) = collect([(Trains.name, Job(config=config))])
+    (work,) = collect([(Trains(), Job(config=config))])
     assert isinstance(attempt(work, setup.folder, lambda progress: None), Done)
     setup.folder.rename(tmp_path / "b")
     done = attempt(work, tmp_path / "b", lambda progress: None)
@@ -499,9 +500,9 @@ def test_held_out_lengths_of_stand_ins_are_those_of_their_data(name: str, tmp_pa
 
 def test_setup_keeps_what_a_folder_is_of(tmp_path: Path):
     setup = Setup(folder=tmp_path, device="cpu")
-    reproduce(["gradients"], setup, lambda queue: iter(()))
-    reproduce(["joint"], setup, lambda queue: iter(()))
+    reproduce([load("gradients")], setup, lambda queue: iter(()))
+    reproduce([load("joint")], setup, lambda queue: iter(()))
     stored = read_setup(tmp_path)
     assert stored is not None and stored.figures == ["gradients", "joint"]
     with pytest.raises(MemtrainError, match="device=auto: .* was made with cpu"):
-        reproduce(["joint"], replace(setup, device="auto"), lambda queue: iter(()))
+        reproduce([load("joint")], replace(setup, device="auto"), lambda queue: iter(()))

@@ -10,7 +10,7 @@ import pytest
 
 from memtrain.cli import main
 from memtrain.paper import FIGURES
-from memtrain.paper.sweep import ResultsFile
+from memtrain.paper.results import ResultsFile
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -64,7 +64,7 @@ def test_the_page_opens_in_a_browser_without_errors_or_requests(tmp_path: Path, 
     seen = subprocess.run(
         [*command, (tmp_path / "page.html").as_uri()], capture_output=True, text=True, timeout=60
     )
-    assert "Digits drawn pixel by pixel" in seen.stdout
+    assert "Digits generated pixel by pixel" in seen.stdout
     assert seen.stdout.count("<details") > 5
     assert "CONSOLE" not in seen.stderr  # where a page's errors and refused requests are told
     asked = re.findall(r'"url":"(https?:[^"]+)"', network.read_text())

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,10 +21,11 @@ from memtrain.errors import MemtrainError
 from memtrain.files import locked
 from memtrain.paper import load
 from memtrain.paper import workers as launch
-from memtrain.paper.base import Job, Result, Setup
+from memtrain.paper.base import Experiment, Job, Result, Setup
 from memtrain.paper.job import Done, Event, Progress, Work, attempt, collect
-from memtrain.paper.reproduce import outcome, reproduce
-from memtrain.paper.sweep import ResultsFile, View, results_frame, results_of, sweep, urgency
+from memtrain.paper.reproduce import Outcome, outcome, reproduce
+from memtrain.paper.results import ResultsFile, results_frame
+from memtrain.paper.sweep import View, results_of, sweep, urgency
 from memtrain.paper.workers import default_processes, run_locally, run_on_ray
 from memtrain.training.checkpoint import latest_checkpoint
 
@@ -45,13 +45,26 @@ from memtrain.paper.sweep import sweep
 
 if __name__ == "__main__":
     folder, name = Path(sys.argv[1]), sys.argv[2]
-    jobs = [(name, job) for job in load(name).grid(Setup(folder=folder))]
+    figure = load(name)
+    jobs = [(figure, job) for job in figure.grid(Setup(folder=folder))]
     sweep(folder, jobs, partial(run_locally, folder=folder, processes=int(sys.argv[3])))
 """
 
 
-def jobs_of(name: str, folder: Path) -> list[tuple[str, Job]]:
-    return [(name, job) for job in load(name).grid(Setup(folder=folder))]
+def jobs_of(name: str, folder: Path) -> list[tuple[Experiment, Job]]:
+    figure = load(name)
+    return [(figure, job) for job in figure.grid(Setup(folder=folder))]
+
+
+def stored(folder: Path, jobs: list[tuple[Experiment, Job]]) -> list[Result]:
+    """The results of a figure's jobs in a folder."""
+    return results_of(ResultsFile(folder).by_id(), jobs[0][0], [job for _, job in jobs])
+
+
+def outcome_of(name: str, setup: Setup) -> Outcome:
+    """The outcome of a figure from the results in its folder."""
+    figure = load(name)
+    return outcome(figure, setup, figure.grid(setup), ResultsFile(setup.folder).by_id())
 
 
 def in_process(folder: Path, queue: deque[Work]) -> Iterator[Event]:
@@ -125,16 +138,15 @@ pytestmark = pytest.mark.xdist_group("sweep")  # they share a swept folder
 def faulty(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """A swept folder of three runs, of which one failed, and what the sweep said of it."""
     folder = tmp_path_factory.mktemp("faulty")
-    return folder, sweep(
-        folder, jobs_of("sweep_fixture:Faulty", folder), partial(in_process, folder)
-    )
+    jobs = jobs_of("sweep_fixture:Faulty", folder)
+    return folder, sweep(folder, jobs, partial(in_process, folder)).failed
 
 
 def test_a_failed_run_is_reported_and_does_not_stop_the_rest(faulty):
     folder, failed = faulty
     assert list(failed) == ["seed=1"]
     assert failed["seed=1"].startswith("ZeroDivisionError: nothing to divide by (see ")
-    done = results_of(folder, jobs_of("sweep_fixture:Faulty", folder))
+    done = stored(folder, jobs_of("sweep_fixture:Faulty", folder))
     assert [result["seed"] for result in done] == [0, 2]
     (trace,) = (folder / "runs").glob("*.error.txt")
     assert "Traceback" in trace.read_text()
@@ -142,17 +154,17 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_rest(faulty):
 
 def test_a_run_whose_process_dies_is_given_to_another(tmp_path: Path):
     jobs = jobs_of("sweep_fixture:Deadly", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1)).failed
     assert failed == {}
-    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1]
+    assert sorted(result["seed"] for result in stored(tmp_path, jobs)) == [0, 1]
 
 
 def test_a_process_that_dies_before_it_reads_its_work_is_replaced(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(launch, "_serve", sweep_fixture.die_before_reading)
     jobs = jobs_of("sweep_fixture:Few", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1)).failed
     assert failed == {} and (tmp_path / "died").exists()
-    assert len(results_of(tmp_path, jobs)) == 4
+    assert len(stored(tmp_path, jobs)) == 4
 
 
 def test_work_may_be_given_to_a_process_that_has_died(tmp_path: Path):
@@ -169,17 +181,17 @@ def test_work_may_be_given_to_a_process_that_has_died(tmp_path: Path):
 
 def test_a_run_that_finds_no_memory_beside_others_is_tried_again(tmp_path: Path):
     jobs = jobs_of("sweep_fixture:Greedy", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=2))
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=2)).failed
     assert failed == {}
-    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [0, 1, 2]
+    assert sorted(result["seed"] for result in stored(tmp_path, jobs)) == [0, 1, 2]
     assert not list((tmp_path / "runs").glob("*.error.txt"))
 
 
 def test_a_run_that_finds_no_memory_alone_has_failed(tmp_path: Path):
     jobs = jobs_of("sweep_fixture:Greedy", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1))
+    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1)).failed
     assert failed["seed=0"].startswith("OutOfMemoryError: CUDA out of memory. (see ")
-    assert sorted(result["seed"] for result in results_of(tmp_path, jobs)) == [1, 2]
+    assert sorted(result["seed"] for result in stored(tmp_path, jobs)) == [1, 2]
 
 
 def test_a_finished_run_is_not_run_again_and_a_failed_one_is(faulty):
@@ -201,7 +213,10 @@ def test_equal_runs_of_two_figures_are_trained_once(tmp_path: Path):
     )
     second = (second[0], replace(second[1], config=first[1].config))
     (work,) = collect([first, second])
-    assert [asked.figure for asked in work.asked] == ["sweep_fixture:Twenty", "sweep_fixture:Quick"]
+    assert [request.figure for request in work.requests] == [
+        "sweep_fixture:Twenty",
+        "sweep_fixture:Quick",
+    ]
 
 
 def test_a_line_cut_short_is_forgotten(faulty, tmp_path: Path):
@@ -209,7 +224,7 @@ def test_a_line_cut_short_is_forgotten(faulty, tmp_path: Path):
     whole = ResultsFile(faulty[0]).path.read_bytes()
     file.path.write_bytes(whole + b'{"figure": "twen')
     assert len(file.read()) == 2
-    file.mend()
+    file.repair()
     assert file.path.read_bytes() == whole
 
 
@@ -250,7 +265,7 @@ def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path:
                 steps.append(event.step)
             yield event
 
-    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=0)) == {}
+    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=0)).failed == {}
     assert ResultsFile(tmp_path).read() == []  # neither done nor failed
     assert not list((tmp_path / "runs").glob("*.error.txt"))
     folder = tmp_path / "runs" / f"{job.config.name}-{job.key}"
@@ -259,7 +274,7 @@ def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path:
     saved = checkpoint.progress["step"]
     assert saved >= max(steps) > 0  # not only every tenth step
     steps.clear()
-    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=10**9)) == {}
+    assert sweep(tmp_path, [(figure, job)], partial(launch, patience=10**9)).failed == {}
     assert len(ResultsFile(tmp_path).read()) == 1
     assert steps[0] == saved
 
@@ -267,16 +282,15 @@ def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path:
 def test_the_time_left_counts_what_runs_at_work_have_done(tmp_path: Path, monkeypatch, capsys):
     (work,) = collect(jobs_of("sweep_fixture:Twenty", tmp_path)[:1])  # 12 + 8 + 200 steps
     now = 0.0
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("memtrain.paper.sweep.time", clock)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     view = View({work.key: work})
     view.expect(1, 0)
     now = 20.0
     view.show(Progress(work.key, "bptt", 90, 200))  # resumed at half
     assert "left ?" in capsys.readouterr().err
     now = 120.0
-    view.show(Progress(work.key, "bptt", 145, 200))  # a quarter more
-    assert "left 2:00" in capsys.readouterr().err
+    view.show(Progress(work.key, "bptt", 145, 200))  # a quarter more, in 100 s
+    assert "left 1:40" in capsys.readouterr().err
 
 
 def finished(folder: Path) -> list[tuple[str, str]]:
@@ -291,19 +305,27 @@ def uncounted(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("uncounted")
 def test_no_run_is_begun_after_the_time_and_the_same_command_goes_on(tmp_path: Path, monkeypatch):
-    clock = count(step=20)  # every look at it takes 20 seconds
-    monkeypatch.setattr(sweep_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    setup, launch = Setup(folder=tmp_path), partial(in_process, tmp_path)
-    reproduce(["sweep_fixture:Few"], setup, launch, minutes=0.5)
+    now = 0.0
+    monkeypatch.setattr(sweep_module, "time", SimpleNamespace(monotonic=lambda: now))
+    setup = Setup(folder=tmp_path)
+
+    def launch(queue: deque[Work]) -> Iterator[Event]:
+        nonlocal now
+        for event in in_process(tmp_path, queue):
+            now += 20  # each run takes 20 seconds
+            yield event
+
+    reproduce([load("sweep_fixture:Few")], setup, launch, minutes=0.5)
     before = finished(tmp_path)
     assert len(before) == 2
-    found = outcome("sweep_fixture:Few", setup)
-    assert found.picture is not None and not found.complete  # one setting, some of its seeds
+    found = outcome_of("sweep_fixture:Few", setup)
+    assert found.picture is not None and found.missing  # one setting, some of its seeds
     assert found.verdict.sentence.endswith("2 of 4 runs are missing (seeds).")
-    reproduce(["sweep_fixture:Few"], setup, launch)
+    again = reproduce([load("sweep_fixture:Few")], setup, launch)
     assert finished(tmp_path)[:2] == before
     assert_each_once(tmp_path, "sweep_fixture:Few")
-    assert outcome("sweep_fixture:Few", setup).complete
+    assert not outcome_of("sweep_fixture:Few", setup).missing
+    assert [one.missing for one in again.outcomes] == [0]
 
 
 def test_a_figure_is_not_drawn_while_a_setting_has_nothing(tmp_path: Path):
@@ -312,15 +334,15 @@ def test_a_figure_is_not_drawn_while_a_setting_has_nothing(tmp_path: Path):
     done = Result(
         figure="joint",
         version=1,
-        job=work.asked[0].job,
+        job=work.requests[0].job,
         key=work.key,
-        tags=work.asked[0].tags,
+        tags=work.requests[0].tags,
         measured={"rnn_accuracy": 1.0},
         cost={"steps": 1, "tokens": 1, "sequential_ops": 1, "seconds": 1.0},
         curve=[],
     )
     ResultsFile(tmp_path).append(done)
-    found = outcome("joint", setup)
+    found = outcome_of("joint", setup)
     assert found.picture is None and found.verdict.holds is None
     assert "3 of 4 runs are missing, 3 settings have none" in found.verdict.sentence
 
@@ -334,7 +356,7 @@ def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path, monk
         lambda self, run: seen.append(run.config.seed) or {"n": 1.0},
     )
     names, setup = ["sweep_fixture:Few", "sweep_fixture:Followed"], Setup(folder=tmp_path)
-    reproduce(names, setup, partial(in_process, tmp_path))
+    reproduce([load(name) for name in names], setup, partial(in_process, tmp_path))
     done = finished(tmp_path)
     # Tries first, since others wait for them; a run of the same config is not measured again.
     assert seen == [0, 1, 2]
@@ -342,7 +364,7 @@ def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path, monk
         "sweep_fixture:Few"
     ] * 4
     assert len(list((tmp_path / "runs").glob("*/config.json"))) == 3 + 4
-    assert outcome("sweep_fixture:Followed", setup).complete
+    assert not outcome_of("sweep_fixture:Followed", setup).missing
 
 
 @pytest.mark.usefixtures("uncounted")
@@ -355,7 +377,8 @@ def test_a_job_whose_run_is_at_work_for_another_measures_it_afterwards(tmp_path:
         told.append(len(results))
         return [late] if len(results) == 1 and told.count(1) == 1 else []
 
-    assert sweep(tmp_path, [first, second], partial(in_process, tmp_path), more=more) == {}
+    swept = sweep(tmp_path, [first, second], partial(in_process, tmp_path), more=more)
+    assert swept.failed == {}
     assert [job for _, job in finished(tmp_path)] == ["seed=0", "seed=1", "seed=9"]
 
 
@@ -401,8 +424,8 @@ def fake_service(folder: Path, monkeypatch, *, probe: int) -> Path:
     control.write_text(f'#!/bin/sh\necho "$@" "$(cat)" $CUDA_MPS_PIPE_DIRECTORY >> {log}\n')
     control.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.delenv(launch.PIPES, raising=False)
-    monkeypatch.setattr(launch, "PROBE", f"raise SystemExit({probe})")
+    monkeypatch.delenv(launch.MPS_PIPES, raising=False)
+    monkeypatch.setattr(launch, "MPS_PROBE", f"raise SystemExit({probe})")
     return log
 
 
@@ -411,9 +434,9 @@ def test_the_service_is_started_tried_used_and_ended(probe: int, tmp_path: Path,
     log = fake_service(tmp_path, monkeypatch, probe=probe)
     with launch.shared_gpu() as shared:
         assert shared is (probe == 0)
-        assert (launch.PIPES in os.environ) is shared  # where it does not work, nobody asks it
+        assert (launch.MPS_PIPES in os.environ) is shared  # where it does not work, nobody asks it
         assert log.read_text().startswith("-d ")
-    assert launch.PIPES not in os.environ
+    assert launch.MPS_PIPES not in os.environ
     started, ended = (line.split() for line in log.read_text().splitlines())
     assert ended[:3] == ["quit", "-t", "5"] and ended[-1] == started[-1]
     assert not Path(started[-1]).exists()
@@ -421,10 +444,10 @@ def test_the_service_is_started_tried_used_and_ended(probe: int, tmp_path: Path,
 
 def test_without_the_service_or_with_the_users_own_nothing_is_started(tmp_path: Path, monkeypatch):
     log = fake_service(tmp_path, monkeypatch, probe=0)
-    monkeypatch.setenv(launch.PIPES, "/theirs")
+    monkeypatch.setenv(launch.MPS_PIPES, "/theirs")
     with launch.shared_gpu() as shared:
-        assert shared and os.environ[launch.PIPES] == "/theirs"
-    monkeypatch.delenv(launch.PIPES)
+        assert shared and os.environ[launch.MPS_PIPES] == "/theirs"
+    monkeypatch.delenv(launch.MPS_PIPES)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with launch.shared_gpu() as shared:
         assert not shared

@@ -172,7 +172,7 @@ def test_a_rate_is_chosen_when_all_were_tried_and_what_was_lost_is_tried_again(
         """Runs at a broken rate fail; of the others the highest rate is the best."""
         while queue:
             work = queue.popleft()
-            tags = work.asked[0].tags
+            tags = work.requests[0].tags
             performed.append((tags["data"], tags["cell"], tags["rate"], tags["tuning"]))
             place = folder / (work.place + ".error.txt")
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -183,11 +183,11 @@ def test_a_rate_is_chosen_when_all_were_tried_and_what_was_lost_is_tried_again(
                 continue
             nats = {"validation_nats": -tags["rate"], "rnn": {"nats": 1.0}, "baselines": []}
             cost: dict[str, int | float] = dict(steps=1, tokens=1, sequential_ops=1, seconds=1.0)
-            asked = work.asked[0]
+            request = work.requests[0]
             result = Result(
-                figure=asked.figure,
+                figure=request.figure,
                 version=1,
-                job=asked.job,
+                job=request.job,
                 key=work.key,
                 tags=tags,
                 measured=nats,
@@ -234,7 +234,7 @@ def test_runs_that_do_not_fit_wait_and_smaller_ones_go_before_them(
 
         def give(self, work) -> None:
             self.work = work
-            together.append(cell := work.asked[0].tags["cell"])
+            together.append(cell := work.requests[0].tags["cell"])
             most.append(sorted(together))
 
             def finish() -> None:

@@ -1,6 +1,6 @@
-"""The paper's tables and figures, one file each. `memtrain reproduce NAME` runs one.
+"""The paper's tables and figures, one file each in `figures/`. `memtrain reproduce NAME` runs one.
 
-This page imports no torch, so that the list is quick.
+Importing this module does not import torch, so that listing the figures is quick.
 """
 
 import re
@@ -13,37 +13,37 @@ if TYPE_CHECKING:
     from memtrain.paper.base import Experiment
 
 FIGURES = {
-    "resources": "What a training step costs as sequences grow",
+    "resources": "Cost of a training step against sequence length",
     "synthetic": "Five synthetic tasks, two sweeps each",
-    "mnist-samples": "Digits drawn pixel by pixel",
-    "sketchy-samples": "Sketches drawn patch by patch",
+    "mnist-samples": "Digits generated pixel by pixel",
+    "sketchy-samples": "Sketches generated patch by patch",
     "sequential-compute": "Loss against sequential operations and tokens",
     "memory-scaling": "More context, more memory",
     "model-scaling": "Larger models",
-    "compression": "Compute buys smaller memories",
+    "compression": "More compute, smaller memories",
     "joint": "Joint against detached training",
     "gradients": "Gradients along time",
     "lambdas": "Weights of the dynamics and the uniformity loss",
     "dmt": "Drift before and after DMT",
-    "length": "Longer sequences than in training",
+    "length": "Sequences longer than in training",
     "memory-maps": "Two-dimensional memories",
     "memory-evolution": "Memories while an image is read",
 }
-"""Names in the paper's order; the module of a name has underscores for its hyphens."""
+"""Titles by name, in the paper's order; the module's name has underscores instead of hyphens."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of a class to import, package.module:Class."""
+    """Whether a name has the form package.module:Class."""
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) is not None
 
 
 def is_figure(name: str) -> bool:
-    """Whether a name is one of the paper's figures, or has the form of a class to import."""
+    """Whether a name is one of the paper's figures, or has the form package.module:Class."""
     return name in FIGURES or is_own(name)
 
 
 def load(name: str) -> "Experiment":
-    """A figure by name, or one of yours as package.module:Class, which is imported."""
+    """Load one of the paper's figures, or import your own, named package.module:Class."""
     from memtrain.config.validation import load_class
     from memtrain.paper.base import Experiment
 
@@ -51,14 +51,13 @@ def load(name: str) -> "Experiment":
         if not is_own(name):
             raise MemtrainError(f"figure {name!r}: must be package.module:Class")
         try:
-            made = load_class(name, "figure")()
-        except TypeError as error:  # a method of the contract is missing, or it takes arguments
-            raise MemtrainError(f"figure {name}: cannot be made ({error})") from None
-        if not isinstance(made, Experiment):
+            figure = load_class(name, "figure")()
+        except TypeError as error:  # an abstract method is missing, or it takes arguments
+            raise MemtrainError(f"figure {name}: cannot be created ({error})") from None
+        if not isinstance(figure, Experiment):
             raise MemtrainError(f"figure {name}: must derive from memtrain's Experiment")
-        made.name = name  # by which a worker finds it again
-        return made
+        figure.name = name  # workers load it by this name
+        return figure
     if name not in FIGURES:
         raise MemtrainError(f"figure {name!r}: {did_you_mean(name, [*FIGURES, 'all'])}")
-    module = import_module(f"memtrain.paper.figures.{name.replace('-', '_')}")
-    return module.FIGURE
+    return import_module(f"memtrain.paper.figures.{name.replace('-', '_')}").FIGURE

@@ -1,16 +1,14 @@
-"""The contract of a figure: its runs, what is measured on each, what they say, how they look.
+"""The base class of all figures, and the values that sweeps and figures exchange.
 
-A figure of yours is a class like those beside this file; `memtrain reproduce my_file:MyFigure`.
+A figure of your own is a class like those in `figures/`; `memtrain reproduce my_file:MyFigure`.
 """
 
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from memtrain.config import RunConfig
@@ -23,52 +21,52 @@ if TYPE_CHECKING:
 
 Scale = Literal["smoke", "cpu", "gpu", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "gpu", "paper")
-STAND_INS = {
-    "mnist": "scikit-learn's 8x8 digits in MNIST's place",
-    "tinystories": "stories told by a grammar in TinyStories' place",
-    "sketchy": "outlines of polygons in Sketchy's place",
+TOY_DATA = {
+    "mnist": "scikit-learn's 8x8 digits instead of MNIST",
+    "tinystories": "stories generated from a grammar instead of TinyStories",
+    "sketchy": "outlines of polygons instead of Sketchy",
 }
-"""What the scales smoke and cpu learn instead of a data set; stand_ins.py makes it."""
+"""The toy data sets of the scales smoke and cpu; `toy_data.py` generates them."""
 TOO_SMALL = "too small to judge"
-"""The word for every claim at the scale smoke."""
+"""The verdict on every claim at the scale smoke."""
 ROOT = "{folder}"
-"""How configs write the folder of a sweep."""
-LATER: dict[str, Any] = {
+"""Placeholder in configs for the sweep's folder."""
+ADDED_FIELDS: dict[str, Any] = {
     "data.needle_within": 1.0,
     "smt.dynamics_steps": 1,
     "smt.normalize_dynamics": False,
     "smt.memory_noise": 0.0,
 }
-"""Fields that configs got after the first sweeps were run ("data.field"), with their defaults: at
-its default such a field is not part of a key, so that earlier folders keep their results."""
+"""Config fields added after the first sweeps ("section.field"), with their defaults. At its default
+such a field is not part of a job's key, so that older folders keep their results."""
 Tag = str | int | float | bool
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """How large, and where: everything a grid may depend on."""
+    """Scale, folders and device of a sweep: everything a grid may depend on."""
 
     scale: Scale = "smoke"
-    """smoke: seconds, shows that it runs; cpu: minutes; gpu: minutes of a large GPU; paper."""
+    """smoke: seconds, shows that it runs; cpu: minutes; gpu: minutes on a large GPU; paper."""
     folder: Path
-    """Where results, runs and pictures go."""
+    """Holds results, runs and figures."""
     data_dir: Path = Path("data")
-    """Holds what `memtrain data` prepared, for the scales gpu and paper."""
+    """Holds the data sets prepared by `memtrain data`, for the scales gpu and paper."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
     root: str = ROOT
-    """What configs write for the folder, so that a run's key is the same wherever the folder lies.
-    Folders of earlier versions have the place where they were made."""
+    """Stands for the folder in configs, so that a run's key does not depend on where the folder is.
+    Older folders have the path at which they were created."""
     prepares: bool = True
-    """Whether a grid makes the data that it needs, or asks for it; a report does without."""
+    """Whether a grid generates its toy data and checks that data sets exist; off for reports."""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             raise MemtrainError(f"scale={self.scale!r}: {did_you_mean(self.scale, SCALES)}")
 
     def pick(self, *, smoke: Value, cpu: Value, gpu: Value, paper: Value) -> Value:
-        """What belongs to this scale."""
+        """The value for this scale."""
         return {"smoke": smoke, "cpu": cpu, "gpu": gpu, "paper": paper}[self.scale]
 
     @property
@@ -78,13 +76,13 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One run of a grid, and its place there."""
+    """One run of a grid, and its position there."""
 
     config: RunConfig
     tags: Mapping[str, Tag] = field(default_factory=dict)
-    """Where in the grid: the method, the swept values, the seed."""
+    """Position in the grid: the method, the swept values, the seed."""
     train: bool = True
-    """Off: the models are measured as they are made."""
+    """Off: the models are measured as initialised."""
 
     @property
     def name(self) -> str:
@@ -92,9 +90,9 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The same for the same config: such jobs share one run, whichever figure asks."""
+        """A hash of the config: jobs with the same key share one run, also between figures."""
         plain = asdict(self.config)
-        for name, default in LATER.items():
+        for name, default in ADDED_FIELDS.items():
             *section, field_name = name.split(".")
             at = plain[section[0]] if section else plain
             if at.get(field_name) == default:
@@ -105,11 +103,11 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What is known of a finished job: one line of results.jsonl."""
+    """The outcome of a finished job: one line of results.jsonl."""
 
     figure: str
     version: int
-    """Of the figure's `measure`: results of another version are not used."""
+    """Version of the figure's `measure`; results of other versions are ignored."""
     job: str
     key: str
     tags: dict[str, Tag]
@@ -117,12 +115,12 @@ class Result:
     cost: dict[str, int | float]
     """Steps, tokens, sequential operations and training seconds of the whole run."""
     curve: list[dict[str, Any]]
-    """The evaluations along the run: costs so far, losses and accuracies."""
+    """The evaluations during the run: costs so far, losses and accuracies."""
     diverged: str = ""
-    """Why training stopped early, if a number was not finite; measured at the last checkpoint."""
+    """Why training stopped early on a non-finite number; measured at the last checkpoint."""
 
     def __getitem__(self, name: str) -> Any:
-        """A tag, or what was measured."""
+        """A tag, or a measured value."""
         return self.tags[name] if name in self.tags else self.measured[name]
 
 
@@ -131,13 +129,13 @@ class Verdict:
     """Whether the paper's claim holds here."""
 
     holds: bool | None
-    """None: it was not judged."""
+    """None: not judged."""
     sentence: str
-    """What was found, with numbers, for a person."""
+    """The findings, with numbers."""
     numbers: dict[str, Any]
-    """The same for a program."""
+    """The same as JSON values."""
     unjudged: str = "not judged at this scale"
-    """Why not, if it was not."""
+    """Why it was not judged, if it was not."""
 
     @property
     def word(self) -> str:
@@ -145,15 +143,15 @@ class Verdict:
 
 
 class Experiment(ABC):
-    """One table or figure."""
+    """One table or figure: its runs, measurements, verdict and plot."""
 
     name: str
     claim: str
-    """What the paper says, in a sentence."""
+    """The paper's claim, in one sentence."""
     version: int = 1
-    """Raise it when `measure` changes its meaning."""
+    """Increase it when the meaning of `measure` changes."""
     data_sets: tuple[str, ...] = ()
-    """Of mnist, tinystories, sketchy, those that it learns; small scales have stand-ins."""
+    """Those of mnist, tinystories and sketchy that it trains on."""
 
     @property
     def title(self) -> str:
@@ -163,7 +161,7 @@ class Experiment(ABC):
 
     @property
     def follows_up(self) -> bool:
-        """Whether more runs wait for the grid's results."""
+        """Whether more runs depend on the grid's results."""
         return type(self).follow_up is not Experiment.follow_up
 
     @abstractmethod
@@ -175,19 +173,19 @@ class Experiment(ABC):
         return []
 
     def measure(self, run: "Run") -> dict[str, Any]:
-        """Numbers and lists from one finished run, as JSON can hold them."""
+        """Measure one finished run; the values must be JSON."""
         return scores(run)
 
     @abstractmethod
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
-        """The claim against the results."""
+        """Compare the claim with the results."""
 
     @abstractmethod
     def plot(self, setup: Setup, results: Sequence[Result]) -> "Figure":
-        """The picture."""
+        """Draw the results."""
 
     def verdict(self, setup: Setup, results: Sequence[Result]) -> Verdict:
-        """`judge`, not at the scale smoke, with the diverged runs counted."""
+        """`judge`, with diverged runs and toy data mentioned; the scale smoke is never judged."""
         found = self.judge(setup, results)
         diverged = sum(bool(result.diverged) for result in results)
         if diverged:
@@ -197,15 +195,18 @@ class Experiment(ABC):
                 numbers=found.numbers | {"diverged_runs": diverged},
             )
         if setup.scale in ("smoke", "cpu") and self.data_sets:
-            instead = ", ".join(STAND_INS[name] for name in self.data_sets)
-            found = replace(found, sentence=f"{found.sentence} Data: {instead}.")
+            data = ", ".join(TOY_DATA[name] for name in self.data_sets)
+            found = replace(found, sentence=f"{found.sentence} Data: {data}.")
         if setup.scale == "smoke":
             found = replace(found, holds=None, unjudged=TOO_SMALL)
         return found
 
 
+# ------------------------------------------------------------------------------ measurements
+
+
 def scores(run: "Run") -> dict[str, Any]:
-    """Held-out nats and accuracy of teacher and RNN, the RNN also before DMT."""
+    """Held-out nats and accuracy of teacher and RNN, and of the RNN before DMT."""
     result = run.evaluate(run.config.log.evaluate_sequences)
     found = {"rnn_nats": result.rnn.nats, "rnn_accuracy": result.rnn.accuracy}
     if result.teacher is not None:
@@ -217,51 +218,19 @@ def scores(run: "Run") -> dict[str, Any]:
     return found
 
 
-# -------------------------------------------------------------------------- looking at results
+def memory_uniformity(run: "Run") -> float:
+    """L_unif of the teacher's memories on held-out sequences, or the RNN's without a teacher."""
+    import torch
 
+    from memtrain.evaluation.evaluate import EVALUATION_SEED, encode_in_chunks
+    from memtrain.objectives.losses import uniformity_loss
 
-def where(results: Iterable[Result], **tags: Tag) -> list[Result]:
-    """The results with these tags."""
-    return [
-        result
-        for result in results
-        if all(result.tags.get(name) == value for name, value in tags.items())
-    ]
-
-
-def distinct(results: Iterable[Result], tag: str) -> list[Any]:
-    """The values of a tag, in the order in which they come."""
-    return list(dict.fromkeys(result.tags[tag] for result in results if tag in result.tags))
-
-
-def mean(results: Iterable[Result], value: str) -> float:
-    """Of a measured value; nan if there is none."""
-    return average(result.measured.get(value, math.nan) for result in results)
-
-
-def spread(results: Iterable[Result], value: str) -> float:
-    """Standard deviation of a measured value over results; 0 for one."""
-    found = [result.measured[value] for result in results if value in result.measured]
-    return stdev(found) if len(found) > 1 else 0.0
-
-
-def best(results: Iterable[Result], value: str) -> Result:
-    """The result with the lowest measured value."""
-
-    def rank(result: Result) -> float:
-        found = result.measured.get(value, math.inf)
-        return found if math.isfinite(found) else math.inf
-
-    return min(results, key=rank)
-
-
-def average(values: Iterable[float]) -> float:
-    """The mean; nan of nothing."""
-    values = list(values)
-    return fmean(values) if values else math.nan
-
-
-def cost_ratio(ours: Iterable[Result], theirs: Iterable[Result], what: str) -> float:
-    """How many times as much `theirs` took of a cost."""
-    below = average(result.cost[what] for result in ours)
-    return average(result.cost[what] for result in theirs) / below if below else math.nan
+    count = min(32, run.config.log.evaluate_sequences)
+    batch = run.task.held_out(count, torch.Generator().manual_seed(EVALUATION_SEED))
+    inputs = batch.inputs.to(run.engine.device)[:, :256]
+    with torch.no_grad(), run.engine.eval_mode():
+        if run.teacher is not None:
+            memory = encode_in_chunks(run.teacher, inputs)
+        else:
+            memory = run.rnn.unroll(inputs)
+    return float(uniformity_loss(memory, 2048, torch.Generator().manual_seed(0)))

@@ -1,4 +1,4 @@
-"""The runs that figures start from, at every scale, and the same run trained by BPTT."""
+"""The base configs of the figures at every scale, and the same run trained by BPTT."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from memtrain.config import (
     TeacherConfig,
 )
 from memtrain.config.stages import STREAM_ROLLOUT
-from memtrain.paper.base import Setup
+from memtrain.paper.base import Job, Setup
 from memtrain.paper.toy_data import store
 
 
@@ -30,12 +30,11 @@ def synthetic(
 ) -> RunConfig:
     """A synthetic task: T_c = T_f = T, every timestep trained, as in the paper.
 
-    0 takes the scale's own number of steps; DMT has half of them.
-    DMT's gradients go through the rollout: one-step DMT is not robust here. Except
-    at the scale paper the teacher's decoder reads what it leads to, at SMT's rate (docs/LOG.md).
-    The paper's encoder reads a window for every timestep, which wants a GPU; the small scales take
-    the causal one. Heads of 32 are the smallest that our kernels take: a step of the cell is then
-    half as many kernels, and the number of kernels is what small runs cost.
+    `steps` is SMT's, 0 for the scale's default; DMT has half as many. DMT's gradients pass through
+    the rollout, because one-step DMT is not robust here; except at the scale paper, it also has
+    SMT's learning rate and a decode loss (docs/LOG.md). The paper's encoder reads one window per
+    timestep, which needs a GPU; the small scales use the causal one. At the scale gpu heads have
+    32 channels, the fewest that our kernels support, to halve the kernels per step of the cell.
     """
     width = setup.pick(smoke=16, cpu=64, gpu=64, paper=256)
     heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(2, 32), paper=(8, 64))
@@ -97,11 +96,11 @@ def natural(
     one_step: bool = False,
     seed: int = 0,
 ) -> RunConfig:
-    """mnist, tinystories or sketchy, one random timestep a window, the paper's encoder.
+    """mnist, tinystories or sketchy: one random timestep per window, the paper's encoder.
 
-    0 takes the scale's own size. A GRU or an MLP cell keeps the memory's shape. `one_step` takes
-    the paper's DMT, as the scale paper does; else gradients pass through the last steps before
-    each label and the teacher's decoder reads what they lead to, as in the recipes.
+    A size of 0 is the scale's default. All cells have a memory of the same shape. `one_step`
+    selects the paper's DMT, as at the scale paper; otherwise gradients pass through the last steps
+    before each label, and DMT has a decode loss, as in the recipes.
     """
     context = context_length or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
     width = width or setup.pick(smoke=16, cpu=64, gpu=128, paper=256)
@@ -146,7 +145,7 @@ def natural(
 
 
 def _dmt(setup: Setup, one_step: bool) -> DMTConfig:
-    """DMT on a stream: the paper's, or through segments, which need fewer labels (docs/LOG.md)."""
+    """DMT on a stream: the paper's, or through segments with fewer labels (docs/LOG.md)."""
     stage = DMTConfig(
         steps=setup.pick(smoke=4, cpu=150, gpu=250, paper=1500),
         batch_size=setup.pick(smoke=4, cpu=16, gpu=64, paper=64),
@@ -168,7 +167,7 @@ def _dmt(setup: Setup, one_step: bool) -> DMTConfig:
 
 
 def with_rate(config: RunConfig, rate: float) -> RunConfig:
-    """Another learning rate for SMT; DMT's keeps its distance."""
+    """Set SMT's learning rate, and scale DMT's by the same factor."""
     factor = config.dmt.learning_rate / config.smt.learning_rate
     return replace(
         config,
@@ -180,14 +179,14 @@ def with_rate(config: RunConfig, rate: float) -> RunConfig:
 def bptt_twin(
     setup: Setup, config: RunConfig, learning_rate: float, *, steps: int = 0, length: int = 0
 ) -> RunConfig:
-    """The same data and cell trained by BPTT, for as many steps as SMT and DMT take together.
+    """The same data and cell trained by BPTT.
 
     Args:
         setup: the scale.
         config: a run of SMT and DMT.
-        learning_rate: BPTT's own.
-        steps: another number of steps, where equal steps would take far longer.
-        length: tokens in a sequence drawn from a stream.
+        learning_rate: of BPTT.
+        steps: 0 for as many as SMT and DMT have together.
+        length: tokens per sequence of a stream; 0 for the length of DMT's rollouts.
     """
     steps = steps or config.smt.steps + config.dmt.steps
     return replace(
@@ -204,12 +203,47 @@ def bptt_twin(
     )
 
 
+def method_config(setup: Setup, data: str, method: str, rate: float, seed: int) -> RunConfig:
+    """A method such as "BPTT, GRU" on a data set. BPTT's steps are slower, so it has fewer."""
+    way, cell = method.split(", ")
+    config = with_rate(natural(setup, data, cell=cell.lower(), seed=seed), rate)
+    if way != "BPTT":
+        return config
+    length = setup.pick(smoke=16, cpu=64, gpu=256, paper=784 if data == "mnist" else 256)
+    steps = setup.pick(smoke=6, cpu=300, gpu=200, paper=20_000)
+    config = replace(config, dmt=replace(config.dmt, batch_size=config.smt.batch_size))
+    return bptt_twin(setup, config, rate, steps=steps, length=length)
+
+
+def loss_weight_jobs(setup: Setup) -> list[Job]:
+    """Runs over the weights of the dynamics and the uniformity loss, with the paper's DMT."""
+    dynamics = setup.pick(
+        smoke=(0.1, 1.0), cpu=(0.01, 0.1, 1.0), gpu=(0.01, 0.1, 1.0), paper=(0.001, 0.01, 0.1, 1.0)
+    )
+    uniformity = setup.pick(
+        smoke=(0.0, 0.001),
+        cpu=(0.0, 0.001, 0.1),
+        gpu=(0.0, 0.001, 0.1),
+        paper=(0.0, 0.0001, 0.001, 0.01, 0.1),
+    )
+    jobs = []
+    for dyn in dynamics:
+        for unif in uniformity:
+            for seed in setup.seeds:
+                config = natural(setup, "tinystories", one_step=True, seed=seed)
+                smt = replace(config.smt, dynamics_weight=dyn, uniformity_weight=unif)
+                smt = replace(smt, steps=max(10, smt.steps // 2))
+                tags = {"dynamics": dyn, "uniformity_weight": unif, "seed": seed}
+                jobs.append(Job(config=replace(config, smt=smt), tags=tags))
+    return jobs
+
+
 def _log(setup: Setup, steps: int, *, sequences: int) -> LogConfig:
-    """A few looks along a run, and few checkpoints: next to small runs both take long."""
-    looks = setup.pick(smoke=1, cpu=8, gpu=5, paper=50)
+    """Few evaluations and checkpoints: compared with small runs, both are slow."""
+    evaluations = setup.pick(smoke=1, cpu=8, gpu=5, paper=50)
     return LogConfig(
         every=max(1, steps // 50),
-        evaluate_every=max(1, steps // looks),
+        evaluate_every=max(1, steps // evaluations),
         evaluate_sequences=sequences,
         checkpoint_every=max(1, steps // setup.pick(smoke=1, cpu=4, gpu=1, paper=50)),
     )

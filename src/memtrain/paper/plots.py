@@ -1,81 +1,110 @@
-"""What the paper's figures are drawn with: lines over seeds, pictures, heat maps."""
+"""Shared by the figures: statistics of results, lines over seeds, heat maps, and images.
 
+Figures store images in their results as an album: the image format, and token rows by name.
+"""
+
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memtrain.paper.base import Result, mean, spread, where
+from memtrain.data.images import ImageFormat, decode_images
+from memtrain.data.stream import StreamTask
+from memtrain.paper.base import Result, Tag
 from memtrain.plotting.style import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-from dataclasses import asdict
+    from memtrain.training.run import Run
 
-from memtrain.data.images import ImageFormat, decode_images
-from memtrain.data.stream import StreamTask
-from memtrain.generation.generate import generate
-from memtrain.training.run import Run
-
-METHODS = {
+STYLES = {
     "SMT → DMT": dict(color=COLOURS[0], linewidth=2.2, marker="o"),
     "SMT": dict(color=COLOURS[5], marker="s", markersize=4),
     "BPTT": dict(color=COLOURS[1], marker="^"),
     "teacher": dict(color=COLOURS[6], linestyle="--", marker="."),
 }
-"""They keep their colours in all figures."""
+"""Line styles of the methods, the same in all figures."""
+
+
+def where(results: Iterable[Result], **tags: Tag) -> list[Result]:
+    """The results with these tags."""
+    return [
+        result
+        for result in results
+        if all(result.tags.get(name) == value for name, value in tags.items())
+    ]
+
+
+def distinct(results: Iterable[Result], tag: str) -> list[Any]:
+    """The values of a tag, in order of appearance."""
+    return list(dict.fromkeys(result.tags[tag] for result in results if tag in result.tags))
+
+
+def average(values: Iterable[float]) -> float:
+    """The mean; nan if there are no values."""
+    values = list(values)
+    return fmean(values) if values else math.nan
+
+
+def mean(results: Iterable[Result], value: str) -> float:
+    """The mean of a measured value; nan if there is none."""
+    return average(result.measured.get(value, math.nan) for result in results)
+
+
+def standard_deviation(results: Iterable[Result], value: str) -> float:
+    """The standard deviation of a measured value; 0 for a single result."""
+    found = [result.measured[value] for result in results if value in result.measured]
+    return stdev(found) if len(found) > 1 else 0.0
+
+
+def best(results: Iterable[Result], value: str) -> Result:
+    """The result with the lowest measured value."""
+
+    def rank(result: Result) -> float:
+        found = result.measured.get(value, math.inf)
+        return found if math.isfinite(found) else math.inf
+
+    return min(results, key=rank)
+
+
+def cost_ratio(ours: Iterable[Result], theirs: Iterable[Result], name: str) -> float:
+    """The mean cost of `theirs` divided by that of `ours`."""
+    below = average(result.cost[name] for result in ours)
+    return average(result.cost[name] for result in theirs) / below if below else math.nan
+
+
+# ---------------------------------------------------------------------------------------- plots
 
 
 def line(
-    axes: "Axes",
-    results: Sequence[Result],
-    x: str,
-    value: str,
-    label: str,
-    **style: Any,
+    axes: "Axes", results: Sequence[Result], x: str, value: str, label: str, **style: Any
 ) -> None:
-    """Mean over seeds against a tag, with a band of one standard deviation."""
-    style = {"markersize": 4, **METHODS.get(label, {}), **style}
+    """Plot the mean over seeds against a tag, with a band of one standard deviation."""
+    style = {"markersize": 4, **STYLES.get(label, {}), **style}
     places = sorted({result.tags[x] for result in results if value in result.measured})
     groups = [where(results, **{x: place}) for place in places]
     middle = np.array([mean(group, value) for group in groups])
-    around = np.array([spread(group, value) for group in groups])
+    band = np.array([standard_deviation(group, value) for group in groups])
     (drawn,) = axes.plot(places, middle, label=label, **style)
-    if around.any():
-        axes.fill_between(
-            places, middle - around, middle + around, color=drawn.get_color(), alpha=0.15, lw=0
-        )
+    if band.any():
+        colour = drawn.get_color()
+        axes.fill_between(places, middle - band, middle + band, color=colour, alpha=0.15, lw=0)
 
 
-def strip(axes: "Axes", pictures: np.ndarray, title: str, *, columns: int = 8) -> None:
-    """Grey pictures (N, H, W) in rows of `columns`."""
-    count, height, width = pictures.shape
-    rows = -(-count // columns)
-    canvas = np.full((rows * (height + 2), columns * (width + 2)), 200, np.uint8)
-    for index, picture in enumerate(pictures):
-        top, left = (index // columns) * (height + 2) + 1, (index % columns) * (width + 2) + 1
-        canvas[top : top + height, left : left + width] = picture
-    picture_axes(axes, canvas, title)
-
-
-def picture_axes(axes: "Axes", image: np.ndarray, title: str) -> None:
-    axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    axes.set_title(title)
-    axes.set_axis_off()
-
-
-def heat(
+def heat_map(
     figure: "Figure",
     axes: "Axes",
     cells: Mapping[tuple[Any, Any], float],
     notes: Mapping[tuple[Any, Any], str],
     labels: tuple[str, str],
 ) -> None:
-    """A heat map of (row, column) -> value with a note in each cell."""
-    rows = _sorted(row for row, _ in cells)
-    columns = _sorted(column for _, column in cells)
+    """Plot a heat map of (row, column) -> value, with a note in each cell."""
+    rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
     values = np.array([[cells.get((row, column), np.nan) for column in columns] for row in rows])
     image = axes.imshow(values, cmap="viridis_r", aspect="auto", origin="lower")
     figure.colorbar(image, ax=axes)
@@ -91,44 +120,62 @@ def heat(
     axes.grid(False)
 
 
-def _sorted(values: Iterable[Any]) -> list[Any]:
-    return sorted(set(values))
+# --------------------------------------------------------------------------------------- images
 
 
-def stream_of(run: Run) -> tuple[StreamTask, ImageFormat]:
-    """The run's task and how its pictures are spelled."""
+def show_image(axes: "Axes", image: np.ndarray, title: str) -> None:
+    axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_title(title)
+    axes.set_axis_off()
+
+
+def show_images(axes: "Axes", images: np.ndarray, title: str, *, columns: int = 8) -> None:
+    """Show grey images (N, H, W) in rows of `columns`."""
+    count, height, width = images.shape
+    rows = -(-count // columns)
+    canvas = np.full((rows * (height + 2), columns * (width + 2)), 200, np.uint8)
+    for index, image in enumerate(images):
+        top, left = (index // columns) * (height + 2) + 1, (index % columns) * (width + 2) + 1
+        canvas[top : top + height, left : left + width] = image
+    show_image(axes, canvas, title)
+
+
+def image_stream(run: "Run") -> tuple[StreamTask, ImageFormat]:
+    """The task of a run on images, and the images' format."""
     task = run.task
     assert isinstance(task, StreamTask) and task.store.meta.picture is not None
     return task, task.store.meta.picture
 
 
-def draw(run: Run, count: int, seed: int = 0) -> np.ndarray:
-    """Tokens (count, L) of pictures that the RNN draws from the empty memory."""
+def generated_images(run: "Run", count: int, seed: int = 0) -> np.ndarray:
+    """Tokens (count, L) of images that the RNN generates from the empty memory."""
+    from memtrain.generation.generate import generate
+
     return generate(run, count=count, seed=seed).tokens
 
 
-def real(run: Run, split: str, count: int) -> np.ndarray:
-    """Tokens (count, L) of pictures of the data, spread over the split."""
-    task, picture = stream_of(run)
+def real_images(run: "Run", split: str, count: int) -> np.ndarray:
+    """Tokens (count, L) of images of a split, evenly spaced."""
+    task, picture = image_stream(run)
     tokens = task.tokens(split).cpu().numpy()
     whole = len(tokens) // picture.length
     images = tokens[: whole * picture.length].reshape(whole, picture.length)
     return images[np.linspace(0, whole - 1, min(count, whole)).astype(int)]
 
 
-def album(run: Run, **tokens: np.ndarray) -> dict[str, Any]:
-    """Pictures as JSON: how they are spelled, and their tokens by name."""
-    _, picture = stream_of(run)
+def album(run: "Run", **tokens: np.ndarray) -> dict[str, Any]:
+    """Images as JSON: their format, and their tokens by name."""
+    _, picture = image_stream(run)
     return {"picture": asdict(picture)} | {name: rows.tolist() for name, rows in tokens.items()}
 
 
 def grey(album: dict[str, Any], name: str) -> np.ndarray:
-    """Pictures of an album as grey levels (N, H, W)."""
+    """The images of an album as grey levels (N, H, W)."""
     return decode_images(np.array(album[name]), ImageFormat(**album["picture"]))
 
 
 def nearest_distance(images: np.ndarray, training: np.ndarray) -> float:
-    """Median distance from grey images to the nearest training image, a pixel counting 0..1."""
+    """Median Euclidean distance from images to their nearest training image, pixels in 0..1."""
     flat = images.reshape(len(images), -1) / 255.0
     known = training.reshape(len(training), -1) / 255.0
     squared = (flat**2).sum(1)[:, None] + (known**2).sum(1) - 2 * flat @ known.T
@@ -136,13 +183,13 @@ def nearest_distance(images: np.ndarray, training: np.ndarray) -> float:
 
 
 def component_size(images: np.ndarray) -> float:
-    """Mean number of ink pixels in a connected piece; 0 without ink."""
+    """Mean number of ink pixels per connected component; 0 without ink."""
     from scipy.ndimage import label
 
-    ink = pieces = 0
+    ink = components = 0
     for image in images:
         dark = image < 128
         ink += int(dark.sum())
         marked = np.asarray(label(dark, structure=np.ones((3, 3)))[0])  # type: ignore[index]
-        pieces += int(marked.max())
-    return ink / pieces if pieces else 0.0
+        components += int(marked.max())
+    return ink / components if components else 0.0

@@ -1,9 +1,9 @@
-"""What a sweep's folder holds, read as if anybody had written it: setup.json and results.jsonl."""
+"""setup.json and results.jsonl of a sweep's folder, validated as untrusted files."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,24 @@ from memtrain.files import (
     write_atomic,
 )
 from memtrain.paper import is_figure
-from memtrain.paper.base import SCALES, STAND_INS, Result, Scale, Setup
+from memtrain.paper.base import SCALES, TOY_DATA, Experiment, Job, Result, Scale
 
 MAX_SETUP_BYTES = 2**16
 MAX_RESULTS_BYTES = 2**27
-"""Fifteen figures at the paper's sizes keep about a third of that."""
-DEEPEST = 8
-"""Levels of lists and objects in what a figure measured."""
+"""About three times the results of all fifteen figures at the scale paper."""
+MAX_DEPTH = 8
+"""Levels of lists and objects in a figure's measurements."""
 COSTS = ("steps", "tokens", "sequential_ops", "seconds")
+ResultId = tuple[str, int, str, str]
+"""Figure, version, key and name of a job."""
 
 
 # ----------------------------------------------------------------------------------- setup.json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stored:
-    """What setup.json says: a folder has one scale, and a report needs no options."""
+class StoredSetup:
+    """The content of setup.json. A folder has one scale; a report needs no options."""
 
     scale: Scale
     data_dir: str
@@ -43,8 +45,8 @@ class Stored:
     """See `Setup.root`."""
 
 
-def read_setup(folder: Path) -> Stored | None:
-    """What a folder is of; None if nothing was reproduced there.
+def read_setup(folder: Path) -> StoredSetup | None:
+    """Read setup.json; None if nothing was reproduced in the folder.
 
     Raises:
         MemtrainError: setup.json is damaged.
@@ -56,48 +58,42 @@ def read_setup(folder: Path) -> Stored | None:
         return None
     plain = parse_json(text, f"{path}: not JSON")
     if not isinstance(plain, dict):
-        raise MemtrainError(f"{path}: must be a JSON object; take another folder")
+        raise MemtrainError(f"{path}: must be a JSON object; choose another folder")
     if plain.get("root") is None:
         plain["root"] = _older_root(folder)
     for name in ("scale", "data_dir", "device", "root"):
         value = plain.get(name)
         if not isinstance(value, str) or "\0" in value or (name == "scale") > (value in SCALES):
-            raise MemtrainError(f"{path}: {name}={value!r}: damaged; take another folder")
+            raise MemtrainError(f"{path}: {name}={value!r}: damaged; choose another folder")
     check_device(plain["device"])
     figures = plain.get("figures")
     if not isinstance(figures, list) or not all(
         isinstance(name, str) and is_figure(name) for name in figures
     ):
-        raise MemtrainError(f"{path}: figures={figures!r}: must be a list of figures' names")
-    return Stored(**{field.name: plain[field.name] for field in fields(Stored)})
+        raise MemtrainError(f"{path}: figures={figures!r}: must be a list of figure names")
+    return StoredSetup(**{field.name: plain[field.name] for field in fields(StoredSetup)})
 
 
-def write_setup(folder: Path, stored: Stored) -> None:
-    """Write setup.json, whole and forced to disk."""
+def write_setup(folder: Path, stored: StoredSetup) -> None:
+    """Write setup.json atomically."""
     path = folder / "setup.json"
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(path, folder)
     write_atomic(path, (json.dumps(asdict(stored), indent=2) + "\n").encode())
 
 
-def settled(setup: Setup) -> Setup:
-    """The setup with the folder's own root, by which its runs are known."""
-    stored = read_setup(setup.folder)
-    return setup if stored is None else replace(setup, root=stored.root)
-
-
 def _older_root(folder: Path) -> str:
-    """The root of a folder that does not tell it: where the folder was when its runs were made.
+    """The root of a folder whose setup.json has none: the path at which its runs were created.
 
-    Keys of such folders were made from paths, which the configs of the runs still hold.
+    The keys of such folders were made from paths, which the runs' configs still contain.
     """
     for path in sorted(folder.glob("runs/*/config.json")):
         try:
             plain = parse_json(read_text(path, MAX_SETUP_BYTES), path.name)
             data = plain["data"]["path"]
-            ending = next(end for name in STAND_INS if data.endswith(end := f"/data/{name}"))
+            ending = next(end for name in TOY_DATA if data.endswith(end := f"/data/{name}"))
         except (OSError, MemtrainError, LookupError, TypeError, AttributeError, StopIteration):
-            continue  # damaged, or a run without such data
+            continue  # damaged, or a run without toy data
         return data.removesuffix(ending)
     return str(folder)
 
@@ -106,19 +102,23 @@ def _older_root(folder: Path) -> str:
 
 
 class ResultsFile:
-    """results.jsonl: appended line by line, each forced to disk before the next."""
+    """results.jsonl: one line per result, each synced to disk before the next."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "results.jsonl"
 
     def read(self) -> list[Result]:
-        """All whole lines, in order. A last line cut short by a crash is no result.
+        """All complete lines, in order; a last line truncated by a crash is ignored.
 
         Raises:
-            MemtrainError: a line is damaged; the message says which.
+            MemtrainError: a line is damaged; the message names it.
         """
         lines = self._content().split(b"\n")[:-1]
         return [self._result(number, line) for number, line in enumerate(lines, start=1)]
+
+    def by_id(self) -> dict[ResultId, Result]:
+        """All results by `id_of`."""
+        return {id_of(result): result for result in self.read()}
 
     def _content(self) -> bytes:
         try:
@@ -144,8 +144,8 @@ class ResultsFile:
             file.flush()
             os.fsync(file.fileno())
 
-    def mend(self) -> None:
-        """Cut off the line that a crash left unfinished."""
+    def repair(self) -> None:
+        """Remove a last line truncated by a crash."""
         if not self.path.exists():
             return
         whole = self._content().rfind(b"\n") + 1
@@ -154,42 +154,53 @@ class ResultsFile:
             os.ftruncate(file.fileno(), whole)
 
 
+def id_of(result: Result) -> ResultId:
+    return result.figure, result.version, result.key, result.job
+
+
+def job_id(figure: Experiment, job: Job) -> ResultId:
+    """The id that a job's result has."""
+    return figure.name, figure.version, job.key, job.name
+
+
 def checked_result(plain: Any) -> Result:
-    """A result from its JSON, every value of the kind that it is used as.
+    """Make a result from JSON.
 
     Raises:
-        MemtrainError: a field is missing, unknown, or of another kind.
+        MemtrainError: a field is missing, unknown, or of the wrong type.
     """
     known = {field.name for field in fields(Result)}
     if not isinstance(plain, dict) or not known - {"diverged"} <= plain.keys() <= known:
         raise MemtrainError(f"must be an object with {', '.join(sorted(known))}")
-    for name in ("figure", "job", "key"):
-        _need(isinstance(plain[name], str), name, plain[name], "a text")
-    _need(isinstance(plain.get("diverged", ""), str), "diverged", plain.get("diverged"), "a text")
-    _need(type(plain["version"]) is int, "version", plain["version"], "a whole number")
-    tags = plain["tags"]
-    right = isinstance(tags, dict) and all(
-        isinstance(tag, str) or is_number(tag) or isinstance(tag, bool) for tag in tags.values()
-    )
-    _need(right, "tags", tags, "an object of texts, numbers and truth values")
-    _need(_has_numbers(plain["cost"], COSTS), "cost", plain["cost"], f"numbers: {', '.join(COSTS)}")
-    curve = plain["curve"]
-    right = isinstance(curve, list) and all(map(_is_point, curve))
-    _need(right, "curve", curve, "a list of evaluations")
-    measured = plain["measured"]
-    right = isinstance(measured, dict) and _is_plain(measured, DEEPEST)
-    _need(right, "measured", measured, "an object of numbers, texts and lists")
+    tags, curve, measured = plain["tags"], plain["curve"], plain["measured"]
+    rules = {name: (isinstance(plain[name], str), "a string") for name in ("figure", "job", "key")}
+    rules |= {
+        "diverged": (isinstance(plain.get("diverged", ""), str), "a string"),
+        "version": (type(plain["version"]) is int, "an integer"),
+        "tags": (
+            isinstance(tags, dict) and all(map(_is_tag, tags.values())),
+            "an object of strings, numbers and booleans",
+        ),
+        "cost": (_has_numbers(plain["cost"], COSTS), f"numbers: {', '.join(COSTS)}"),
+        "curve": (isinstance(curve, list) and all(map(_is_point, curve)), "a list of evaluations"),
+        "measured": (
+            isinstance(measured, dict) and _is_plain(measured, MAX_DEPTH),
+            "an object of numbers, strings and lists",
+        ),
+    }
+    for name, (valid, rule) in rules.items():
+        if not valid:
+            raise MemtrainError(f"{name}={str(plain.get(name))[:60]}: must be {rule}")
     return Result(**plain)
 
 
-def _need(right: bool, name: str, value: Any, what: str) -> None:
-    if not right:
-        raise MemtrainError(f"{name}={str(value)[:60]}: must be {what}")
-
-
 def is_number(value: Any) -> bool:
-    """A float, or a whole number that one can hold; truth values are not numbers."""
+    """Whether a value is a float, or an integer of 64 bits; booleans are not numbers."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+
+
+def _is_tag(value: Any) -> bool:
+    return isinstance(value, str | bool) or is_number(value)
 
 
 def _has_numbers(value: Any, names: Sequence[str]) -> bool:
@@ -205,9 +216,26 @@ def _is_point(value: Any) -> bool:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Texts, numbers, truth values, and lists and objects of them down to a depth."""
-    if isinstance(value, dict):
-        return depth > 0 and all(_is_plain(inner, depth - 1) for inner in value.values())
-    if isinstance(value, list):
-        return depth > 0 and all(_is_plain(inner, depth - 1) for inner in value)
-    return value is None or isinstance(value, str | bool) or is_number(value)
+    """Whether a value is a string, number or boolean, or nested lists and objects of them."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(_is_plain(one, depth - 1) for one in inner)
+    return value is None or _is_tag(value)
+
+
+def results_frame(folder: Path | str) -> Any:
+    """A folder's results as a pandas DataFrame: one row per job, tags and numbers as columns."""
+    try:
+        import pandas  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MemtrainError("a DataFrame needs pandas: pip install pandas") from None
+    rows = []
+    for result in ResultsFile(Path(folder)).read():
+        numbers = {
+            name: value
+            for name, value in result.measured.items()
+            if isinstance(value, int | float | str)
+        }
+        costs = {f"cost_{name}": value for name, value in result.cost.items()}
+        rows.append({"figure": result.figure, "key": result.key, **result.tags, **numbers, **costs})
+    return pandas.DataFrame(rows)

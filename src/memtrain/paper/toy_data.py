@@ -1,8 +1,8 @@
-"""Data for the figures: prepared data sets at the scales gpu and paper, small stand-ins below.
+"""Data for the figures: prepared data sets at the scales gpu and paper, toy data below.
 
-The stand-ins need no download: scikit-learn's 8x8 digits for MNIST, stories that a little grammar
-tells for TinyStories, polygons for Sketchy. They show that a figure works and how it behaves at
-a small size; they say nothing about the data set itself.
+Toy data needs no download: scikit-learn's 8x8 digits for MNIST, stories from a small grammar for
+TinyStories, polygons for Sketchy. It shows how a figure behaves at a small size; the results do not
+carry over to the data set itself.
 """
 
 from dataclasses import replace
@@ -19,23 +19,23 @@ from memtrain.data.store import Split, Store, StoreMeta
 from memtrain.data.store_writer import write_store
 from memtrain.errors import MemtrainError
 from memtrain.files import refuse_links
-from memtrain.paper.base import STAND_INS, Setup
+from memtrain.paper.base import TOY_DATA, Setup
 
 EVALUATE_LENGTH = {"mnist": 783, "tinystories": 1024, "sketchy": 1023}
-"""Tokens in a held-out sequence: an image less its last pixel, as targets are one ahead."""
+"""Tokens in a held-out sequence: an image without its last pixel, which is only a target."""
 
 
 def store(setup: Setup, name: str) -> tuple[str, int]:
-    """The path of a data set, made here if it is a stand-in, and its held-out length.
+    """The path of a data set, and its held-out length. Toy data is generated if it is missing.
 
-    A stand-in's path begins with the setup's root; `located` says where it lies.
+    The path of toy data begins with the setup's root; `located` makes it a real path.
     """
     if setup.scale in ("gpu", "paper"):
         path = setup.data_dir / name
         if setup.prepares and not (path / "meta.json").is_file():
             raise MemtrainError(
                 f"{path}: {name} is not prepared there; "
-                f"memtrain data {name} --out {quote(str(path))} does it once"
+                f"run memtrain data {name} --out {quote(str(path))} once"
             )
         return str(path), EVALUATE_LENGTH[name]
     path = setup.folder / "data" / name
@@ -48,7 +48,7 @@ def store(setup: Setup, name: str) -> tuple[str, int]:
 
 
 def located(config: RunConfig, root: str, folder: Path) -> RunConfig:
-    """A config of a grid whose data is where the sweep's folder is now."""
+    """A config of a grid, with the path of its toy data in the sweep's folder."""
     if not isinstance(config.data, Stream) or not config.data.path.startswith(f"{root}/data/"):
         return config
     path = str(folder / "data") + config.data.path.removeprefix(f"{root}/data")
@@ -56,7 +56,7 @@ def located(config: RunConfig, root: str, folder: Path) -> RunConfig:
 
 
 def _side(setup: Setup) -> int:
-    """Of a drawn polygon, in pixels."""
+    """Pixels per side of a polygon's image."""
     return setup.pick(smoke=16, cpu=24, gpu=64, paper=64)
 
 
@@ -70,7 +70,7 @@ def _digits(path: Path, setup: Setup) -> Store:
     meta = StoreMeta(
         name="digits",
         vocab_size=17,
-        source=STAND_INS["mnist"],
+        source=TOY_DATA["mnist"],
         document_length=64,
         picture=picture,
     )
@@ -89,8 +89,8 @@ PLACES = ("the park", "the sea", "the barn", "school", "the hill")
 MOODS = ("happy", "sad", "proud", "tired")
 
 
-def tell(random: np.random.Generator) -> str:
-    """A short story. Its end takes up who and what its beginning named."""
+def make_story(random: np.random.Generator) -> str:
+    """A short story, whose end repeats names and objects of its beginning."""
     name, friend = random.choice(NAMES, 2, replace=False)
     thing, other = random.choice(THINGS, 2, replace=False)
     place, mood = random.choice(PLACES), random.choice(MOODS)
@@ -111,14 +111,14 @@ def _stories(path: Path, setup: Setup) -> Store:
     random = np.random.default_rng(0)
     splits = {}
     for split, count in (("train", setup.pick(smoke=60, cpu=4000, gpu=0, paper=0)), ("test", 60)):
-        stories = [np.frombuffer(tell(random).encode(), np.uint8) for _ in range(count)]
+        stories = [np.frombuffer(make_story(random).encode(), np.uint8) for _ in range(count)]
         ends = np.cumsum([len(story) for story in stories])
         starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
         splits[split] = Split(np.concatenate(stories), starts)
     meta = StoreMeta(
         name="stories",
         vocab_size=TEXT_VOCAB,
-        source=STAND_INS["tinystories"],
+        source=TOY_DATA["tinystories"],
         text=True,
     )
     return write_store(path, meta, splits)
@@ -131,11 +131,11 @@ CAT = (
     (0.58, 0.12), (0.60, 0.44), (0.74, 0.58), (0.78, 0.80), (0.90, 0.62), (0.95, 0.68),
     (0.84, 0.92),
 )  # fmt: skip
-"""A sitting cat as a polygon of our own: ears, back and tail, x to the right and y down."""
+"""A sitting cat: corners of a polygon, x to the right and y down."""
 
 
 def draw_polygon(corners: np.ndarray, side: int) -> UInt8[np.ndarray, "H W"]:
-    """The outline of a closed polygon with corners in 0..1, dark on white."""
+    """Draw the outline of a closed polygon with corners in 0..1, dark on white."""
     image = np.full((side, side), 255, np.uint8)
     for begin, end in zip(corners, np.roll(corners, -1, axis=0), strict=True):
         along = np.linspace(0, 1, 4 * side)[:, None]
@@ -163,7 +163,7 @@ def _sketches(path: Path, setup: Setup) -> Store:
     meta = StoreMeta(
         name="polygons",
         vocab_size=picture.vocab_size,
-        source=STAND_INS["sketchy"],
+        source=TOY_DATA["sketchy"],
         document_length=picture.length,
         picture=picture,
     )

@@ -1,8 +1,8 @@
-"""Where a sweep's runs happen: in processes of this machine, or on a Ray cluster.
+"""Launchers: execute a sweep's queue in local processes or on a Ray cluster.
 
-A launcher takes work out of a queue when it can begin it, and yields events as they come; between
-two of them the queue may grow or be emptied. It writes no results and keeps no state: a run's own
-checkpoints are what a killed run goes on from.
+A launcher takes work from a queue when it can start it, and yields events; the queue may grow or be
+emptied between two events. It writes no results and keeps no state: a killed run resumes from its
+own checkpoints.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,21 +25,18 @@ from memtrain.paper.job import Event, Failed, Progress, Work, attempt
 from memtrain.training.processes import cores, die_with_parent, hear_interrupts, start_process
 
 RETRIES = 1
-"""How often a run whose process died is given to another."""
-LOOK = 1.0
-"""Seconds after which a launcher asks again whether it is over."""
+"""How often a run is restarted after its process died."""
+POLL_SECONDS = 1.0
 GRACE = 30.0
-"""Seconds that all runs together have to save themselves when it is."""
-
-
-ON_A_GPU = 12
-"""Small runs that share a GPU; with more, kernels wait for one another."""
+"""Seconds that all runs together have to save their state when the sweep is stopped."""
+MAX_RUNS_PER_GPU = 12
+"""Small runs on one GPU; with more, their kernels wait for each other."""
 RUN_BYTES = 10 * 2**30
-"""What such a run takes of a GPU's memory at most: its graphs, an evaluation, CUDA itself."""
+"""Most GPU memory that a small run needs: its graphs, an evaluation, CUDA itself."""
 
 
 def default_processes(device: str, scale: str) -> int:
-    """As many as there are cores; on a GPU, small runs while there is room, large ones in turn."""
+    """One per core; on a GPU as many small runs as fit, or one run of the scale paper."""
     import torch
 
     from memtrain.accel.engine import pick_device
@@ -50,14 +47,14 @@ def default_processes(device: str, scale: str) -> int:
     if scale == "paper":
         return 1
     room = torch.cuda.get_device_properties(place).total_memory // RUN_BYTES
-    return max(1, min(cores(), ON_A_GPU, room))
+    return max(1, min(cores(), MAX_RUNS_PER_GPU, room))
 
 
 # ---------------------------------------------------------------------------- local processes
 
 
 class _Worker:
-    """A process that imports torch once and then does one run after another."""
+    """A process that imports torch once and then executes one run after another."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         spawn = multiprocessing.get_context("spawn")  # a fork would share CUDA and threads
@@ -69,11 +66,11 @@ class _Worker:
 
     def give(self, work: Work) -> None:
         self.work = work
-        with suppress(OSError):  # it died while it was idle: the next look at it will tell
+        with suppress(OSError):  # it died while idle; the next `recv` raises
             self.connection.send(work)
 
     def close(self) -> None:
-        """Let it finish what it is saving, but not for long."""
+        """Let the process finish saving, for 20 seconds at most."""
         self.connection.close()
         self.process.join(timeout=20)
         self.process.kill()
@@ -86,13 +83,13 @@ def run_locally(
     over: Callable[[], bool] = lambda: False,
     fits: Callable[[Work, Sequence[Work]], bool] = lambda work, others: True,
 ) -> Iterator[Event]:
-    """Events of all work, `processes` runs at a time.
+    """Execute the queue with up to `processes` runs at a time, and yield their events.
 
-    Of what waits, the first begins that `fits` beside the runs at work; alone every run does. One
-    that finds no memory nevertheless is put back, and one process fewer goes on. When it is `over`,
-    runs at work save themselves and end without an event.
+    The next run is the first in the queue that `fits` with those in progress; a run always fits
+    alone. A run that is out of memory nevertheless is queued again, and the number of processes is
+    reduced by one. When `over` returns True, runs save their state and end without an event.
     """
-    # Who sets the variable knows better: threads that wait for a busy core cost more than they do.
+    # Respect OMP_NUM_THREADS; otherwise split the cores, because oversubscribed threads are slow.
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // processes))
     deaths: Counter[str] = Counter()
     workers: list[_Worker] = []
@@ -108,7 +105,7 @@ def run_locally(
                 queue.remove(work)
                 idle.give(work)
             busy = [worker for worker in workers if worker.work]
-            wait([worker.connection for worker in busy], timeout=LOOK)
+            wait([worker.connection for worker in busy], timeout=POLL_SECONDS)
             for worker in busy:
                 if not worker.connection.poll():
                     continue
@@ -125,7 +122,7 @@ def run_locally(
                         code = worker.process.exitcode
                         yield Failed(worker.work.key, f"its process died twice (exit code {code})")
                     continue
-                if isinstance(event, Failed) and event.lacked_memory and len(workers) > 1:
+                if isinstance(event, Failed) and event.out_of_memory and len(workers) > 1:
                     queue.append(worker.work)
                     workers.remove(worker)
                     worker.close()
@@ -134,61 +131,61 @@ def run_locally(
                 if not isinstance(event, Progress):
                     worker.work = None
                 yield event
-        _save(worker for worker in workers if worker.work)
+        _terminate([worker for worker in workers if worker.work])
     finally:
         for worker in workers:
             worker.close()
 
 
-def _save(workers: Iterable[_Worker]) -> None:
-    """Ask runs to stop, and wait: one that could not tell its progress any more would not save."""
-    asked = list(workers)
-    for worker in asked:
+def _terminate(workers: Sequence[_Worker]) -> None:
+    """Stop runs and wait while they save their state; their pipes must stay open until then."""
+    for worker in workers:
         worker.process.terminate()
     ends = time.monotonic() + GRACE
-    for worker in asked:
+    for worker in workers:
         worker.process.join(max(0.0, ends - time.monotonic()))
 
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
+    """The main loop of a worker process."""
     die_with_parent(GRACE)
-    hear_interrupts(signal.SIG_DFL)  # there is nothing to save: it just ends
+    hear_interrupts(signal.SIG_DFL)  # nothing to save yet: just exit
     import torch
 
     from memtrain.training.run import Interrupted
 
-    def tell(progress: Progress) -> None:
+    def notify(progress: Progress) -> None:
         try:
             connection.send(progress)
-        except OSError:  # nobody listens any more: the run saves itself
+        except OSError:  # the parent is gone: save and exit
             signal.raise_signal(signal.SIGTERM)
 
     torch.set_num_threads(threads)
     try:
         hear_interrupts(signal.default_int_handler)
         while True:
-            connection.send(attempt(connection.recv(), folder, tell))
+            connection.send(attempt(connection.recv(), folder, notify))
     except (EOFError, OSError, KeyboardInterrupt, Interrupted):
-        os._exit(0)  # nobody listens any more; what a run had is saved
+        os._exit(0)  # the parent is gone; the run's state is saved
 
 
 # ----------------------------------------------------------------------------------------- Ray
 
 
 def run_on_ray(queue: deque[Work], folder: Path, processes: int, address: str) -> Iterator[Event]:
-    """The same on a Ray cluster, whose machines must all see the folder.
+    """Execute the queue on a Ray cluster.
 
     Args:
-        queue: what to do.
+        queue: the work.
         folder: the sweep's folder, on a disk that all machines share.
-        processes: runs that share one GPU, where there are GPUs.
+        processes: runs per GPU, where there are GPUs.
         address: of the cluster; empty starts one on this machine.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray  # pyright: ignore[reportMissingImports]
 
-        # A folder of that name is no Ray, and has no such function.
+        # A local folder named ray can be imported, but has no such function.
         from ray import init  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MemtrainError("launcher=ray: Ray is missing; pip install ray") from None
@@ -199,13 +196,13 @@ def run_on_ray(queue: deque[Work], folder: Path, processes: int, address: str) -
     resources = ray.cluster_resources()
     gpus = resources.get("GPU", 0)
     share = 1 / processes if gpus else 0
-    places = max(1, int(gpus * processes if gpus else resources.get("CPU", 1)))
-    # Ray starts a task again when its worker dies; the run then goes on from its checkpoint.
+    slots = max(1, int(gpus * processes if gpus else resources.get("CPU", 1)))
+    # Ray restarts a task whose worker died; the run then resumes from its checkpoint.
     task = ray.remote(num_cpus=1, num_gpus=share, max_retries=3)(_perform_on_ray)
     pending: dict[Any, str] = {}
     try:
         while queue or pending:
-            while queue and len(pending) < places:
+            while queue and len(pending) < slots:
                 work = queue.popleft()
                 pending[task.remote(work, str(folder.resolve()))] = work.key
             ready, _ = ray.wait(list(pending), num_returns=1)
@@ -228,11 +225,12 @@ def _perform_on_ray(work: Work, folder: str) -> Event:
     return attempt(work, Path(folder), lambda progress: None)
 
 
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-LOGS = "CUDA_MPS_LOG_DIRECTORY"
-SECONDS = 30.0
-"""To start it, to try it, to end it, each."""
-PROBE = """
+# ---------------------------------------------------------------- NVIDIA's Multi-Process Service
+
+MPS_PIPES, MPS_LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+MPS_TIMEOUT = 30.0
+"""Seconds to start, to probe and to stop the service, each."""
+MPS_PROBE = """
 import ctypes, sys
 cuda, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
 context, memory = ctypes.c_void_p(), ctypes.c_void_p()
@@ -244,43 +242,46 @@ sys.exit(
     or cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1024))
 )
 """
-"""A process that uses the GPU as a run would; exit status 0 if it could."""
+"""Uses the GPU as a run would; exit status 0 on success."""
 
 
 @contextmanager
 def shared_gpu() -> Iterator[bool]:
-    """Processes that are started inside share the GPU through a service of their own.
+    """Start MPS, so that processes started in this context run kernels concurrently on one GPU.
 
-    Yields whether they do. One that the user has started is left alone.
+    Without it processes take turns, and small kernels leave most of a large GPU idle. Yields
+    whether the service works. A service that the user has started is used and left running.
     """
     control = shutil.which("nvidia-cuda-mps-control")
-    if control is None or PIPES in os.environ:
-        yield PIPES in os.environ
+    if control is None or MPS_PIPES in os.environ:
+        yield MPS_PIPES in os.environ
         return
     with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as place:
-        own = {PIPES: place, LOGS: str(Path(place) / "logs")}
-        served = _call([control, "-d"], own) and _call([sys.executable, "-c", PROBE], own)
+        own = {MPS_PIPES: place, MPS_LOGS: str(Path(place) / "logs")}
+        works = _succeeds([control, "-d"], own) and _succeeds(
+            [sys.executable, "-c", MPS_PROBE], own
+        )
         try:
-            if served:
+            if works:
                 os.environ.update(own)
-            yield served
+            yield works
         finally:
             for name in own:
                 os.environ.pop(name, None)
-            _call([control], own, "quit -t 5\n")
+            _succeeds([control], own, "quit -t 5\n")
 
 
-def _call(command: list[str], environment: dict[str, str], said: str = "") -> bool:
-    """Whether a command ended well, in time."""
+def _succeeds(command: list[str], environment: dict[str, str], stdin: str = "") -> bool:
+    """Run a command; whether it exits with status 0 in time."""
     try:
         done = subprocess.run(
             command,
             env=os.environ | environment,
-            input=said,
+            input=stdin,
             text=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=SECONDS,
+            timeout=MPS_TIMEOUT,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

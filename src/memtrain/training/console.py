@@ -126,10 +126,12 @@ class Shown:
         others as long as there is room for them and two spaces between any two."""
         losses = [f"{key} {value:.3f}" for key, value in self.metrics.items() if "norm" not in key]
         forecast = self.forecast
-        left = _clock(forecast.left) if forecast is not None else "-:--"
+        left = format_time(forecast.left) if forecast is not None else "-:--"
         line = {
             "step": f"{self.step}/{self.steps}",
-            "time": f"took {_clock(self.spent)}" if self.step >= self.steps else f"left {left}",
+            "time": f"took {format_time(self.spent)}"
+            if self.step >= self.steps
+            else f"left {left}",
             "rate": "",
             "loss": losses[0] if losses else "",
             "held": "",
@@ -299,7 +301,8 @@ def drawing(count: int, length: int) -> Iterator[Callable[[Int64[np.ndarray, "B 
         reporter.close()
 
 
-def _clock(seconds: float) -> str:
+def format_time(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
     hours, minutes = divmod(int(seconds) // 60, 60)
     long = f"{hours}:{minutes:02d}" if hours else f"{minutes}"
     return f"{long}:{int(seconds) % 60:02d}"

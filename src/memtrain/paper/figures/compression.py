@@ -1,4 +1,4 @@
-"""Iso-loss contours over memory size and training compute, of the teacher alone."""
+"""Iso-loss contours of the teacher over memory size and training compute."""
 
 import math
 from collections.abc import Sequence
@@ -6,22 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from memtrain.paper.base import (
-    Experiment,
-    Job,
-    Result,
-    Setup,
-    Verdict,
-    average,
-    where,
-)
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.configs import natural
+from memtrain.paper.plots import average, where
 from memtrain.plotting.style import log_x_axis, panels
 
 
 class Compression(Experiment):
     name = "compression"
-    claim = "For a given loss, more training compute makes a smaller memory suffice."
+    claim = "For a given loss, a smaller memory suffices if training compute increases."
     data_sets = ("tinystories",)
 
     def grid(self, setup: Setup) -> list[Job]:
@@ -42,13 +35,12 @@ class Compression(Experiment):
                     dmt=replace(config.dmt, steps=0),
                     log=replace(config.log, evaluate_every=every),
                 )
-                tags = {"memory": tokens * width, "seed": seed}
-                jobs.append(Job(config=config, tags=tags))
+                jobs.append(Job(config=config, tags={"memory": tokens * width, "seed": seed}))
         return jobs
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         sizes, steps, nats = _surface(results)
-        target = float(nats[-1, len(steps) // 2])  # the largest memory, half way
+        target = float(nats[-1, len(steps) // 2])  # the largest memory after half of the steps
         needed = [_first_step(steps, row, target) for row in nats]
         reached = [value for value in needed if math.isfinite(value)]
         falling = all(later <= sooner for sooner, later in zip(needed, needed[1:], strict=False))
@@ -58,7 +50,7 @@ class Compression(Experiment):
         )
         return Verdict(
             holds=falling and len(reached) > 1 and reached[0] > reached[-1],
-            sentence=f"Steps until the teacher is at {target:.3f} nats, by memory size: {shown}.",
+            sentence=f"Steps until the teacher reaches {target:.3f} nats, by memory size: {shown}.",
             numbers={
                 "target_nats": target,
                 "memory": sizes,
@@ -74,7 +66,7 @@ class Compression(Experiment):
             curves.plot(steps, row, label=f"{size}")
         log_x_axis(curves)
         curves.set_xlabel("training steps (equal batches)")
-        curves.set_ylabel("teacher's nats a character")
+        curves.set_ylabel("teacher's nats per character")
         curves.legend(title="memory size", fontsize=8)
         drawn = contours.contourf(steps, sizes, nats, levels=12, cmap="viridis_r")
         figure.colorbar(drawn, ax=contours, label="nats")
@@ -87,7 +79,7 @@ class Compression(Experiment):
 
 
 def _surface(results: Sequence[Result]) -> tuple[list[int], list[int], np.ndarray]:
-    """Memory sizes, steps at which the teacher was looked at, mean nats (size, step)."""
+    """Memory sizes, steps of the evaluations, and the teacher's mean nats (size, step)."""
     sizes = sorted({result["memory"] for result in results})
     steps = [point["steps"] for point in results[0].curve]
     nats = [

@@ -1,10 +1,13 @@
-"""What DMT does: drift along a rollout, the RNN's loss, one-step against rollout drift."""
+"""The effect of DMT: drift along a rollout, the RNN's loss, one-step against rollout drift."""
 
 import math
 from collections.abc import Sequence
 
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
-from memtrain.paper.figures.lambdas import weight_jobs
+import numpy as np
+
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.configs import loss_weight_jobs
+from memtrain.paper.plots import average
 from memtrain.plotting.style import COLOURS, panels
 from memtrain.training.run import Run
 
@@ -13,17 +16,17 @@ STAGES = {"smt": "after SMT", "dmt": "after DMT"}
 
 class Dmt(Experiment):
     name = "dmt"
-    claim = "DMT lowers the drift of a rollout and the RNN's loss across settings of SMT."
+    claim = "DMT lowers a rollout's drift and the RNN's loss across settings of SMT."
     data_sets = ("tinystories",)
 
     def grid(self, setup: Setup) -> list[Job]:
-        """Runs of the figure about the loss weights."""
-        return [job for job in weight_jobs(setup) if job.tags["uniformity_weight"] > 0]  # type: ignore[operator]
+        """The runs of the figure `lambdas` that have a uniformity loss."""
+        return [job for job in loss_weight_jobs(setup) if job.tags["uniformity_weight"] != 0]
 
     def measure(self, run: Run) -> dict:
         found = {}
         for record in run.metrics.read():
-            if "evaluation" in record:  # the last of each stage stays
+            if "evaluation" in record:  # the last one of each stage is kept
                 evaluation = record["evaluation"]
                 path = evaluation["drift"]["unexplained"]
                 found[record["stage"]] = {
@@ -78,7 +81,7 @@ class Dmt(Experiment):
             loss.plot([0, 1], [result[s]["nats"] for s in STAGES], "o-", color=COLOURS[6], lw=1)
         loss.set_xticks([0, 1], list(STAGES.values()))
         loss.set_xlim(-0.3, 1.3)
-        loss.set_ylabel("RNN's nats a token")
+        loss.set_ylabel("RNN's nats per token")
         drift.set_yscale("log")
         drift.set_xlabel("timestep t")
         drift.set_ylabel("drift, 1 − R²")
@@ -91,9 +94,7 @@ class Dmt(Experiment):
 
 
 def _rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Nan of fewer than three pairs."""
-    import numpy as np
-
+    """Spearman's rank correlation; nan for fewer than three pairs."""
     first, second = (np.argsort(np.argsort(values)) for values in (x, y))
     return float(np.corrcoef(first, second)[0, 1]) if len(x) > 2 else float("nan")
 

@@ -1,8 +1,9 @@
-"""Gradients of the loss with respect to each memory, before training, for several weights."""
+"""Gradients of the loss with respect to each memory, before training, for scaled weights."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from memtrain.config import BPTTConfig, Retrieval
 from memtrain.objectives.futures import gather_window, readout_loss
 from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.configs import synthetic
+from memtrain.paper.plots import average, where
 from memtrain.plotting.style import legend, panels
 from memtrain.training.run import Run
 
 GAINS = (0.5, 1.0, 2.0, 4.0)
-"""Factors on every weight matrix of the models."""
+"""Factors of every weight matrix of the models."""
 CELLS = ("transformer", "mlp")
 
 
@@ -25,7 +27,7 @@ class Gradients(Experiment):
     claim = (
         "On retrieval, whose only loss is at the last step, BPTT's gradients with respect to the "
         "memories vanish or explode with distance, depending on the initial weights; SMT's are "
-        "about the same at every step."
+        "of similar size at every step."
     )
 
     def grid(self, setup: Setup) -> list[Job]:
@@ -39,9 +41,9 @@ class Gradients(Experiment):
                         config,
                         cell=replace(config.cell, kind=cell),
                         bptt=BPTTConfig(steps=1),
-                        # Norms over many decades, in the precision that they are compared in.
+                        # Norms span many decades.
                         engine=replace(config.engine, precision="fp32"),
-                        # The gain is no knob of a run; its place in the name keeps the runs apart.
+                        # The gain is not a config field; the name makes the runs distinct.
                         name=f"retrieval-gain{gain:g}",
                     )
                     tags = {"cell": cell, "gain": gain, "seed": seed}
@@ -58,9 +60,7 @@ class Gradients(Experiment):
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         decades = {
             f"{method}_{cell}_gain{gain:g}": average(
-                _decades(result[method])
-                for result in results
-                if (result["cell"], result["gain"]) == (cell, gain)
+                _decades(result[method]) for result in where(results, cell=cell, gain=gain)
             )
             for method in ("bptt", "smt")
             for cell in CELLS
@@ -75,8 +75,8 @@ class Gradients(Experiment):
             sentence=f"From the last steps to the first ones, BPTT's gradients change by "
             f"{min(bptt):+.1f} to {max(bptt):+.1f} decades over {len(bptt)} initialisations "
             f"({unstable} of them by more than one decade), SMT's by "
-            f"{min(smt):+.1f} to {max(smt):+.1f}. Where the last eighth of the sequence is left "
-            f"out, in which memories are decoded almost alone, SMT's change by "
+            f"{min(smt):+.1f} to {max(smt):+.1f}. Without the last eighth of the sequence, where "
+            f"memories have almost only a decode loss, SMT's change by "
             f"{min(inner):+.1f} to {max(inner):+.1f}.",
             numbers=decades | {"smt_without_the_last_eighth": [min(inner), max(inner)]},
         )
@@ -90,11 +90,10 @@ class Gradients(Experiment):
             for column, method in enumerate(("bptt", "smt")):
                 place = axes[row, column]
                 for index, gain in enumerate(GAINS):
-                    for result in results:
-                        if (result["cell"], result["gain"]) == (cell, gain):
-                            norms = [max(norm, 1e-30) for norm in result[method]]
-                            label = f"weights × {gain:g}" if result["seed"] == 0 else None
-                            place.semilogy(norms, color=shades(index / 3.5), lw=1.2, label=label)
+                    for result in where(results, cell=cell, gain=gain):
+                        norms = [max(norm, 1e-30) for norm in result[method]]
+                        label = f"weights × {gain:g}" if result["seed"] == 0 else None
+                        place.semilogy(norms, color=shades(index / 3.5), lw=1.2, label=label)
                 place.set_title(f"{method.upper()}, {cell} cell")
                 place.set_ylabel("‖∂L/∂m_t‖")
         for place in axes[-1]:
@@ -111,26 +110,26 @@ def scale_matrices(model: nn.Module, gain: float) -> None:
 
 
 def bptt_norms(run: Run, rows: int = 16) -> list[float]:
-    """Of the gradient that backpropagation through time brings to each memory."""
+    """Norms of BPTT's gradients with respect to each memory."""
     batch = run.task.sample(rows, torch.Generator().manual_seed(0)).to(run.engine.device)
     with run.engine.reference(run.rnn):
         memories = run.rnn.unroll(batch.inputs)
-    # The plain loop stacks; the gradient along time lives in what was stacked.
+    # The reference loop stacks the memories; their gradients arrive at the stack's inputs.
     steps = memories.grad_fn.next_functions  # type: ignore[union-attr]
-    caught: dict[int, float] = {}
+    norms = [math.nan] * len(steps)
+
+    def record(grads: Sequence[Tensor], index: int) -> None:
+        norms[index] = float(grads[0].float().norm())
+
     for index, (node, _) in enumerate(steps):
         assert node is not None
-        node.register_prehook(lambda grads, index=index: _catch(caught, index, grads))
+        node.register_prehook(partial(record, index=index))
     readout_loss(run.rnn, memories, batch.targets).backward()
-    return [caught[index] for index in range(len(steps))]
-
-
-def _catch(caught: dict[int, float], index: int, grads: tuple[Tensor, ...]) -> None:
-    caught[index] = float(grads[0].float().norm())
+    return norms
 
 
 def smt_norms(run: Run, rows: int = 16) -> list[float]:
-    """Of the gradient that SMT's loss brings to the teacher's memory of each step."""
+    """Norms of the gradients of SMT's loss with respect to the teacher's memory of each step."""
     batch = run.task.sample(rows, torch.Generator().manual_seed(0)).to(run.engine.device)
     teacher, config = run.teacher, run.config.smt
     assert teacher is not None
@@ -142,11 +141,11 @@ def smt_norms(run: Run, rows: int = 16) -> list[float]:
     window = gather_window(batch, steps, config.future_length)
     logits = teacher.decode(memory.flatten(0, 1), window.future_inputs.flatten(0, 1))
     predicted = run.rnn.cell(memory[:, :-1].flatten(0, 1), batch.inputs[:, 1:].flatten())
-    chance = torch.Generator().manual_seed(0)
     loss = (
         config.decode_weight * decode_loss(logits, window.future_targets.flatten(0, 1))
         + config.dynamics_weight * dynamics_loss(predicted, memory[:, 1:].flatten(0, 1))
-        + config.uniformity_weight * uniformity_loss(memory, 2**20, chance)
+        + config.uniformity_weight
+        * uniformity_loss(memory, 2**20, torch.Generator().manual_seed(0))
     )
     loss.backward()
     assert memory.grad is not None
@@ -154,9 +153,9 @@ def smt_norms(run: Run, rows: int = 16) -> list[float]:
 
 
 def _decades(norms: Sequence[float], before_the_end: int = 0) -> float:
-    """Change from the last steps to the first ones, in powers of ten, over an eighth at each end.
+    """Change from the last eighth of the steps to the first, in powers of ten.
 
-    With `before_the_end`, that many eighths at the end are left out.
+    `before_the_end` is the number of eighths at the end to leave out.
     """
     eighth = max(1, len(norms) // 8)
     end = len(norms) - before_the_end * eighth

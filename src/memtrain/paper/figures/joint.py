@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtrain.config import Retrieval
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, mean, where
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.configs import synthetic
-from memtrain.paper.plots import line
+from memtrain.paper.plots import line, mean, where
 from memtrain.plotting.style import COLOURS, log_x_axis, panels
 
 SOLVED = 0.9
@@ -15,14 +15,13 @@ SOLVED = 0.9
 class Joint(Experiment):
     name = "joint"
     claim = (
-        "Detached from the dynamics loss, the teacher solves retrieval only when its future T_f "
-        "reaches over the whole sequence; joint training solves it even at T_f = 1."
+        "Detached from the dynamics loss, the teacher solves retrieval only if its future T_f "
+        "spans the whole sequence; joint training solves it even at T_f = 1."
     )
 
     def grid(self, setup: Setup) -> list[Job]:
         length = setup.pick(smoke=8, cpu=16, gpu=32, paper=64)
-        futures = [1, 2, 4, 8, 16, 32, 64]
-        futures = [future for future in futures if future <= length]
+        futures = [future for future in (1, 2, 4, 8, 16, 32, 64) if future <= length]
         futures = setup.pick(smoke=[1, 8], cpu=[1, 4, 16], gpu=futures, paper=futures)
         return [
             self._job(setup, length, future, joint, seed)
@@ -32,8 +31,8 @@ class Joint(Experiment):
         ]
 
     def _job(self, setup: Setup, length: int, future: int, joint: bool, seed: int) -> Job:
-        # SMT alone, longer: DMT through time would assign credit in a way of its own. All steps
-        # are decoded, since with a short future few of them are asked for anything.
+        # SMT alone, for more steps: DMT through time would also assign credit over time. All steps
+        # are decoded, because with a short future few of them have a target.
         steps = setup.pick(smoke=12, cpu=1500, gpu=1500, paper=20_000)
         config = synthetic(setup, Retrieval(sequence_length=length), steps=steps, seed=seed)
         config = replace(
@@ -59,7 +58,7 @@ class Joint(Experiment):
             sentence=f"Accuracy of the rolled-out RNN after SMT, T={length}: at T_f={shortest} "
             f"joint {joint_short:.2f}, detached {detached_short:.2f}; at T_f={longest} joint "
             f"{numbers[f'joint_Tf{longest}']:.2f}, detached {detached_long:.2f} "
-            f"(chance 0.13, solved is {SOLVED}).",
+            f"(guessing gives 0.13; {SOLVED} counts as solved).",
             numbers=numbers,
         )
 
@@ -67,13 +66,11 @@ class Joint(Experiment):
         figure, axes = panels(1, 2, width=4.2, height=3.2, sharey=True)
         for place, value, title in (
             (axes[0, 0], "rnn_accuracy", "RNN, rolled out"),
-            (axes[0, 1], "teacher_accuracy", "teacher, which sees the whole sequence"),
+            (axes[0, 1], "teacher_accuracy", "teacher, which reads the whole sequence"),
         ):
-            line(place, where(results, joint=True), "T_f", value, "joint", marker="o")
-            line(
-                place, where(results, joint=False), "T_f", value, "detached", marker="^",
-                color=COLOURS[1],
-            )  # fmt: skip
+            joint, detached = where(results, joint=True), where(results, joint=False)
+            line(place, joint, "T_f", value, "joint", marker="o")
+            line(place, detached, "T_f", value, "detached", marker="^", color=COLOURS[1])
             log_x_axis(place, {result["T_f"] for result in results})
             place.set_xlabel("future length T_f")
             place.set_ylim(0, 1.05)

@@ -1,4 +1,4 @@
-"""Length generalisation on the stack task: the teacher inside, the RNN beyond."""
+"""Length generalisation on the stack task."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,9 +6,9 @@ from dataclasses import replace
 from memtrain.config import Stack
 from memtrain.data.task import build_task
 from memtrain.evaluation.evaluate import evaluate
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, average
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.configs import synthetic
-from memtrain.paper.plots import METHODS
+from memtrain.paper.plots import STYLES, average
 from memtrain.plotting.style import log_x_axis, panels
 from memtrain.training.run import Run
 
@@ -64,9 +64,9 @@ class Length(Experiment):
         place = axes[0, 0]
         for name, label in (("teacher", "teacher"), ("rnn", "SMT → DMT")):
             for result in results:
-                place.plot(result["lengths"], result[name], alpha=0.3, **METHODS[label])
+                place.plot(result["lengths"], result[name], alpha=0.3, **STYLES[label])
             middle = _averages(results, name)
-            place.plot(results[0]["lengths"], middle, label=label, **METHODS[label])
+            place.plot(results[0]["lengths"], middle, label=label, **STYLES[label])
         place.axvline(results[0]["lengths"][0], color="#878d93", lw=1, ls=":")
         log_x_axis(place, results[0]["lengths"])
         place.set_xlabel("sequence length (dotted: in training)")

@@ -8,40 +8,48 @@ import torch
 from memtrain.data.images import encode_images
 from memtrain.generation.sampling import sample
 from memtrain.objectives.losses import decode_loss
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, where
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.configs import natural
-from memtrain.paper.plots import album, grey, picture_axes, real, stream_of, strip
+from memtrain.paper.plots import (
+    album,
+    grey,
+    image_stream,
+    real_images,
+    show_image,
+    show_images,
+    where,
+)
 from memtrain.paper.toy_data import draw_cat
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run
 
 GIVEN = (0.25, 0.5, 0.75)
-"""Shares of the cat that are read before the RNN goes on by itself."""
+"""Fractions of the cat that are read before the RNN continues on its own."""
 
 
 class MemoryEvolution(Experiment):
     name = "memory-evolution"
     claim = (
-        "While an image is read, memories move along structured paths; the RNN reads a cat it has "
-        "never seen as a drawing, and goes on with it."
+        "While an image is read, memories move along structured paths; the RNN reads an unseen cat "
+        "as a drawing, and continues it."
     )
     data_sets = ("mnist", "sketchy")
 
     def grid(self, setup: Setup) -> list[Job]:
-        """Runs of the figures about samples."""
+        """Runs of the figures `mnist-samples` and `sketchy-samples`."""
         return [
             Job(config=natural(setup, data), tags={"data": data}) for data in ("mnist", "sketchy")
         ]
 
     def measure(self, run: Run) -> dict:
-        images = real(run, "test", 8)
+        images = real_images(run, "test", 8)
         paths = memories_of(run, images)  # (N, L, M·D)
         found = {
             "album": album(run, images=images),
             "pca": principal(paths).round(3).tolist(),
             "explained": explained(paths),
             "smoothness": smoothness(paths),
-            "tsne": neighbours_map(paths[0], 2),
+            "tsne": tsne(paths[0]),
         }
         return found | (read_cat(run) if run.config.name == "sketchy" else {})
 
@@ -51,11 +59,11 @@ class MemoryEvolution(Experiment):
         nats, scattered = sketches["cat_nats"], sketches["scattered_nats"]
         return Verdict(
             holds=smooth < 0.7 and nats < scattered,
-            sentence=f"One step moves a memory {digits['smoothness']:.2f} (digits) and "
-            f"{sketches['smoothness']:.2f} (sketches) times as far as two memories of an image are "
-            f"apart; two directions hold {digits['explained']:.0%} and "
-            f"{sketches['explained']:.0%} of the variance. The cat takes {nats:.2f} nats a patch, "
-            f"its patches in random order {scattered:.2f}.",
+            sentence=f"A step is {digits['smoothness']:.2f} (digits) and "
+            f"{sketches['smoothness']:.2f} (sketches) times as long as the distance of two "
+            f"memories of an image; two directions explain {digits['explained']:.0%} and "
+            f"{sketches['explained']:.0%} of the variance. The cat takes {nats:.2f} nats per "
+            f"patch, its patches in random order {scattered:.2f}.",
             numbers={
                 "smoothness": [digits["smoothness"], sketches["smoothness"]],
                 "explained": [digits["explained"], sketches["explained"]],
@@ -69,20 +77,20 @@ class MemoryEvolution(Experiment):
         for row, (data, label) in enumerate((("mnist", "digits"), ("sketchy", "sketches"))):
             (result,) = where(results, data=data)
             pictures = grey(result["album"], "images")
-            strip(axes[row, 0], pictures[:4], f"{label}, held out", columns=2)
+            show_images(axes[row, 0], pictures[:4], f"{label}, held out", columns=2)
             _paths(axes[row, 1], np.array(result["pca"])[:4], "PCA, four images")
             _path(axes[row, 2], np.array(result["tsne"]), "t-SNE of the first, t in colour")
             if data == "sketchy":
                 cat = result
                 _path(axes[row, 3], np.array(result["cat_tsne"]), "t-SNE of the cat")
             else:
-                _colour_strip(axes[row, 3], np.array(result["pca"])[0])
+                _components(axes[row, 3], np.array(result["pca"])[0])
         shown = grey(cat["cat"], "read")[0]
-        picture_axes(axes[2, 0], shown, "the cat, read")
+        show_image(axes[2, 0], shown, "the cat")
         for place, share, written in zip(
             axes[2, 1:], GIVEN, grey(cat["cat"], "written"), strict=True
         ):
-            picture_axes(place, written, f"written after {share:.0%}")
+            show_image(place, written, f"generated after {share:.0%}")
             place.axhline(share * shown.shape[0] - 0.5, color="#d55e00", lw=1)
         return figure
 
@@ -94,40 +102,44 @@ def memories_of(run: Run, tokens: np.ndarray) -> np.ndarray:
     return run.rnn.eval().unroll(inputs).flatten(2).float().cpu().numpy()
 
 
+def _centred(paths: np.ndarray) -> torch.Tensor:
+    flat = paths.reshape(-1, paths.shape[-1])
+    return torch.from_numpy(flat - flat.mean(axis=0))
+
+
 def principal(paths: np.ndarray) -> np.ndarray:
     """The first two principal components of all memories, (N, L, 2)."""
-    flat = paths.reshape(-1, paths.shape[-1])
-    flat = torch.from_numpy(flat - flat.mean(axis=0))
+    flat = _centred(paths)
     _, _, directions = torch.linalg.svd(flat, full_matrices=False)
     return (flat @ directions[:2].T).numpy().reshape(*paths.shape[:2], 2)
 
 
 def explained(paths: np.ndarray) -> float:
-    flat = paths.reshape(-1, paths.shape[-1])
-    share = torch.linalg.svdvals(torch.from_numpy(flat - flat.mean(axis=0))).square()
-    return float(share[:2].sum() / share.sum().clamp(min=1e-12))
+    """Share of the variance in the first two principal components."""
+    variance = torch.linalg.svdvals(_centred(paths)).square()
+    return float(variance[:2].sum() / variance.sum().clamp(min=1e-12))
 
 
 def smoothness(paths: np.ndarray) -> float:
-    """Length of one step over the distance of two memories of the same image."""
+    """Mean length of a step relative to the mean distance of two memories of the same image."""
     steps = np.linalg.norm(np.diff(paths, axis=1), axis=-1).mean()
     order = np.random.default_rng(0).permutation(paths.shape[1])
     apart = np.linalg.norm(paths - paths[:, order], axis=-1).mean()
     return float(steps / max(1e-12, apart))
 
 
-def neighbours_map(path: np.ndarray, dimensions: int) -> list:
-    """t-SNE of the memories of one image, (L, dimensions)."""
+def tsne(path: np.ndarray) -> list:
+    """t-SNE of the memories of one image, (L, 2)."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(path) - 1) / 3)
-    placed = TSNE(dimensions, perplexity=perplexity, init="pca", random_state=0)
+    placed = TSNE(2, perplexity=perplexity, init="pca", random_state=0)
     return placed.fit_transform(path).round(2).tolist()
 
 
 def read_cat(run: Run) -> dict:
-    """Let the RNN read the cat, and write the rest of it from several places on."""
-    _, picture = stream_of(run)
+    """Let the RNN read the cat, and continue it from several points."""
+    _, picture = image_stream(run)
     tokens = encode_images(draw_cat(picture.height)[None], levels=2, patch=picture.patch)
     mixed = np.random.default_rng(0).permuted(tokens, axis=1)
     written = []
@@ -140,7 +152,7 @@ def read_cat(run: Run) -> dict:
         written.append(np.concatenate([tokens[0, :given], rest[0].cpu().numpy()]))
     return {
         "cat": album(run, read=tokens, written=np.stack(written)),
-        "cat_tsne": neighbours_map(memories_of(run, tokens)[0], 2),
+        "cat_tsne": tsne(memories_of(run, tokens)[0]),
         "cat_nats": _nats(run, tokens),
         "scattered_nats": _nats(run, mixed),
     }
@@ -164,7 +176,7 @@ def _paths(place, paths: np.ndarray, title: str) -> None:
     _bare(place, title)
 
 
-def _colour_strip(place, path: np.ndarray) -> None:
+def _components(place, path: np.ndarray) -> None:
     for values in path.T:
         place.plot(values, lw=0.9)
     place.set_title("both components along t", fontsize=9)

@@ -1,4 +1,4 @@
-"""Memories of two numbers, drawn as they are, with the RNN's transition field."""
+"""Memories of two numbers, plotted in the plane, with the RNN's transition field."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,34 +9,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import Copy, DataConfig, Retrieval, Stack
-from memtrain.paper.base import (
-    Experiment,
-    Job,
-    Result,
-    Setup,
-    Verdict,
-    mean,
-    scores,
-    where,
-)
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, scores
 from memtrain.paper.configs import synthetic
+from memtrain.paper.plots import mean, where
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run
 
 TASKS: dict[str, tuple[DataConfig, int, str]] = {
     "retrieval": (Retrieval(sequence_length=8, vocab_size=4), 1, "reads a symbol"),
-    "copy": (Copy(sequence_length=6, vocab_size=3), 0, "says a symbol"),
+    "copy": (Copy(sequence_length=6, vocab_size=3), 0, "outputs a symbol"),
     "stack": (Stack(sequence_length=8, vocab_size=3, depth=2), 0, "pops"),
 }
-"""Each task, the token whose transition field is drawn, and what the token does."""
-
-
+"""Each task, the token whose transition field is drawn, and the token's meaning."""
 PLANE_CELL = "memtrain.experiments.memory_maps:PlaneCell"
-"""PlaneCell by the path that configs of version 0.1 have: runs of then and now are the same."""
+"""PlaneCell by its path in version 0.1, so that job keys are unchanged."""
 
 
 class PlaneCell(nn.Module):
-    """An MLP on a memory of two numbers. No norm: on a plane it would leave a circle."""
+    """An MLP on a memory of two numbers, without a norm, which would leave only a circle."""
 
     memory_tokens, memory_dim = 1, 2
 
@@ -56,8 +46,8 @@ class PlaneCell(nn.Module):
 class MemoryMaps(Experiment):
     name = "memory-maps"
     claim = (
-        "The teacher's memory takes the shape of the task: on retrieval many pasts fall into a few "
-        "states, on copying every string keeps a place of its own."
+        "The teacher's memory reflects the structure of the task: on retrieval many pasts share a "
+        "few states, on copying every string has its own."
     )
 
     def grid(self, setup: Setup) -> list[Job]:
@@ -72,7 +62,7 @@ class MemoryMaps(Experiment):
                     cell=replace(config.cell, kind=PLANE_CELL, memory_dim=2),
                     smt=replace(config.smt, decode_timesteps=0),
                     dmt=replace(config.dmt, steps=steps // 3),
-                    # Two numbers have to hold everything: bf16 would leave each some 8 bits.
+                    # The whole memory is two numbers: bf16 would leave about 8 bits for each.
                     engine=replace(config.engine, precision="fp32"),
                 )
                 jobs.append(Job(config=config, tags={"task": task, "seed": seed}))
@@ -99,16 +89,17 @@ class MemoryMaps(Experiment):
             for task in TASKS
             for what in ("within", "apart", "teacher_accuracy", "rnn_accuracy")
         }
-        few, told = numbers["retrieval_within"], numbers["copy_teacher_accuracy"]
+        within, copied = numbers["retrieval_within"], numbers["copy_teacher_accuracy"]
         return Verdict(
-            # The decoder sees nothing but the two numbers: what it says, they tell apart.
-            holds=few < 0.1 and numbers["retrieval_teacher_accuracy"] > 0.9 and told > 0.9,
-            sentence=f"Retrieval: {few:.1%} of the memories' variance is within the task's true "
+            # The decoder reads only the two numbers, so that its accuracy shows what they encode.
+            holds=within < 0.1 and numbers["retrieval_teacher_accuracy"] > 0.9 and copied > 0.9,
+            sentence=f"Retrieval: {within:.1%} of the memories' variance is within the task's true "
             f"states (teacher's accuracy {numbers['retrieval_teacher_accuracy']:.2f}, RNN's "
-            f"{numbers['retrieval_rnn_accuracy']:.2f}). Copy: strings read from the two numbers "
-            f"with accuracy {told:.2f} (RNN {numbers['copy_rnn_accuracy']:.2f}), the nearest two "
-            f"states {numbers['copy_apart']:.3f} of the spread apart. Stack: teacher "
-            f"{numbers['stack_teacher_accuracy']:.2f}, RNN {numbers['stack_rnn_accuracy']:.2f}.",
+            f"{numbers['retrieval_rnn_accuracy']:.2f}). Copy: strings are decoded from the two "
+            f"numbers with accuracy {copied:.2f} (RNN {numbers['copy_rnn_accuracy']:.2f}); the "
+            f"distance of the nearest two states is {numbers['copy_apart']:.3f} of the spread. "
+            f"Stack: teacher {numbers['stack_teacher_accuracy']:.2f}, RNN "
+            f"{numbers['stack_rnn_accuracy']:.2f}.",
             numbers=numbers,
         )
 
@@ -121,7 +112,7 @@ class MemoryMaps(Experiment):
             codes = {name: index for index, name in enumerate(sorted(set(result["states"])))}
             colours = [codes[name] for name in result["states"]]
             start, step = np.array(result["field"]).transpose(1, 2, 0)  # each (2, N)
-            # Long arrows hide each other: none is longer than the grid is wide.
+            # Arrows are cut at the grid's spacing, because long ones overlap.
             longest = np.ptp(start, axis=1).max() / 13
             step = step * np.minimum(1, longest / np.linalg.norm(step, axis=0).clip(1e-9))
             place.quiver(
@@ -138,7 +129,7 @@ class MemoryMaps(Experiment):
 
 
 def true_states(kind: str, rows: list[list[int]]) -> list[list[str]]:
-    """What a perfect memory would tell apart after each token: the past, up to its future."""
+    """The state after each token: pasts with the same futures share one."""
     return [_STATES[kind](row) for row in rows]
 
 
@@ -153,7 +144,7 @@ def _retrieval_states(row: list[int]) -> list[str]:
 def _copy_states(row: list[int]) -> list[str]:
     half = len(row) // 2
     text = "".join(map(str, row[:half]))
-    # While it is said, the symbols said so far are of no more use.
+    # In the second half, the symbols already copied are no longer needed.
     reading = [text[: time + 1] + "?" for time in range(half - 1)] + [text]
     return reading + [text[: half - 1 - time] for time in range(half)]
 
@@ -172,7 +163,7 @@ _STATES = {"retrieval": _retrieval_states, "copy": _copy_states, "stack": _stack
 
 
 def within_share(points: np.ndarray, names: np.ndarray) -> float:
-    """Share of the variance that is left inside states: near 0, each state is one point."""
+    """Share of the variance within states; 0 if each state is one point."""
     inside = sum(
         ((points[names == name] - points[names == name].mean(axis=0)) ** 2).sum()
         for name in set(names.tolist())
@@ -181,7 +172,7 @@ def within_share(points: np.ndarray, names: np.ndarray) -> float:
 
 
 def least_distance(points: np.ndarray, names: np.ndarray) -> float:
-    """Distance of the two nearest states' centres, as a share of the spread of all memories."""
+    """Distance of the two nearest states' centres, relative to the spread of all memories."""
     centres = np.array([points[names == name].mean(axis=0) for name in sorted(set(names.tolist()))])
     apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
     np.fill_diagonal(apart, np.inf)
@@ -190,7 +181,7 @@ def least_distance(points: np.ndarray, names: np.ndarray) -> float:
 
 
 def transition_field(run: Run, points: np.ndarray, token: int, side: int = 14) -> list:
-    """Places on a grid over the memories, and where the cell moves them: (N, 2, 2)."""
+    """Points on a grid over the memories, and the cell's steps from there: (N, 2, 2)."""
     low, high = points.min(axis=0), points.max(axis=0)
     ticks = [np.linspace(low[axis], high[axis], side) for axis in (0, 1)]
     grid = np.stack(np.meshgrid(*ticks), axis=-1).reshape(-1, 2).astype(np.float32)

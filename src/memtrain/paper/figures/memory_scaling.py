@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtrain.config import RunConfig
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, mean, where
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.configs import natural
-from memtrain.paper.plots import line
+from memtrain.paper.plots import line, mean, where
 from memtrain.plotting.style import legend, log_x_axis, panels
 
 SWEEPS = {"context_length": "context length T_c", "memory_tokens": "memory tokens M"}
@@ -50,7 +50,7 @@ class MemoryScaling(Experiment):
             words.append(f"{label} {values}: " + ", ".join(f"{value:.3f}" for value in nats))
         return Verdict(
             holds=falls,
-            sentence=f"RNN's nats a character at {'; at '.join(words)}.",
+            sentence=f"RNN's nats per character at {'; at '.join(words)}.",
             numbers=numbers,
         )
 
@@ -62,14 +62,14 @@ class MemoryScaling(Experiment):
             line(place, of, "value", "rnn_nats", "SMT → DMT")
             log_x_axis(place, {result["value"] for result in of})
             place.set_xlabel(label)
-        axes[0, 0].set_ylabel("nats a character")
+        axes[0, 0].set_ylabel("nats per character")
         legend(figure, axes[0, 0])
         return figure
 
 
 def _trained_longer(setup: Setup, config: RunConfig) -> RunConfig:
-    """With the scale gpu's 2,500 steps at a constant rate, some seeds are still on a plateau, and
-    seeds differ by more than contexts do."""
+    """More steps at the scale gpu: after its 2,500 steps at a constant rate some seeds are still on
+    a plateau, and seeds differ more than contexts."""
     if setup.scale != "gpu":
         return config
     return replace(config, smt=replace(config.smt, steps=6000, schedule="cosine"))

@@ -6,19 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from memtrain.errors import MemtrainError
-from memtrain.paper.base import (
-    Experiment,
-    Job,
-    Result,
-    Setup,
-    Verdict,
-    mean,
-    scores,
-    spread,
-    where,
-)
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, scores
 from memtrain.paper.configs import natural
-from memtrain.paper.plots import METHODS
+from memtrain.paper.plots import STYLES, mean, standard_deviation, where
 from memtrain.plotting.style import log_x_axis, panels
 from memtrain.training.run import Run
 
@@ -26,7 +16,7 @@ from memtrain.training.run import Run
 class ModelScaling(Experiment):
     name = "model-scaling"
     claim = (
-        "The teacher's loss follows a power law in the number of parameters, and the RNN comes "
+        "The teacher's loss follows a power law in the number of parameters, and the RNN gets "
         "closer to its teacher as both grow."
     )
     data_sets = ("tinystories",)
@@ -55,12 +45,12 @@ class ModelScaling(Experiment):
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         sizes, teacher, rnn = _means(results)
         logs = np.log(sizes), np.log(teacher)
-        if not np.isfinite(logs).all():  # LAPACK would complain on stderr
+        if not np.isfinite(logs).all():  # LAPACK would print to stderr
             raise MemtrainError("teacher_nats and parameters: must be finite and above 0")
         power = np.polyfit(*logs, 1)
-        left = np.log(teacher) - np.polyval(power, np.log(sizes))
-        around = np.var(np.log(teacher))
-        fit = 1 - float(np.var(left) / around) if around else math.nan
+        residuals = logs[1] - np.polyval(power, logs[0])
+        variance = np.var(logs[1])
+        fit = 1 - float(np.var(residuals) / variance) if variance else math.nan
         gaps = [float(value) for value in rnn - teacher]
         return Verdict(
             holds=bool((np.diff(teacher) < 0).all()) and fit > 0.9 and gaps[-1] < gaps[0],
@@ -80,15 +70,13 @@ class ModelScaling(Experiment):
         figure, axes = panels(1, 1, width=5.2, height=3.6)
         place = axes[0, 0]
         sizes, teacher, rnn = _means(results)
-        for label, middle, value in (
-            ("teacher", teacher, "teacher_nats"),
-            ("SMT → DMT", rnn, "rnn_nats"),
-        ):
-            around = [spread(where(results, width=w), value) for w in _widths(results)]
-            place.errorbar(sizes, middle, around, capsize=2, label=label, **METHODS[label])
+        lines = (("teacher", teacher, "teacher_nats"), ("SMT → DMT", rnn, "rnn_nats"))
+        for label, middle, value in lines:
+            bars = [standard_deviation(where(results, width=w), value) for w in _widths(results)]
+            place.errorbar(sizes, middle, bars, capsize=2, label=label, **STYLES[label])
         log_x_axis(place)
         place.set_xlabel("parameters of the teacher (the RNN has about as many)")
-        place.set_ylabel("nats a character")
+        place.set_ylabel("nats per character")
         place.legend()
         return figure
 

@@ -14,16 +14,16 @@ from memtrain.plotting.style import COLOURS, legend, log_x_axis, panels
 from memtrain.training.run import Run
 
 STAGES = {"smt": "SMT", "dmt": "DMT", "bptt": "BPTT"}
-LOOKS = {
+LINE_STYLES = {
     "smt": dict(color=COLOURS[0], linewidth=2.5, marker="o"),
     "bptt": dict(color=COLOURS[1], linewidth=2.5, marker="^"),
     "dmt": dict(color=COLOURS[2], linestyle="--", marker="s", markersize=4),
 }
-"""Where DMT does as SMT or as BPTT does, its dashes lie on their line."""
+"""DMT is dashed, because its line may coincide with SMT's or BPTT's."""
 MEASURES = {
-    "operations": "sequential operations a step",
+    "operations": "sequential operations per step",
     "credit": "credit path (applications of the cell)",
-    "bytes": "bytes kept for the backward pass",
+    "bytes": "bytes saved for the backward pass",
 }
 
 
@@ -40,7 +40,7 @@ class Resources(Experiment):
         return [self._job(setup, length) for length in lengths]
 
     def _job(self, setup: Setup, length: int) -> Job:
-        # T_c and T_f stay as they are while T grows; one timestep of a sequence is trained.
+        # T_c and T_f are constant while T grows; one timestep per sequence is trained.
         config = synthetic(setup, Arithmetic(examples=length // 2))
         config = replace(
             config,
@@ -63,7 +63,7 @@ class Resources(Experiment):
             def loss(objective=objective) -> torch.Tensor:
                 return objective(batch, torch.Generator().manual_seed(0)).total
 
-            with run.engine.reference(objective):  # what is written out would hide operations
+            with run.engine.reference(objective):  # fused code would hide operations
                 found[f"{stage}_operations"] = sequential_ops(loss)
                 found[f"{stage}_bytes"] = kept_bytes(loss)
                 run.rnn.cell = CountedCell(plain)
@@ -96,9 +96,9 @@ class Resources(Experiment):
         figure, axes = panels(1, 3)
         lengths = [result["T"] for result in results]
         for place, (what, label) in zip(axes[0], MEASURES.items(), strict=True):
-            for stage, look in LOOKS.items():
+            for stage, style in LINE_STYLES.items():
                 values = [result[f"{stage}_{what}"] for result in results]
-                place.plot(lengths, values, label=STAGES[stage], **look)
+                place.plot(lengths, values, label=STAGES[stage], **style)
             log_x_axis(place, lengths)
             place.set_yscale("log")
             place.set_title(label)
@@ -108,7 +108,7 @@ class Resources(Experiment):
 
 
 def kept_bytes(function: Callable[[], torch.Tensor]) -> int:
-    """Bytes of all tensors that the backward pass of `function` keeps, each storage once."""
+    """Bytes of all tensors saved for the backward pass of `function`; each storage counts once."""
     kept: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def kept_bytes(function: Callable[[], torch.Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = function()  # alive until the end, so that no storage is used twice
+        result = function()  # kept alive, so that no storage is reused
     del result
     return sum(kept.values())
 

@@ -3,21 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from memtrain.paper.base import (
-    Experiment,
-    Job,
-    Result,
-    Setup,
-    Verdict,
-    average,
-    best,
-    mean,
-    scores,
-    where,
-)
-from memtrain.paper.figures.lambdas import memory_uniformity
-from memtrain.paper.figures.mnist_samples import method_config
-from memtrain.paper.plots import METHODS as LOOKS
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, memory_uniformity, scores
+from memtrain.paper.configs import method_config
+from memtrain.paper.plots import STYLES, average, best, mean, where
 from memtrain.plotting.style import legend, log_x_axis, panels
 from memtrain.training.run import Run
 
@@ -30,7 +18,7 @@ class SequentialCompute(Experiment):
     name = "sequential-compute"
     claim = (
         "SMT → DMT needs far fewer sequential operations than BPTT for the same loss with "
-        "Transformer and MLP cells; a GRU ends worse under it than by BPTT."
+        "Transformer and MLP cells; a GRU ends worse with it than with BPTT."
     )
     data_sets = ("tinystories", "mnist")
 
@@ -88,8 +76,8 @@ class SequentialCompute(Experiment):
         gru = all(numbers[f"{d}_GRU"]["ours_nats"] > numbers[f"{d}_GRU"]["bptt_nats"] for d in DATA)
         return Verdict(
             holds=fewer and gru,
-            sentence="Nats of SMT → DMT against BPTT, and how many times the sequential operations "
-            f"BPTT spent for its loss: {'; '.join(words)}.",
+            sentence="Nats of SMT → DMT against BPTT, and how many times as many sequential "
+            f"operations BPTT needed for its loss: {'; '.join(words)}.",
             numbers=numbers,
         )
 
@@ -105,15 +93,15 @@ class SequentialCompute(Experiment):
                 for way in WAYS:
                     for index, result in enumerate(_runs(results, data, cell, way)):
                         label = way if index == 0 else None
-                        _curve(place, result, x, "rnn_nats", LOOKS[way], label)
+                        _curve(place, result, x, "rnn_nats", STYLES[way], label)
                         if way == WAYS[0]:
                             label = "teacher" if index == 0 else None
-                            _curve(place, result, x, "teacher_nats", LOOKS["teacher"], label)
+                            _curve(place, result, x, "teacher_nats", STYLES["teacher"], label)
                 log_x_axis(place)
                 place.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
                 place.set_title(f"{data}, {cell}", fontsize=9)
                 place.set_xlabel(x.replace("_ops", " operations"))
-            axes[row, 0].set_ylabel("nats a token")
+            axes[row, 0].set_ylabel("nats per token")
         legend(figure, axes[0, 0])
         return figure
 
@@ -133,7 +121,7 @@ def _runs(results: Sequence[Result], data: str, cell: str, way: str) -> list[Res
 
 
 def _operations_to(result: Result, target: float) -> float:
-    """Sequential operations until the RNN's loss was at the target; infinite if it never was."""
+    """Sequential operations until the RNN's loss reached the target; infinite if it never did."""
     reached = [point["sequential_ops"] for point in result.curve if point["rnn_nats"] <= target]
     return min(reached, default=math.inf)
 
@@ -142,9 +130,9 @@ def _ratio(value: float) -> str:
     return f"{value:.1f} times" if value else "not reached"
 
 
-def _curve(place, result: Result, x: str, y: str, look: dict, label: str | None) -> None:
+def _curve(place, result: Result, x: str, y: str, style: dict, label: str | None) -> None:
     points = [point for point in result.curve if y in point]
-    style = look | {"markersize": 2.5, "linewidth": 1.2}
+    style = style | {"markersize": 2.5, "linewidth": 1.2}
     place.plot([p[x] for p in points], [p[y] for p in points], label=label, **style)
 
 

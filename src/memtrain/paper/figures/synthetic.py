@@ -5,41 +5,30 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from memtrain.config import Arithmetic, Copy, DataConfig, Recall, Retrieval, RunConfig, Stack
-from memtrain.paper.base import (
-    Experiment,
-    Job,
-    Result,
-    Setup,
-    Tag,
-    Verdict,
-    cost_ratio,
-    distinct,
-    mean,
-    where,
-)
+from memtrain.paper.base import Experiment, Job, Result, Setup, Tag, Verdict
 from memtrain.paper.configs import bptt_twin, synthetic
-from memtrain.paper.plots import line
+from memtrain.paper.plots import cost_ratio, distinct, line, mean, where
 from memtrain.plotting.style import legend, panels
 
 
 class Try(NamedTuple):
     rate: float
     dynamics: float | None = None
-    """SMT's weight of L^dyn, if not the usual one."""
+    """SMT's weight of L^dyn, if not the default."""
 
 
 TRIES = {
     "SMT → DMT": (Try(1e-3), Try(3e-3), Try(1e-3, dynamics=1.0)),
     "BPTT": (Try(3e-4), Try(1e-3), Try(3e-3)),
 }
-"""As many a side; each task takes its best, found on its middle setting with seed 0."""
+"""As many per method; the best is chosen per task, on its middle setting with seed 0."""
 TIE = 0.01
-"""Accuracies closer than this are a draw."""
+"""Accuracies closer than this count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """One axis of one task: its values from easy to hard, the rest as in `data`."""
+    """The values of one field of a task, from easy to hard."""
 
     label: str
     field: str
@@ -116,7 +105,7 @@ class Synthetic(Experiment):
     claim = "SMT → DMT is at or above BPTT in every setting of five synthetic tasks."
 
     def grid(self, setup: Setup) -> list[Job]:
-        """The tries of both sides on each task's middle setting."""
+        """The tries of both methods on each task's middle setting."""
         tries = setup.pick(smoke=1, cpu=3, gpu=3, paper=3)
         jobs = []
         for task, sweeps in TASKS.items():
@@ -133,7 +122,7 @@ class Synthetic(Experiment):
         return jobs
 
     def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
-        """All settings and seeds, with each side's best try."""
+        """All settings and seeds, with each method's best try."""
         jobs = []
         for task, sweeps in TASKS.items():
             for method, every in TRIES.items():
