@@ -90,6 +90,12 @@ class Engine:
                 if isinstance(module, kind):
                     module.compile(dynamic=False)
 
+    def summary(self, models: nn.Module) -> str:
+        """Which fast paths serve these models, on one line."""
+        from memtrain.accel.fast_paths import summary
+
+        return summary(models, self)
+
     @contextmanager
     def reference(self, models: nn.Module) -> Iterator[None]:
         """Take the fast paths off: inside, every operation is PyTorch's own."""

@@ -10,14 +10,15 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from memtrain.accel.engine import Engine, pick_device
-from memtrain.bench.cases import Case, Noise
+from memtrain.bench.cases import Case, Noise, models
 from memtrain.config import EngineConfig
 from memtrain.generation.sampling import sample
+from memtrain.models.build import build_models
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 
@@ -167,6 +168,15 @@ def _flops(case: Case, engine: EngineConfig) -> int | None:
                 batch = trainer.task.sample(stage.batch_size, trainer.generator)
                 objective(batch, trainer.generator).total.backward()
     return counter.get_total_flops() * case.batch // counted
+
+
+def explain_models(size: str, engine: EngineConfig) -> list[str]:
+    """Which fast path serves each part of models of a size here, and why a better one does not."""
+    from memtrain.accel.fast_paths import explain
+
+    rnn, teacher = build_models(models(size), Noise().vocab_size)
+    parts = {"rnn": rnn} | ({"teacher": teacher} if teacher is not None else {})
+    return explain(nn.ModuleDict(parts), Engine(engine))
 
 
 def matrix_peak(device: torch.device, seconds: float = 1.0) -> float:

@@ -31,6 +31,7 @@ usage: memtrain COMMAND [OPTIONS]
   bench [SUITE]     time training steps and generation on this machine
   reproduce FIGURE  train the runs of a figure of the paper, plot it, check its claim
   report [FOLDER]   one HTML page about everything that was reproduced
+  env               versions, hardware and fast paths here, for an issue report
   torchrun COMMAND  train or resume on several GPUs or machines, with torchrun's options
 
 Start with
@@ -53,6 +54,7 @@ COMMANDS = {
     "bench": "bench:bench",
     "reproduce": "paper:reproduce",
     "report": "paper:report",
+    "env": "env:env",
     "torchrun": "torchrun:torchrun",
 }
 """Module of this package and function of each command."""

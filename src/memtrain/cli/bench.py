@@ -42,6 +42,9 @@ class _BenchOptions:
     """Start no more steps of growth after this many minutes, and plot."""
     redraw: Path | None = None
     """Plot and print an earlier growth from its JSON file; time nothing."""
+    explain: bool = False
+    """Print which fast path serves each part of the models, and why a better one does not; time
+    nothing."""
     json: bool = False
     """Print one JSON object as the last line of stdout, and nothing else there."""
 
@@ -53,6 +56,13 @@ def bench(arguments: list[str]) -> int:
         given = getattr(options, name)
         if given is not None and not given > 0:
             raise MemtrainError(f"{name}={given}: must be above 0")
+    if options.explain:
+        from memtrain.bench.measure import explain_models
+
+        _, size, engine = _machine(options)
+        lines = explain_models(size, engine)
+        print(json.dumps({"size": size, "fast_paths": lines}) if options.json else "\n".join(lines))
+        return 0
     if options.suite == "growth":
         return _growth(options)
     for name, default in (("minutes", math.inf), ("redraw", None)):

@@ -297,6 +297,8 @@ class Run:
         return self
 
     def _train_stages(self, reporter: Reporter, last: int, stop: Agreement) -> None:
+        if self.engine.fast:
+            reporter.say(self.engine.summary(self._models()))
         if self.config.engine.compile and self.group.size == 1:
             # The first look would compile its kernels one after the other.
             sequences = self.config.log.evaluate_sequences
