@@ -22,12 +22,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from memtrain.config import BPTTConfig, EngineConfig, LogConfig, RunConfig, Stream
 from memtrain.config.serialize import read_config, to_json
@@ -41,7 +43,6 @@ from memtrain.training.loop import Agreement, StageLoop
 from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
-from memtrain.training.step import Trainer
 
 STAGES = ("smt", "dmt", "bptt")
 STEPS, STOP = 10, 5
@@ -87,10 +88,8 @@ class TimedRun(Run):
         self.host: list[float] = []
         """Seconds in which the host was busy with a checkpoint instead of launching steps."""
 
-    def _stage_loop(
-        self, name: str, trainer: Trainer, reporter: Reporter, stop: Agreement
-    ) -> StageLoop:
-        loop = super()._stage_loop(name, trainer, reporter, stop)
+    def _stage_loop(self, name: str, reporter: Reporter, stop: Agreement) -> StageLoop:
+        loop = super()._stage_loop(name, reporter, stop)
         return TimedLoop(run=self, **{one.name: getattr(loop, one.name) for one in fields(loop)})
 
     def now(self) -> torch.cuda.Event | float:
@@ -113,8 +112,8 @@ class TimedLoop(StageLoop):
 
     run: TimedRun
 
-    def step(self) -> None:
-        StageLoop.step(self)
+    def after_step(self, metrics: Mapping[str, Tensor]) -> None:
+        StageLoop.after_step(self, metrics)
         self.run.ends.append(self.run.now())
 
     def save(self) -> None:

@@ -91,7 +91,7 @@ def half_written(folder: Path) -> set[tuple[str, int]]:
 def saved_lines(folder: Path) -> int:
     """Lines up to the newest checkpoint: where a resumed run goes on."""
     checkpoint, _ = latest_checkpoint(folder / "checkpoints")
-    return checkpoint.progress["global_step"] if checkpoint is not None else 0
+    return checkpoint.progress.global_step if checkpoint is not None else 0
 
 
 def wait(process: subprocess.Popen, happened: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ def train(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[st
     there = (place / "config.json").exists()
     run = Run.open(place) if there else Run.create(config, place)
     scores = {}
-    for stage in run.stages[run.progress["stage"] :]:
+    for stage in run.stages[run.progress.stage :]:
         run.train(Reporter(), until=stage)
         found = asdict(run.evaluate(sequences))
         scores[stage] = {
@@ -46,7 +46,7 @@ def train(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[st
             "rnn": _brief(found["rnn"]),
             "unexplained": _unexplained(found["drift"]),
         }
-    return {"name": name, "scores": scores, "stages": run.progress["stages"]}
+    return {"name": name, "scores": scores, "stages": run.progress.stages_json()}
 
 
 def _brief(score: dict[str, Any] | None) -> dict[str, float] | None:

@@ -69,7 +69,7 @@ def check_run(folder: Path, alone: dict[int, Alone]) -> list[str]:
     )
     if not same:
         problems.append(f"weights are not those of seed {config.seed} trained alone")
-    if checkpoint.progress["data"] != expected.data:
+    if checkpoint.progress.data != expected.data:
         problems.append("it learned other data than its options make")
     lines = MetricsFile(folder / "metrics.jsonl").read()
     stages = {name: stage.steps for name, stage in config.stages().items() if stage.steps}
@@ -129,4 +129,4 @@ def result_of(folder: Path) -> Alone:
     assert checkpoint is not None
     lines = MetricsFile(folder / "metrics.jsonl").read()
     nats = {line["total_steps"]: line["evaluation"]["rnn"]["nats"] for line in lines}
-    return Alone(dict(checkpoint.weights), nats, checkpoint.progress["data"])
+    return Alone(dict(checkpoint.weights), nats, checkpoint.progress.data)

@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from conftest import TINY
 from memtrain.config import EngineConfig, LogConfig, RunConfig
@@ -154,15 +156,15 @@ def lose(rank: int, group: Group, folder: Path, how: int = signal.SIGKILL) -> No
         except MemtrainError as error:
             print(error, flush=True)  # os._exit does not
             os._exit(2)
-    original = StageLoop.step
+    original = StageLoop.after_step
 
-    def step(self: StageLoop) -> None:
+    def after_step(self: StageLoop, metrics: Mapping[str, Tensor]) -> None:
+        original(self, metrics)
         if (self.name, self.trainer.step) == ("dmt", 20):
             self.writer.wait()
             os.kill(os.getpid(), how)
-        original(self)
 
-    StageLoop.step = step
+    StageLoop.after_step = after_step
     run.train()
 
 

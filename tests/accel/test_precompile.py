@@ -44,9 +44,9 @@ def test_rollouts_know_that_they_are_rehearsed_and_are_told_when_it_ends():
     rnn = Run(recipe("retrieval"), Path("unwritten")).rnn
     loops(rnn).graphs = rollout = GraphedRollouts(rnn, nullcontext)
     engine, seen = Engine(EngineConfig(device="cpu")), []
-    engine.rehearse(rnn, lambda: seen.append(rollout.rehearsing))
+    engine.precompile(rnn, lambda: seen.append(rollout.rehearsing))
     assert not seen  # nothing to compile
     engine.kernels = True
     with pytest.raises(ZeroDivisionError):
-        engine.rehearse(rnn, lambda: seen.append(rollout.rehearsing) or 1 / 0)
+        engine.precompile(rnn, lambda: seen.append(rollout.rehearsing) or 1 / 0)
     assert seen == [True] and not rollout.rehearsing

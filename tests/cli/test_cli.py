@@ -30,6 +30,7 @@ from memtrain.generation.pretrained import export
 from memtrain.paper import FIGURES
 from memtrain.recipes import RECIPES, STREAMS
 from memtrain.training.processes import cores
+from memtrain.training.progress import StageProgress
 from memtrain.training.run import Run
 
 
@@ -797,7 +798,7 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
 def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):
     config = replace(TINY, name="digits", data=Digits())
     run = Run.create(config, here / "run")
-    run.progress["stages"].append({"name": "smt", "steps": 1})
+    run.progress.stages.append(StageProgress("smt", 7, steps=1))
     export(run, "small-one", here / "package")
     monkeypatch.setattr(pretrained, "HOME", here / "package")
     assert main(["generate", "small-one", "--count", "4"]) == 0

@@ -193,7 +193,7 @@ def test_a_stream_trains_through_every_stage(text: StreamTask, tmp_path: Path, e
         bptt=replace(TINY.bptt, steps=2, sequence_length=9),
     )
     run = Run.create(config, tmp_path / "run").train()
-    tokens = [stage["tokens"] for stage in run.progress["stages"]]
+    tokens = [stage.tokens for stage in run.progress.stages]
     assert tokens == [3 * 4 * 13, 2 * 4 * 15, 2 * 4 * 9]
     assert run.evaluate(4).drift is not None
 

@@ -19,6 +19,7 @@ from memtrain.errors import MemtrainError
 from memtrain.generation import pretrained
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import export, load_pretrained, load_rnn, pretrained_names
+from memtrain.training.progress import StageProgress
 from memtrain.training.run import Run
 
 
@@ -27,7 +28,7 @@ def run(tmp_path_factory) -> Run:
     """A run of digits that looks trained."""
     config = replace(TINY, name="digits", data=Digits())
     run = Run.create(config, tmp_path_factory.mktemp("runs") / "digits")
-    run.progress["stages"].append({"name": "smt", "steps": 3, "tokens": 12, "seconds": 0.5})
+    run.progress.stages.append(StageProgress("smt", 7, steps=3, tokens=12, seconds=0.5))
     return run
 
 
@@ -73,7 +74,7 @@ def test_an_exported_model_comes_back_without_its_teacher(run, tmp_path: Path, d
 def test_the_rnn_of_a_run_needs_its_config_and_checkpoints_alone(trained: Run, again: Path):
     model = load_rnn(again)
     assert (model.spelling, model.config) == (trained.spelling, trained.config)
-    assert model.trained["stages"] == trained.progress["stages"]
+    assert model.trained["stages"] == trained.progress.stages_json()
     tokens = random_tokens(4, 5)
     assert_close(model.rnn.read(tokens), trained.rnn.read(tokens))
     assert not model.rnn.training

@@ -271,7 +271,7 @@ def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path:
     folder = tmp_path / "runs" / f"{job.config.name}-{job.key}"
     checkpoint, _ = latest_checkpoint(folder / "checkpoints")
     assert checkpoint is not None
-    saved = checkpoint.progress["step"]
+    saved = checkpoint.progress.step
     assert saved >= max(steps) > 0  # not only every tenth step
     steps.clear()
     assert sweep(tmp_path, [(figure, job)], partial(launch, patience=10**9)).failed == {}

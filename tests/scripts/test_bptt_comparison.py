@@ -136,7 +136,7 @@ def test_asked_to_stop_runs_save_themselves_and_all_data_sets_share_the_machine(
     for run in full_runs(folder):
         saved, _ = latest_checkpoint(run / "checkpoints")
         lines = MetricsFile(run / "metrics.jsonl").read()
-        assert saved is not None and saved.progress["step"] >= lines[-1]["step"] > 0
+        assert saved is not None and saved.progress.step >= lines[-1]["step"] > 0
     record = json.loads(end(start(folder)) and (folder / "beside.json").read_text())
     assert [one["state"] for one in record["runs"]] == ["done"] * 8
     assert sorted(path.name for path in (folder / "samples").iterdir()) == [

@@ -230,7 +230,7 @@ def test_weights_and_evaluations_of_another_run_are_seen(
     assert newest is not None
     name, value = next(iter(newest.weights.items()))
     changed = replace(newest, weights={**newest.weights, name: value + 1e-6})
-    save_checkpoint(run / "checkpoints", newest.progress["global_step"], changed, keep=2)
+    save_checkpoint(run / "checkpoints", newest.progress.global_step, changed, keep=2)
     assert checks.check_run(run, {0: alone}) == ["weights are not those of seed 0 trained alone"]
     nats = alone.nats | {7: 0.0}
     told = checks.check_run(trained, {0: alone._replace(nats=nats)})

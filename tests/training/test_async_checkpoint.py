@@ -11,6 +11,7 @@ from fault_injection import FaultyFiles
 from memtrain.errors import CheckpointError
 from memtrain.training.async_checkpoint import CheckpointWriter
 from memtrain.training.checkpoint import Checkpoint, Files, latest_checkpoint
+from memtrain.training.progress import Progress
 
 
 class SlowFiles(Files):
@@ -25,7 +26,7 @@ class SlowFiles(Files):
 
 
 def make(tensor: torch.Tensor, step: int = 1) -> Checkpoint:
-    return Checkpoint({"w": tensor}, {"m": torch.zeros(2)}, {"step": step})
+    return Checkpoint({"w": tensor}, {"m": torch.zeros(2)}, Progress(step=step))
 
 
 def test_what_is_saved_is_what_was_there_when_saving_began(tmp_path: Path):
@@ -34,13 +35,13 @@ def test_what_is_saved_is_what_was_there_when_saving_began(tmp_path: Path):
     writer = CheckpointWriter(tmp_path, 2, files)
     writer.save(1, checkpoint)  # returns at once, though nothing is written yet
     weight += 1
-    checkpoint.progress["step"] = 99
+    checkpoint.progress.step = 99
     assert writer.saved == -1 and latest_checkpoint(tmp_path)[0] is None
     files.go.set()
     writer.wait()
     loaded, _ = latest_checkpoint(tmp_path)
     assert writer.saved == 1 and loaded is not None
-    assert torch.equal(loaded.weights["w"], torch.zeros(3)) and loaded.progress == {"step": 1}
+    assert torch.equal(loaded.weights["w"], torch.zeros(3)) and loaded.progress == Progress(step=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
@@ -125,7 +126,7 @@ def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path: Path):
     }
     optimizer = {"matrix": torch.arange(5), "random.torch": torch.get_rng_state()}
     writer = CheckpointWriter(tmp_path, 2)
-    writer.save(1, Checkpoint(weights, optimizer, {"step": 1}))
+    writer.save(1, Checkpoint(weights, optimizer, Progress(step=1)))
     writer.wait()
     loaded, _ = latest_checkpoint(tmp_path)
     assert loaded is not None

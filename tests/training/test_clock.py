@@ -11,9 +11,9 @@ from test_step import Pull, trainer
 from conftest import TINY
 from memtrain.config import StageConfig
 from memtrain.errors import MemtrainError
-from memtrain.training import clock
-from memtrain.training.clock import START_STEPS
+from memtrain.training import optimizer
 from memtrain.training.console import ETA
+from memtrain.training.optimizer import START_STEPS
 from memtrain.training.run import Interrupted, Run
 
 TICK = 0.125
@@ -29,7 +29,7 @@ def ticking(monkeypatch):
         now[0] += TICK
         return now[0]
 
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(optimizer, "time", SimpleNamespace(perf_counter=perf_counter))
     return now
 
 
@@ -93,13 +93,13 @@ LIMITED = replace(
 
 def test_a_run_goes_on_to_the_next_stage_when_time_is_over(ticking, tmp_path: Path):
     run = Run.create(LIMITED, tmp_path / "run").train()
-    smt, dmt = run.progress["stages"]
-    assert run.finished and dmt["steps"] == 3
+    smt, dmt = run.progress.stages
+    assert run.finished and dmt.steps == 3
     # Lines of metrics and checkpoints look at the device, which is training time too.
-    assert 20 < smt["steps"] < 40 and smt["seconds"] >= 40 * TICK
-    assert 0 < smt["start_up_seconds"] < smt["seconds"]
+    assert 20 < smt.steps < 40 and smt.seconds >= 40 * TICK
+    assert smt.start_up_seconds is not None and 0 < smt.start_up_seconds < smt.seconds
     last = [line for line in run.metrics.read() if line["stage"] == "smt"][-1]
-    assert last["step"] == smt["steps"] and "evaluation" in last
+    assert last["step"] == smt.steps and "evaluation" in last
     assert last["learning_rate"] < 0.05 * LIMITED.smt.learning_rate
 
 
@@ -108,11 +108,11 @@ def test_a_resumed_run_goes_on_from_the_seconds_it_had_used(ticking, tmp_path: P
     with pytest.raises(Interrupted, match="step 18 of smt"):
         Run.create(LIMITED, tmp_path / "cut").train(StopAt("smt", 18))
     resumed = Run.open(tmp_path / "cut")
-    assert resumed.progress["stages"][0]["seconds"] > 18 * TICK
+    assert resumed.progress.stages[0].seconds > 18 * TICK
     resumed.train()
-    one, other = (run.progress["stages"][0] for run in (whole, resumed))
-    assert other["steps"] == pytest.approx(one["steps"], abs=2)  # saving looked at the clock
-    assert other["start_up_seconds"] == one["start_up_seconds"]
+    one, other = (run.progress.stages[0] for run in (whole, resumed))
+    assert other.steps == pytest.approx(one.steps, abs=2)  # saving looked at the clock
+    assert other.start_up_seconds == one.start_up_seconds
     found = [line["learning_rate"] for line in resumed.metrics.read() if line["step"] > 6][:-1]
     assert found == sorted(found, reverse=True)  # no leap where it was taken up
 

@@ -105,7 +105,7 @@ def test_two_processes_equal_one_over_all_steps_of_every_stage(trained: Path, tw
 
 def test_saved_by_two_one_goes_on(trained: Path):
     run = Run.open(trained / "stopped")
-    assert (run.progress["stage"], run.progress["step"]) == (0, 12)
+    assert (run.progress.stage, run.progress.step) == (0, 12)
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
@@ -113,7 +113,7 @@ def test_stopped_at_a_step_that_was_just_saved_all_end_in_peace(trained: Path, t
     for status, said in two("stop at save", tmp_path):
         assert status == 0, said
     run = Run.open(tmp_path / "stopped")
-    assert (run.progress["stage"], run.progress["step"]) == (0, 12)
+    assert (run.progress.stage, run.progress.step) == (0, 12)
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
@@ -127,7 +127,7 @@ def test_saved_by_one_two_go_on(trained: Path):
 def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
     for status, said in two("limited", tmp_path):
         assert status == 0, said
-    assert Run.open(tmp_path / "limited").progress["stages"][0]["steps"] > 0
+    assert Run.open(tmp_path / "limited").progress.stages[0].steps > 0
 
 
 @pytest.mark.parametrize(("job", "dead"), [("die", 1), ("die first", 0)], ids=["other", "main"])
@@ -139,7 +139,7 @@ def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(
     assert ended[dead][0] == -9 and status == 2
     assert "a process of the run failed or was lost" in said
     assert "the last whole checkpoint is step 65" in said and "Traceback" not in said
-    assert Run.open(tmp_path / f"dead {dead}").progress["global_step"] == 50 + 15
+    assert Run.open(tmp_path / f"dead {dead}").progress.global_step == 50 + 15
 
 
 @pytest.mark.parametrize(("job", "frozen"), [("freeze", 1), ("freeze first", 0)])
@@ -157,7 +157,7 @@ def test_when_a_process_hangs_the_other_names_it_and_ends(tmp_path: Path, job: s
     assert not any("memtrain:" in other or "Traceback" in other for other in progress)
     assert line.startswith(f"memtrain: process {frozen}") and "has not answered for" in line
     assert "the last whole checkpoint is step 65; continue with: memtrain resume" in line
-    assert Run.open(tmp_path / f"frozen {frozen}").progress["global_step"] == 50 + 15
+    assert Run.open(tmp_path / f"frozen {frozen}").progress.global_step == 50 + 15
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_a_launcher_that_is_stopped_or_killed_leaves_a_saved_run_and_no_process(
     *progress, line = said.splitlines()
     assert line.endswith("all is saved; continue with: memtrain resume run"), said
     assert all(one.startswith("smt  ") for one in progress), said
-    assert Run.open(tmp_path / "run").progress["step"] > 20
+    assert Run.open(tmp_path / "run").progress.step > 20
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_bad_steps_are_skipped_and_said(tmp_path: Path):
     runs.append(run)
     reporter = CountingReporter()
     run.train(reporter, until="smt")
-    assert run.progress["stages"][0]["skipped"] == 2
+    assert run.progress.stages[0].skipped == 2
     assert any("2 steps so far" in line and "left out" in line for line in reporter.said)
     assert all(bool(p.isfinite().all()) for p in run.rnn.parameters())
 
@@ -151,9 +151,9 @@ def resumed(folder: Path, bad: range) -> Run:
 def test_bad_steps_are_counted_and_said_across_a_stop(tmp_path: Path):
     stop_after_two_bad_steps(tmp_path / "run")
     run, reporter = resumed(tmp_path / "run", range(1, 2)), CountingReporter()
-    assert run.progress["stages"][0]["skipped"] == 2
+    assert run.progress.stages[0].skipped == 2
     run.train(reporter, until="smt")
-    assert run.progress["stages"][0]["skipped"] == 3
+    assert run.progress.stages[0].skipped == 3
     assert ["3 steps so far" in line for line in reporter.said] == [True]
 
 
@@ -166,12 +166,12 @@ def test_bad_steps_in_a_row_are_counted_across_a_stop(tmp_path: Path):
 def test_a_checkpoint_that_does_not_know_the_bad_steps_in_a_row_is_taken(tmp_path: Path):
     stop_after_two_bad_steps(tmp_path / "run")
     run = resumed(tmp_path / "run", range(0, 2))
-    del run.progress["stages"][0]["skipped_in_a_row"]
-    assert run.train(until="smt").progress["stages"][0]["skipped"] == 4
+    run.progress.stages[0].skipped_in_a_row = 0
+    assert run.train(until="smt").progress.stages[0].skipped == 4
 
 
-@pytest.mark.parametrize("looks", [True, False], ids=["host", "device"])
-def test_a_skipped_step_changes_no_weight(tmp_path: Path, looks: bool):
+@pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
+def test_a_skipped_step_changes_no_weight(tmp_path: Path, on_host: bool):
     config = replace(SMALL.smt, on_nonfinite="skip")
     runs: list[Run] = []
     task = PoisonedTask(poisoned(runs, range(0, 1)))
@@ -179,7 +179,7 @@ def test_a_skipped_step_changes_no_weight(tmp_path: Path, looks: bool):
     runs.append(run)
     task.batches = 0
     trainer = Trainer(run.objective("smt"), config, run.task, run.engine, seed=0)
-    trainer.looks = looks
+    trainer.check_on_host = on_host
     before = [p.clone() for p in trainer.ordered]
     trainer.train_step()
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.ordered, strict=True))
@@ -237,9 +237,9 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_held_out_loss(tmp_path: 
     run = Run.create(replace(SMALL, log=log), tmp_path / "run").train()
     seen = [(r["evaluation"]["rnn"]["nats"], r["total_steps"]) for r in run.metrics.read()]
     nats, step = min(seen)
-    assert run.progress["best"]["nats"] == nats
+    assert run.progress.best is not None and run.progress.best.nats == nats
     best = Run.open(tmp_path / "run", best=True)
-    assert best.progress["global_step"] == step
+    assert best.progress.global_step == step
     assert best.evaluate(log.evaluate_sequences).rnn.nats == pytest.approx(nats)
 
 
@@ -264,7 +264,7 @@ def test_progress_that_does_not_fit_the_config_is_refused(tmp_path: Path):
 
 def test_a_checkpoint_that_claims_other_data_is_refused(tmp_path: Path):
     run = Run.create(SMALL, tmp_path / "run")
-    run.progress["data"] = "another"
+    run.progress.data = "another"
     run.train(until="smt")
     with pytest.raises(MemtrainError, match="retrieval: is not the data that .* learned from"):
         Run.open(tmp_path / "run")

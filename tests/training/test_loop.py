@@ -4,33 +4,32 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from conftest import TINY
 from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.loop import StageLoop
+from memtrain.training.progress import Best, Progress, StageProgress
 from memtrain.training.run import Run
 
 
 def test_the_best_is_the_lowest_finite_loss():
-    progress: dict[str, Any] = {"global_step": 0}
-    loop: Any = SimpleNamespace(name="smt", progress=progress, trainer=SimpleNamespace(step=0))
+    progress = Progress(stages=[StageProgress("smt", 7)])
     noted = []
     for nats in (math.nan, 2.0, 1.0, math.nan, 3.0, -math.inf, 0.5, 0.5):
-        progress["global_step"] += 1
-        if StageLoop._is_best(loop, nats):
-            noted.append(progress["best"]["nats"])
+        progress.global_step += 1
+        if progress.is_best(nats):
+            assert progress.best is not None
+            noted.append(progress.best.nats)
     assert noted == [2.0, 1.0, 0.5]
-    assert progress["best"]["global_step"] == 7
+    assert progress.best == Best(global_step=7, nats=0.5, stage="smt", step=0)
 
 
 @pytest.fixture
-def saved(tmp_path: Path, monkeypatch) -> list[dict[str, Any]]:
+def saved(tmp_path: Path, monkeypatch) -> list[Progress]:
     """The progress in every checkpoint that a run of three stages writes, in order."""
-    progress: list[dict[str, Any]] = []
+    progress: list[Progress] = []
     save = CheckpointWriter.save
 
     def note(writer: CheckpointWriter, number: int, checkpoint: Any, *rest: Any) -> None:
@@ -44,18 +43,18 @@ def saved(tmp_path: Path, monkeypatch) -> list[dict[str, Any]]:
     return progress
 
 
-def test_every_step_is_saved_once_and_the_last_of_a_stage_as_its_end(saved: list[dict[str, Any]]):
-    steps = [progress["global_step"] for progress in saved]
+def test_every_step_is_saved_once_and_the_last_of_a_stage_as_its_end(saved: list[Progress]):
+    steps = [progress.global_step for progress in saved]
     assert steps == sorted(set(steps))
     ends = {12: 1, 20: 2, 24: 3}  # after 12, 8 and 4 steps the next stage is due
-    found = {p["global_step"]: (p["stage"], p["step"]) for p in saved if p["global_step"] in ends}
+    found = {p.global_step: (p.stage, p.step) for p in saved if p.global_step in ends}
     assert found == {step: (stage, 0) for step, stage in ends.items()}
 
 
-def test_what_is_due_is_saved_and_so_is_every_new_best(saved: list[dict[str, Any]]):
-    steps = {progress["global_step"] for progress in saved}
+def test_what_is_due_is_saved_and_so_is_every_new_best(saved: list[Progress]):
+    steps = {progress.global_step for progress in saved}
     assert {4, 8, 16} <= steps  # every fourth step of a stage
-    assert {progress["best"]["global_step"] for progress in saved if "best" in progress} <= steps
+    assert {progress.best.global_step for progress in saved if progress.best} <= steps
 
 
 def test_a_stage_ends_with_an_evaluation_and_its_lines_are_counted(tmp_path: Path):
@@ -63,4 +62,4 @@ def test_a_stage_ends_with_an_evaluation_and_its_lines_are_counted(tmp_path: Pat
     lines = run.metrics.read()
     looked = [line["total_steps"] for line in lines if "evaluation" in line]
     assert looked == [5, 10, 12, 17, 20, 24]
-    assert run.progress["metrics_bytes"] == run.metrics.length()
+    assert run.progress.metrics_bytes == run.metrics.length()

@@ -154,7 +154,7 @@ def test_every_signal_saves_and_is_told_apart(tmp_path: Path, number: int):
     with pytest.raises(Interrupted) as caught:
         Run.create(TINY, tmp_path / "run").train(StopAt("smt", 4, number))
     assert caught.value.signal_number == number
-    assert Run.open(tmp_path / "run").progress["step"] == 4
+    assert Run.open(tmp_path / "run").progress.step == 4
 
 
 class SignalledRun(Run):
@@ -163,7 +163,7 @@ class SignalledRun(Run):
     at: tuple[int, int] = (0, 0)
 
     def evaluate(self, *arguments, **options):
-        if (self.progress["stage"], self.progress["step"]) == self.at:
+        if (self.progress.stage, self.progress.step) == self.at:
             signal.raise_signal(signal.SIGTERM)
         return super().evaluate(*arguments, **options)
 
@@ -198,11 +198,11 @@ def test_a_signal_in_the_last_step_of_a_stage_stops_the_run(whole, tmp_path: Pat
 
 
 def test_a_signal_before_the_first_step_stops_the_run_there(tmp_path: Path, monkeypatch):
-    def rehearse(*_: object) -> None:
+    def stop(*_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
     run = Run.create(TINY, tmp_path / "run")
-    monkeypatch.setattr(run.engine, "rehearse", rehearse)
+    monkeypatch.setattr(run.engine, "precompile", stop)
     monkeypatch.setattr(run, "config", replace(TINY, engine=replace(TINY.engine, compile=True)))
     with pytest.raises(Interrupted, match="before its next step"):
         run.train()

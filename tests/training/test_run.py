@@ -62,8 +62,8 @@ def comparable(run: Run) -> list[dict]:
 def test_a_run_goes_through_its_stages_and_leaves_a_whole_folder(tmp_path: Path):
     run = Run.create(TINY, tmp_path / "run").train()
     assert run.finished
-    assert [stage["name"] for stage in run.progress["stages"]] == ["smt", "dmt", "bptt"]
-    assert [stage["steps"] for stage in run.progress["stages"]] == [12, 8, 4]
+    assert [stage.name for stage in run.progress.stages] == ["smt", "dmt", "bptt"]
+    assert [stage.steps for stage in run.progress.stages] == [12, 8, 4]
     assert run.totals()["total_tokens"] == (12 + 8 + 4) * 4 * 6
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"config.json", "run.json", ".lock", "metrics.jsonl", "checkpoints"}
@@ -297,7 +297,7 @@ def test_a_broken_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path: 
     reporter = CountingReporter()
     run = Run.open(tmp_path / "run", reporter=reporter)
     assert len(reporter.said) == 1 and newest.name in reporter.said[0]
-    assert run.progress["global_step"] < int(newest.name)
+    assert run.progress.global_step < int(newest.name)
     assert_same_weights(whole, run.train())
 
 
@@ -336,7 +336,7 @@ def test_a_nan_loss_stops_at_once_and_keeps_the_last_good_checkpoint(tmp_path: P
     with pytest.raises(DivergedError, match=r"smt step 7: decode is nan.*smt\.learning_rate"):
         run.train()
     good = Run.open(tmp_path / "run", task=PoisonedTask(lambda _: None))
-    assert good.progress["global_step"] == 5
+    assert good.progress.global_step == 5
     assert all(bool(value.isfinite().all()) for value in weights(good).values())
 
 

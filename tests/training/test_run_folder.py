@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_run_is_never_read_as_this_ones(tmp_path: Path, 
     shutil.copytree(tmp_path / "whole" / "checkpoints" / "00000008", run / "checkpoints/00000008")
     reporter = CountingReporter()
     opened = Run.open(run, reporter=reporter)
-    assert opened.progress["global_step"] == 4
+    assert opened.progress.global_step == 4
     assert reporter.said == [
         "passed over a checkpoint: checkpoint 00000008: belongs to another run"
     ]
@@ -230,7 +230,7 @@ def test_foreign_checkpoints_beyond_do_not_push_out_the_runs_own(tmp_path: Path,
         Run.open(run).train(At(8, kill))
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["00000004", "00000006", "00000008"]
-    assert Run.open(run).progress["global_step"] == 6
+    assert Run.open(run).progress.global_step == 6
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -251,7 +251,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(run: Path, monkeypatch, relat
     ]
     after = read_run_file(run)
     assert before and after and before.id != after.id == new.id
-    assert not Run.open(run).progress["stages"]
+    assert not Run.open(run).progress.stages
 
 
 @pytest.mark.parametrize("fault", ["before", "inside", *ERRORS])
@@ -281,7 +281,7 @@ def test_whatever_operation_of_overwriting_fails_runs_are_not_mixed(
             assert "ended before it was complete" in str(error)
             seen.add("half made")
         else:
-            seen.add((run.config.seed, run.progress["global_step"]))
+            seen.add((run.config.seed, run.progress.global_step))
         Run.create(OTHER, folder, overwrite=True)
         names = {path.name for path in folder.iterdir()}
         assert names == {".lock", "config.json", "run.json"}
@@ -326,7 +326,7 @@ def test_checkpoints_that_cannot_be_removed_are_named(run: Path, monkeypatch):
         Run.create(OTHER, run, overwrite=True)
     monkeypatch.undo()
     opened = Run.open(run)
-    assert (opened.config.seed, opened.progress["global_step"]) == (0, 0)
+    assert (opened.config.seed, opened.progress.global_step) == (0, 0)
 
 
 def test_runs_of_an_older_memtrain_still_open_and_go_on(tmp_path: Path, run: Path):
@@ -338,7 +338,7 @@ def test_runs_of_an_older_memtrain_still_open_and_go_on(tmp_path: Path, run: Pat
             del plain["progress"][name]
         del plain["progress_sha256"]
         state.write_text(json.dumps(plain))
-    assert Run.open(run).progress["global_step"] == 4
+    assert Run.open(run).progress.global_step == 4
     resumed = Run.open(run).train()
     assert_same_weights(resumed, Run.create(SHORT, tmp_path / "alone").train())
     assert Run.open(run).finished
@@ -591,7 +591,7 @@ def test_python_mistakes_are_answered_in_words(tmp_path: Path, run: Path):
         Run.create(SHORT, run)
     with pytest.raises(MemtrainError, match="until='SMT': this run's stages are smt"):
         Run.open(run).train(until="SMT")
-    assert not (tmp_path / "new").exists() and Run.open(run).progress["global_step"] == 4
+    assert not (tmp_path / "new").exists() and Run.open(run).progress.global_step == 4
 
 
 def test_until_a_stage_that_is_done_trains_nothing(tmp_path: Path):
@@ -599,7 +599,7 @@ def test_until_a_stage_that_is_done_trains_nothing(tmp_path: Path):
     run = Run.create(config, tmp_path / "run").train(until="smt")
     before = {name: value.clone() for name, value in weights(run).items()}
     run.train(until="smt")
-    assert run.progress["stage"] == 1
+    assert run.progress.stage == 1
     assert all(torch.equal(before[name], value) for name, value in weights(run).items())
 
 

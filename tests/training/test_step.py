@@ -12,6 +12,8 @@ from memtrain.data.task import Task
 from memtrain.errors import DivergedError
 from memtrain.objectives.base import Objective
 from memtrain.shapes import Batch, Losses
+from memtrain.training.optimizer import learning_rate
+from memtrain.training.progress import StageProgress
 from memtrain.training.step import Trainer
 
 
@@ -49,7 +51,7 @@ def trainer(objective: Objective, stage: StageConfig) -> Trainer:
 
 def test_the_schedule_warms_up_linearly_and_then_holds():
     rates = [
-        trainer(Pull(), StageConfig(steps=100, learning_rate=1.0, warmup=0.1)).learning_rate(step)
+        learning_rate(StageConfig(steps=100, learning_rate=1.0, warmup=0.1), step)
         for step in range(100)
     ]
     assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
@@ -58,9 +60,8 @@ def test_the_schedule_warms_up_linearly_and_then_holds():
 
 def test_cosine_ends_near_zero():
     stage = StageConfig(steps=100, learning_rate=1.0, warmup=0.0, schedule="cosine")
-    pulled = trainer(Pull(), stage)
-    assert pulled.learning_rate(50) == pytest.approx(0.5 * (1 + math.cos(math.pi * 49 / 99)))
-    assert pulled.learning_rate(99) < 1e-3
+    assert learning_rate(stage, 50) == pytest.approx(0.5 * (1 + math.cos(math.pi * 49 / 99)))
+    assert learning_rate(stage, 99) < 1e-3
 
 
 def test_each_group_is_clipped_to_its_own_norm():
@@ -188,6 +189,10 @@ class Infinite(Pull):
         return Losses(losses.total * (float("inf") if self.bad else 1), losses.parts)
 
 
+def skipped(steps: int, in_a_row: int) -> StageProgress:
+    return StageProgress("smt", 7, skipped=steps, skipped_in_a_row=in_a_row)
+
+
 SKIPPING = StageConfig(steps=9, on_nonfinite="skip", skip_limit=2)
 
 
@@ -212,9 +217,9 @@ def test_a_bad_step_that_is_skipped_changes_neither_weights_nor_moments():
 
 def test_what_a_checkpoint_says_of_bad_steps_counts_at_once():
     resumed = trainer(Pull(), SKIPPING)
-    resumed.go_on_after_bad(steps=5, in_a_row=2)
+    resumed.restore(5, skipped(5, in_a_row=2))
     assert (resumed.check(), resumed.bad_in_a_row) == (5, 2)
-    resumed.go_on_after_bad(steps=5, in_a_row=3)  # more than the limit
+    resumed.restore(5, skipped(5, in_a_row=3))  # more than the limit
     with pytest.raises(DivergedError):
         resumed.check()
 
@@ -223,7 +228,7 @@ def test_the_limit_of_bad_steps_in_a_row_reaches_over_a_resume():
     objective = Infinite()
     objective.bad = True
     resumed = trainer(objective, SKIPPING)
-    resumed.go_on_after_bad(steps=2, in_a_row=1)
+    resumed.restore(2, skipped(2, in_a_row=1))
     with resumed.frozen_rest():
         resumed.train_step()
         with pytest.raises(DivergedError):

@@ -6,7 +6,6 @@ A graph reads the weights where they are stored, so it stays valid while they tr
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +14,6 @@ from torch import Tensor
 from memtrain.models.cells import FastCell, TransformerCell
 from memtrain.models.layers import FastStack, Stack
 from memtrain.models.rnn import RNN, Choose
-from memtrain.objectives.base import Objective
 
 WARMUP = 3
 """Training steps run eagerly before one is captured: they compile, allocate and select kernels."""
@@ -193,50 +191,41 @@ def _warm_up(work: Callable[[], object], precision: Precision) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
-@runtime_checkable
-class StepOwner(Protocol):
-    """What a captured training step needs of its trainer."""
-
-    generator: torch.Generator
-    objective: Objective
-
-    @property
-    def capturable(self) -> bool: ...
-
-    def compute(self) -> dict[str, Tensor]: ...
-
-    def rehearse(self) -> None: ...
-
-
 class GraphedStep:
-    """A whole training step, drawing of windows and optimizer included, as one graph.
+    """A whole training step as one graph, sampling and optimizer included.
 
-    The first steps run as usual; they count. What is returned is overwritten by the next step.
+    The first steps run eagerly; they count. The returned tensors are overwritten by the next step.
     """
 
-    def __init__(self, trainer: StepOwner, rehearse: Callable[[StepOwner], None]) -> None:
-        self.trainer = trainer
-        self.rehearse = rehearse
+    def __init__(
+        self,
+        compute: Callable[[], dict[str, Tensor]],
+        generator: torch.Generator,
+        warm_up: Callable[[], None] | None = None,
+    ) -> None:
+        self.compute = compute
+        self.generator = generator
+        self.warm_up = warm_up
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.metrics: dict[str, Tensor] = {}
-        # Before others: what is long and not urgent runs beside it (objectives/beside.py).
-        self.side = torch.cuda.Stream(priority=-1)
+        # With priority over the streams of work that nothing waits for (objectives/overlap.py).
+        self.stream = torch.cuda.Stream(priority=-1)
 
     def __call__(self) -> dict[str, Tensor]:
         if self.taken < WARMUP:
             self.taken += 1
-            self.side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side):
-                if self.taken == 1:
-                    self.rehearse(self.trainer)
-                metrics = self.trainer.compute()
-            torch.cuda.current_stream().wait_stream(self.side)
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                if self.taken == 1 and self.warm_up is not None:
+                    self.warm_up()
+                metrics = self.compute()
+            torch.cuda.current_stream().wait_stream(self.stream)
             return metrics
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            self.graph.register_generator_state(self.trainer.generator)
-            with captured(self.graph, self.side):
-                self.metrics = self.trainer.compute()
+            self.graph.register_generator_state(self.generator)
+            with captured(self.graph, self.stream):
+                self.metrics = self.compute()
         self.graph.replay()
         return self.metrics

@@ -5,7 +5,6 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +16,8 @@ from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import CausalEncoder, Teacher
-from memtrain.objectives.base import NO_OVERLAP, Overlap
+from memtrain.objectives.base import Objective
 from memtrain.shapes import Batch, Losses
-
-if TYPE_CHECKING:
-    from memtrain.accel.cuda_graphs import StepOwner
 
 REPLACEABLE = (Block, CausalEncoder, Lookup, RNN, Stack, Teacher, TransformerCell)
 """Modules whose attribute `fast` holds a faster version of their computation (fast_paths.py)."""
@@ -116,39 +112,37 @@ class Engine:
             self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
         )
 
-    def overlap(self, trainer: "StepOwner") -> Overlap:
-        """A captured graph keeps streams apart; without one, memory would have to be watched."""
-        if not self.fast or not trainer.capturable:
-            return NO_OVERLAP
-        from memtrain.accel.streams import StreamOverlap
+    def captured_forward(self, objective: Objective) -> Callable[[Batch, torch.Generator], Losses]:
+        """The objective as a captured step calls it: on several streams, all weights cast at once.
 
-        return StreamOverlap()
+        Only a captured graph keeps the streams' memory apart.
+        """
+        from memtrain.accel.streams import CastWeights, StreamOverlap
 
-    def objective(self, trainer: "StepOwner") -> Callable[[Batch, torch.Generator], Losses]:
-        """How the trainer's objective is called: as it is, or on copies of its matrices."""
-        if self.fast and self.bf16 and trainer.capturable and trainer.objective.applies_once:
-            from memtrain.accel.streams import CastWeights
+        objective.overlap = StreamOverlap()
+        return CastWeights(objective) if self.bf16 and objective.applies_once else objective
 
-            return CastWeights(trainer.objective)
-        return trainer.objective
+    def capture(
+        self,
+        compute: Callable[[], dict[str, Tensor]],
+        generator: torch.Generator,
+        warm_up: Callable[[], None] | None = None,
+    ) -> Callable[[], dict[str, Tensor]]:
+        """A training step as a CUDA graph: captured after a few calls, then replayed.
 
-    def step(self, trainer: "StepOwner") -> Callable[[], dict[str, Tensor]]:
-        """How the trainer's step is called: as it is, or as a captured graph of it."""
-        if self.fast and trainer.capturable:
-            from memtrain.accel.cuda_graphs import GraphedStep
+        Args:
+            compute: takes one step, all of it on the device.
+            generator: the generator that it samples from.
+            warm_up: called before the first step.
+        """
+        from memtrain.accel.cuda_graphs import GraphedStep
 
-            return GraphedStep(trainer, self._rehearse)
-        return trainer.compute
+        return GraphedStep(compute, generator, warm_up)
 
-    def _rehearse(self, trainer: "StepOwner") -> None:
-        """Have all kernels compiled at once, while torch compiles what lies between them."""
-        if trainer.objective.short_step:
-            self.rehearse(trainer.objective, trainer.rehearse)
+    def precompile(self, models: nn.Module, work: Callable[[], object]) -> None:
+        """Compile all kernels that some work of these models launches, in parallel.
 
-    def rehearse(self, models: nn.Module, work: Callable[[], object]) -> None:
-        """Have all kernels compiled that some work of these models will launch, if there are any.
-
-        What it computes on the way is meaningless; it must not matter.
+        The values that it computes are meaningless, and must not be used.
         """
         if not self.kernels:
             return

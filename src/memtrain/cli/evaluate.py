@@ -46,7 +46,7 @@ def evaluate(arguments: list[str]) -> int:
     run = Run.open(
         options.run, allow_code=options.allow_code, best=options.best, reporter=make_reporter()
     )
-    if not run.progress["stages"]:
+    if not run.progress.stages:
         raise MemtrainError(
             f"{options.run}: has no checkpoint yet; memtrain resume {options.run} trains it"
         )
@@ -55,10 +55,10 @@ def evaluate(arguments: list[str]) -> int:
         "run": str(options.run),
         "seed": run.config.seed,
         "best": options.best,
-        "step": run.progress["global_step"],
+        "step": run.progress.global_step,
         "unit": run.task.unit,
         **asdict(result),
-        "stages": run.progress["stages"],
+        "stages": run.progress.stages_json(),
         **run.totals(),
     }
     text = strict_json(record)
@@ -71,7 +71,7 @@ def evaluate(arguments: list[str]) -> int:
         print(text, flush=True)
     else:
         print_evaluation(
-            result, run.config.name, run.task.unit, run.progress["stages"], run.metrics.read
+            result, run.config.name, run.task.unit, run.progress.stages_json(), run.metrics.read
         )
     try:
         save_evaluation_figure(result, figure, run.config.name, run.task.unit)

@@ -352,12 +352,12 @@ def resume(arguments: list[str]) -> int:
 
 def _check_not_lengthened(run: Any) -> None:
     """Refuse a finished run whose config has more or fewer steps than were trained."""
-    for done in run.progress["stages"]:
-        stage = run.config.stages()[done["name"]]
-        if not stage.seconds and done.get("steps", stage.steps) != stage.steps:
+    for done in run.progress.stages:
+        stage = run.config.stages()[done.name]
+        if not stage.seconds and done.steps and done.steps != stage.steps:
             raise MemtrainError(
-                f"{done['name']}.steps={stage.steps}: {run.folder} finished this stage after "
-                f"{done['steps']} steps, and a finished stage is not lengthened; train a new run"
+                f"{done.name}.steps={stage.steps}: {run.folder} finished this stage after "
+                f"{done.steps} steps, and a finished stage is not lengthened; train a new run"
             )
 
 
@@ -377,7 +377,7 @@ def _train(run: Any, reporter: Any) -> int:
         run.group.leave()
         if run.group.main:
             print_evaluation(
-                result, run.config.name, run.task.unit, run.progress["stages"], run.metrics.read
+                result, run.config.name, run.task.unit, run.progress.stages_json(), run.metrics.read
             )
             print(f"\nrun folder  {run.folder}")
             if run.spelling is not None:

@@ -92,7 +92,7 @@ def load_rnn(
     reporter = reporter or Reporter()
     for problem in problems:
         reporter.say(f"passed over a checkpoint: {problem}")
-    if checkpoint is None or not checkpoint.progress.get("stages"):
+    if checkpoint is None or not checkpoint.progress.stages:
         raise MemtrainError(f"{folder}: has no checkpoint yet; memtrain resume {folder} trains it")
     source = f"{folder}: its checkpoint"
     weights = {
@@ -100,8 +100,8 @@ def load_rnn(
         for key, value in checkpoint.weights.items()
         if key.startswith("rnn.")
     }
-    if "spelling" in checkpoint.progress:
-        plain = checkpoint.progress["spelling"]
+    plain = checkpoint.progress.spelling
+    if plain != {}:
         spelling = None if plain is None else read_codec(plain, source)
     else:  # written by an older memtrain; only the data knows
         from memtrain.training.run import Run
@@ -109,7 +109,7 @@ def load_rnn(
         spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
     vocab_size = spelling.vocab_size if spelling else _vocab_size(weights, source)
     rnn = build_rnn(config, vocab_size, cell)
-    record = recorded.made_of if recorded else checkpoint.progress.get("made_of")
+    record = recorded.made_of if recorded else checkpoint.progress.made_of
     if record is not None:
         given = cell is not None
         found = describe_cell(config, rnn.cell, vocab_size, given=given)
@@ -120,7 +120,7 @@ def load_rnn(
     engine.apply_globals()
     rnn.to(engine.device).eval()
     engine.prepare(rnn)
-    trained = {"stages": checkpoint.progress["stages"]}
+    trained = {"stages": checkpoint.progress.stages_json()}
     return Pretrained(config.name, rnn, spelling, config, trained)
 
 
@@ -228,7 +228,7 @@ def export(
         raise MemtrainError(f"dtype={dtype!r}: {did_you_mean(dtype, DTYPES)}")
     if run.spelling is None:
         raise MemtrainError(f"{run.folder}: answers questions and writes nothing")
-    if not run.progress["stages"]:
+    if not run.progress.stages:
         raise MemtrainError(f"{run.folder}: is not trained yet")
     _check_cell_kind(run.config, name)
     state = {
@@ -243,7 +243,7 @@ def export(
         "parameters": sum(value.numel() for value in state.values()),
         "dtype": dtype,
         "sha256": hashlib.sha256(weights).hexdigest(),
-        "trained": {"stages": run.progress["stages"], **(notes or {})},
+        "trained": {"stages": run.progress.stages_json(), **(notes or {})},
         "spelling": asdict(run.spelling),
         "config": json.loads(to_json(run.config)),
     }

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.files import open_new, open_regular, parse_json, read_text, sync
 from memtrain.models.cell_state import DTYPES
+from memtrain.training.progress import Best, Progress, read_progress
 
 CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
@@ -101,9 +102,7 @@ class Checkpoint:
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    progress: dict
-    """Stage, step, counters, how long metrics.jsonl was, which checkpoint is the best, and which
-    run it belongs to."""
+    progress: Progress
 
 
 def save_checkpoint(
@@ -118,7 +117,7 @@ def save_checkpoint(
     for name, tensors in zip(FILES, (checkpoint.weights, checkpoint.optimizer), strict=True):
         digests[name] = files.write_tensors(draft / name, tensors)
         files.sync(draft / name)
-    progress = checkpoint.progress
+    progress = checkpoint.progress.to_json()
     state = {"version": CHECKPOINT_VERSION, "progress": progress, "sha256": digests}
     state["progress_sha256"] = _digest(progress)
     files.write(draft / "state.json", json.dumps(state, indent=2).encode())
@@ -129,18 +128,18 @@ def save_checkpoint(
         files.rename(final, folder / f"{final.name}.old")
     files.rename(draft, final)
     files.sync(folder)
-    _drop_old(folder, final, keep, progress.get("best"), files)
+    _drop_old(folder, final, keep, checkpoint.progress.best, files)
     return final
 
 
-def _drop_old(folder: Path, newest: Path, keep: int, best: dict | None, files: Files) -> None:
+def _drop_old(folder: Path, newest: Path, keep: int, best: Best | None, files: Files) -> None:
     """What a crash left half written or half removed goes too."""
     whole = [path for path in numbered(folder) if not path.name.endswith(".old")]
     at = whole.index(newest) + 1
     # What lies beyond was passed over when the run was opened, and takes nobody's place.
     kept = whole[max(0, at - keep) :]
     if best is not None:
-        kept.append(folder / f"{best['global_step']:08d}")
+        kept.append(folder / f"{best.global_step:08d}")
     for path in sorted(folder.iterdir()):
         if path in kept or not path.is_dir() or path.is_symlink():
             continue
@@ -173,10 +172,11 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
                 f"version {state.get('version')!r}, this memtrain reads {CHECKPOINT_VERSION}; "
                 "use the memtrain that wrote it"
             )
-        progress = check_progress(state.get("progress"))
-        if state.get("progress_sha256", _digest(progress)) != _digest(progress):
+        plain = state.get("progress")
+        progress = read_progress(plain)
+        if state.get("progress_sha256", _digest(plain)) != _digest(plain):
             raise CheckpointError("state.json is not what was written (checksum)")
-        if run and progress.get("run", "") != run:
+        if run and progress.run != run:
             raise CheckpointError("belongs to another run")
         for name in FILES:
             if not (path / name).is_file() or (path / name).is_symlink():
@@ -201,45 +201,6 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
     ) as error:
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         raise CheckpointError(f"checkpoint {path.name}: {reason}") from None
-
-
-def check_progress(progress: Any) -> dict:
-    """The progress if it has the shape that a run writes.
-
-    Raises:
-        CheckpointError: it has not; the message names the field.
-    """
-    if not isinstance(progress, dict):
-        raise CheckpointError("state.json: progress must be an object")
-    for name in ("stage", "step", "global_step", "metrics_bytes", "metrics_lost"):
-        if not _is_count(progress.get(name, 0)):
-            raise CheckpointError(f"state.json: progress.{name}={progress[name]!r}: no count")
-    stages = progress.get("stages", [])
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        raise CheckpointError("state.json: progress.stages must be a list of objects")
-    for stage in stages:
-        for key, value in stage.items():
-            right = isinstance(value, str) if key == "name" else _is_number(value)
-            if not right:
-                raise CheckpointError(f"state.json: progress.stages: {key}={value!r}: wrong type")
-        for key in ("skipped", "skipped_in_a_row"):
-            if not _is_count(stage.get(key, 0)):
-                raise CheckpointError(
-                    f"state.json: progress.stages: {key}={stage[key]!r}: no count"
-                )
-    for name in ("data", "run"):
-        if not isinstance(progress.get(name, ""), str):
-            raise CheckpointError(f"state.json: progress.{name}: must be a text")
-    if not isinstance(progress.get("spelling", {}), (dict, type(None))):
-        raise CheckpointError("state.json: progress.spelling: must be an object or null")
-    best = progress.get("best")
-    if best is not None and not (
-        isinstance(best, dict)
-        and _is_count(best.get("global_step"))
-        and _is_number(best.get("nats"))
-    ):
-        raise CheckpointError("state.json: progress.best: must hold global_step and nats")
-    return progress
 
 
 def latest_checkpoint(
@@ -276,8 +237,8 @@ def _latest(
         except CheckpointError as error:
             problems.append(str(error))
             continue
-        if best and newest.progress.get("best") is not None:
-            number = newest.progress["best"]["global_step"]
+        if best and newest.progress.best is not None:
+            number = newest.progress.best.global_step
             return load_checkpoint(folder / f"{number:08d}", run), problems
         return newest, problems
     if problems:
@@ -332,15 +293,7 @@ def numbered(folder: Path) -> list[Path]:
     return [path for *_, path in sorted(named)]
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**48
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _digest(progress: dict) -> str:
+def _digest(progress: Any) -> str:
     return hashlib.sha256(json.dumps(progress, sort_keys=True).encode()).hexdigest()
 
 

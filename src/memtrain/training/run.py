@@ -36,16 +36,15 @@ from memtrain.training.fingerprint import (
     importable,
     read_record,
 )
-from memtrain.training.loop import Agreement, StageLoop, totals
+from memtrain.training.loop import Agreement, StageLoop
 from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import Interrupted, stop_signals
+from memtrain.training.progress import Progress, StageProgress
 from memtrain.training.run_folder import (
     Guard,
     RunFile,
     check_data,
     check_imports,
-    check_progress,
-    check_shares,
     check_unchanged,
     clear_leftovers,
     find_data,
@@ -55,7 +54,7 @@ from memtrain.training.run_folder import (
     read_folder,
     whole_run_file,
 )
-from memtrain.training.step import Trainer
+from memtrain.training.step import Trainer, check_batch_size
 
 __all__ = ["Interrupted", "Run"]
 
@@ -92,11 +91,11 @@ class Run:
         self.teacher = teacher.to(self.engine.device) if teacher is not None else None
         self.engine.prepare(self._models())
         self.task.to(self.engine.device)
-        self.progress = {"stage": 0, "step": 0, "global_step": 0, "stages": [], "metrics_bytes": 0}
-        self.progress["data"] = self.task.identity
-        # So that the RNN can write where its data is not.
-        self.progress["spelling"] = asdict(self.spelling) if self.spelling else None
-        self.progress["made_of"] = self.made_of
+        self.progress = Progress(
+            data=self.task.identity,
+            spelling=asdict(self.spelling) if self.spelling else None,
+            made_of=self.made_of,
+        )
         self.pending: Checkpoint | None = None
         self._newest = -1
 
@@ -135,7 +134,7 @@ class Run:
                 raise MemtrainError(
                     f"{name}={thing.__name__}: is a class; pass an object, {thing.__name__}(...)"
                 )
-        group.from_main(lambda: check_shares(config, group.size))
+        group.from_main(lambda: _check_batch_sizes(config, group.size))
         folder = Path(folder) if folder is not None else Path("runs") / config.name
         if cell is not None and importable(path := class_path(cell)):
             config = replace(config, cell=replace(config.cell, kind=path))
@@ -148,7 +147,7 @@ class Run:
         return run
 
     def _set_id(self, identity: str) -> None:
-        self.id = self.progress["run"] = identity
+        self.id = self.progress.run = identity
 
     @classmethod
     def open(
@@ -182,13 +181,13 @@ class Run:
         checkpoint, problems = latest_checkpoint(
             folder / "checkpoints", best=best, run=recorded.id if recorded else ""
         )
-        progress = checkpoint.progress if checkpoint is not None else {}
-        learned = progress.get("data", "")
+        progress = checkpoint.progress if checkpoint is not None else Progress()
+        learned = progress.data
         data = find_data(folder, config.data, learned) if task is None else config.data
         run = cls(config, folder, cell=cell, task=task, data=data, group=group)
-        if recorded is None and "made_of" in progress:  # a copy of config and checkpoints alone
-            made_of = read_record(progress["made_of"], f"{folder}: its checkpoint")
-            recorded = RunFile(progress.get("run", ""), made_of)
+        if recorded is None and progress.made_of is not None:  # a copy without run.json
+            made_of = read_record(progress.made_of, f"{folder}: its checkpoint")
+            recorded = RunFile(progress.run, made_of)
         doubts = []
         if recorded is not None:
             doubts = check_record(recorded.made_of, run.made_of, str(folder), ("task", "cell"))
@@ -207,11 +206,14 @@ class Run:
         return run
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        progress = self.progress | checkpoint.progress
-        check_progress(self.folder, self.config, progress)
+        progress, fresh = checkpoint.progress, self.progress
+        progress.check_fits(self.config, self.folder)
         load_weights(self._models(), checkpoint.weights, self.folder)
+        progress.data = progress.data or fresh.data  # an old checkpoint does not have all
+        progress.spelling = fresh.spelling if progress.spelling == {} else progress.spelling
+        progress.made_of = fresh.made_of if progress.made_of is None else progress.made_of
         self.progress = progress
-        self.writer.saved = self.writer.begun = progress["global_step"]
+        self.writer.saved = self.writer.begun = progress.global_step
         self.pending = checkpoint
 
     def _models(self) -> nn.ModuleDict:
@@ -222,7 +224,7 @@ class Run:
 
     def __repr__(self) -> str:
         stages = self.config.stages()
-        done = {stage["name"]: stage.get("steps", 0) for stage in self.progress["stages"]}
+        done = {stage.name: stage.steps for stage in self.progress.stages}
         steps = ", ".join(
             f"{name} {done.get(name, 0)}/{stages[name].steps}" for name in self.stages
         )
@@ -242,7 +244,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.progress["stage"] >= len(self.stages)
+        return self.progress.stage >= len(self.stages)
 
     def objective(self, name: str) -> Objective:
         if name == "bptt":
@@ -276,16 +278,28 @@ class Run:
             kind = type(reporter).__name__
             raise MemtrainError(f"reporter={kind}: must be a memtrain.Reporter")
         reporter = (reporter or make_reporter()) if self.group.main else Reporter()
-        if self.progress["stage"] >= last:
+        if self.progress.stage >= last:
             reporter.close()
             return self
-        with stop_signals(second_ends=True) as stop, ExitStack() as stack:
+        with stop_signals(second_ends=True) as request, ExitStack() as stack:
+            stop, where, number = Agreement(request, self.group), "before its next step", 0
             self.group.from_main(lambda: self._take(stack, reporter))
             if self.config.engine.shard_teacher and self.teacher is not None:
                 self.group.shard_teacher_weights(self.teacher, self.engine.device)
             try:
                 with self.group.watched(self._saved):
-                    self._train_stages(reporter, last, Agreement(stop, self.group))
+                    self._prepare_engine(reporter)
+                    while not (number := stop.reached(now=True)) and self.progress.stage < last:
+                        loop = self._stage_loop(self.stages[self.progress.stage], reporter, stop)
+                        with loop.trainer.frozen_rest():
+                            self._start_stage(loop)
+                            loop.train()
+                        self.progress.stage, self.progress.step = self.progress.stage + 1, 0
+                        loop.save()
+                        where = f"after step {loop.trainer.step} of {loop.name}"
+                    self.writer.wait()
+                    if number := number or stop.reached(now=True):
+                        raise stop.interrupted(where, number)
             except RuntimeError as error:
                 if self.group.size == 1:
                     raise
@@ -296,26 +310,13 @@ class Run:
                 reporter.close()
         return self
 
-    def _train_stages(self, reporter: Reporter, last: int, stop: Agreement) -> None:
+    def _prepare_engine(self, reporter: Reporter) -> None:
+        """Report the fast paths, and compile an evaluation's kernels together, not one by one."""
         if self.engine.fast:
             reporter.say(self.engine.summary(self._models()))
         if self.config.engine.compile and self.group.size == 1:
-            # The first look would compile its kernels one after the other.
             sequences = self.config.log.evaluate_sequences
-            self.engine.rehearse(self._models(), lambda: self.evaluate(sequences))
-        where = "before its next step"
-        while True:
-            if number := stop.reached(now=True):
-                self.writer.wait()
-                raise stop.interrupted(f"stopped {where}, all is saved", number)
-            if self.progress["stage"] >= last:
-                break
-            name = self.stages[self.progress["stage"]]
-            self._train_stage(name, reporter, stop)
-            where = f"after step {self.progress['stages'][-1]['steps']} of {name}"
-        self.writer.wait()
-        if number := stop.reached(now=True):
-            raise stop.interrupted(f"stopped {where}, all is saved", number)
+            self.engine.precompile(self._models(), lambda: self.evaluate(sequences))
 
     def _saved(self) -> str:
         """What a run that ends abruptly leaves, in words."""
@@ -327,9 +328,9 @@ class Run:
         stack.enter_context(held(self.folder))
         check_unchanged(self.folder, self.id, self._newest)
         clear_leftovers(self.folder)
-        if problem := self.metrics.cut(self.progress["metrics_bytes"]):
+        if problem := self.metrics.cut(self.progress.metrics_bytes):
             reporter.say(problem)
-        if lost := self.progress.get("metrics_lost", 0):
+        if lost := self.progress.metrics_lost:
             reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
         guard = Guard(self.folder, self.config, RunFile(self.id, self.made_of))
         self.writer.guard = lambda: self._look_after(guard, reporter)
@@ -341,37 +342,13 @@ class Run:
         if self.metrics.lost:
             lost = self.metrics.lost
             reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
-            self.progress["metrics_lost"] = self.progress.get("metrics_lost", 0) + lost
+            self.progress.metrics_lost += lost
             self.metrics.lost = 0
 
-    def _train_stage(self, name: str, reporter: Reporter, stop: Agreement) -> None:
-        index = self.progress["stage"]
+    def _stage_loop(self, name: str, reporter: Reporter, stop: Agreement) -> StageLoop:
+        seed = self._stage_seed()
         stage = self.config.stages()[name]
-        objective = self.objective(name)
-        seed = self.config.seed * 8 + index  # every stage has chance of its own
-        trainer = Trainer(objective, stage, self.task, self.engine, seed, self.group)
-        loop = self._stage_loop(name, trainer, reporter, stop)
-        with trainer.frozen_rest():
-            if self.progress["step"]:
-                assert self.pending is not None
-                trainer.load_tensors(self.pending.optimizer)
-                done = self.progress["stages"][index]
-                trainer.step, trainer.tokens = self.progress["step"], done["tokens"]
-                trainer.clock.go_on(done["seconds"], done.get("start_up_seconds"), trainer.step)
-                trainer.go_on_after_bad(done.get("skipped", 0), done.get("skipped_in_a_row", 0))
-            else:
-                torch.manual_seed(seed)
-                self.progress["stages"].append(
-                    {"name": name, "sequential_ops_a_step": self._sequential_ops(objective)}
-                )
-            self.pending = None
-            loop.train()
-        self.progress |= {"stage": index + 1, "step": 0}
-        loop.save()
-
-    def _stage_loop(
-        self, name: str, trainer: Trainer, reporter: Reporter, stop: Agreement
-    ) -> StageLoop:
+        trainer = Trainer(self.objective(name), stage, self.task, self.engine, seed, self.group)
         return StageLoop(
             name=name,
             trainer=trainer,
@@ -384,6 +361,23 @@ class Run:
             weights=lambda: full_tensors(self._models().state_dict()),
             evaluate=self.evaluate,
         )
+
+    def _stage_seed(self) -> int:
+        """Every stage has random numbers of its own."""
+        return self.config.seed * 8 + self.progress.stage
+
+    def _start_stage(self, loop: StageLoop) -> None:
+        """Restore a stage that had begun, from the run's checkpoint; else begin it."""
+        trainer, progress = loop.trainer, self.progress
+        if progress.step:
+            assert self.pending is not None
+            trainer.load_tensors(self.pending.optimizer)
+            trainer.restore(progress.step, progress.stages[progress.stage])
+        else:
+            torch.manual_seed(self._stage_seed())
+            cost = self._sequential_ops(trainer.objective)
+            progress.stages.append(StageProgress(loop.name, sequential_ops_a_step=cost))
+        self.pending = None
 
     def _sequential_ops(self, objective: Objective) -> int:
         """Operations on the critical path of one step, counted on a batch of two sequences as
@@ -398,7 +392,7 @@ class Run:
 
     def totals(self) -> dict[str, int | float]:
         """Steps, tokens, sequential operations and training seconds of all stages so far."""
-        return totals(self.progress)
+        return self.progress.totals()
 
     def evaluate(
         self,
@@ -448,3 +442,10 @@ class Run:
         if self.teacher is None or teacher.encoder == "causal":
             return tokens
         return min(tokens, positions // teacher.context_length)
+
+
+def _check_batch_sizes(config: RunConfig, processes: int) -> None:
+    """Refuse batches that the processes cannot divide, before there is a folder."""
+    for name, stage in config.stages().items():
+        if stage.steps:
+            check_batch_size(stage, processes, f"{name}.")

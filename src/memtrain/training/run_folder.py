@@ -7,11 +7,10 @@ lock of its folder; the kernel releases it when the process dies.
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from memtrain.config import DataConfig, RunConfig, Stream
 from memtrain.config.serialize import read_config, to_json
@@ -310,28 +309,3 @@ def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None
             f"{name}: is not the data that {folder} learned from; prepare that again, with "
             "the same options, or train anew"
         )
-
-
-def check_shares(config: RunConfig, processes: int) -> None:
-    """Refuse batches that so many processes cannot share out, before there is a folder."""
-    for name, stage in config.stages().items():
-        shares = processes * stage.accumulate
-        if stage.steps and stage.batch_size % shares:
-            raise MemtrainError(
-                f"{name}.batch_size={stage.batch_size}: {processes} processes with "
-                f"accumulate={stage.accumulate} share it out, so it must be a multiple of {shares}"
-            )
-
-
-def check_progress(folder: Path, config: RunConfig, progress: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose stages and steps are not those of the config."""
-    steps = {name: stage.steps for name, stage in config.stages().items() if stage.steps}
-    names, stage, done = list(steps), progress["stage"], progress["stages"]
-    if (
-        stage > len(names)
-        or [one.get("name") for one in done] != names[: len(done)]
-        or len(done) != stage + (progress["step"] > 0)
-        or (progress["step"] and progress["step"] > steps[names[stage]])
-        or any({"tokens", "seconds", "sequential_ops_a_step"} - one.keys() for one in done)
-    ):
-        raise CheckpointError(f"{folder}: the checkpoint's progress does not fit the config")

@@ -1,0 +1,51 @@
+"""The walk from a command to the numbers is short: few functions in few files."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import memtrain
+from conftest import TINY
+from memtrain.cli import main
+from memtrain.config.serialize import to_json
+
+PACKAGE = str(Path(memtrain.__file__).parent)
+
+
+def walk(frame: FrameType | None, first: str) -> list[tuple[str, str]]:
+    """(file, function) of our frames, from the command's function to the frame."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(PACKAGE):
+            found.append((code.co_filename.removeprefix(PACKAGE + "/"), code.co_qualname))
+        frame = frame.f_back
+    found.reverse()
+    (start,) = [i for i, (file, name) in enumerate(found) if f"{file}:{name}" == first]
+    return found[start:]
+
+
+def test_seven_functions_in_five_files_lead_from_the_command_to_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    walks = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code  # tests wrap functions to check shapes, so it is found by its name
+        if event == "call" and code.co_qualname == "SMT.forward" and PACKAGE in code.co_filename:
+            walks.append(walk(frame, "cli/train.py:train"))
+
+    (tmp_path / "tiny.json").write_text(to_json(TINY))
+    monkeypatch.chdir(tmp_path)
+    sys.setprofile(note)
+    try:
+        assert main(["train", "tiny.json", "--dmt.steps", "0", "--bptt.steps", "0"]) == 0
+    finally:
+        sys.setprofile(None)
+    steps = [found for found in walks if ("training/loop.py", "StageLoop.train") in found]
+    assert len(steps) == TINY.smt.steps
+    for found in steps:
+        assert len(found) <= 7, found
+        assert len({file for file, _ in found}) <= 5, found
