@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,8 @@ from conftest import (
     tiny_teacher,
 )
 from memtrain.config import TeacherConfig
-from memtrain.models.teacher import CausalEncoder, Decoder, Teacher
+from memtrain.models import teacher as teacher_module
+from memtrain.models.teacher import CausalEncoder, Decoder, EncoderOutput, Teacher
 
 ROWS, LENGTH = 2, 9
 CONTEXTS = pytest.mark.parametrize("context_length", [1, 4, 9, 20], ids=lambda c: f"C{c}")
@@ -193,6 +196,73 @@ class TestCausalEncoder:
                 x = torch.add(*block.finish(x, block.attention.merge(mixed)))
             expected = encoder.to_memory(stack.norm(x[:, -count:]))
             assert_close(memories[:, t], expected, atol=1e-5, rtol=0)
+
+
+def encode_plainly(encoder: CausalEncoder, inputs: Tensor, steps: Tensor, embedding: nn.Embedding):
+    """The causal encoder written otherwise: tokens and registers apart, attention by einsum."""
+    length, count, rotary = inputs.shape[1], len(encoder.registers), encoder.stack.rotary
+    time = torch.arange(length)
+    age = time[:, None] - time
+    token_mask = (age >= 0) & (age < encoder.context_length)
+    register_mask = token_mask[steps] & (steps >= 0)[..., None]  # (B, S, T)
+    own_positions = steps[..., None] + 1 + torch.arange(count)  # (B, S, M)
+    tokens, before = embedding(inputs), embedding(inputs)
+    registers = encoder.registers.expand(*steps.shape, -1, -1)  # (B, S, M, W)
+    for block in encoder.stack.blocks:
+        before = tokens
+        query, key, value = block.attention.qkv(block.attention_norm(tokens))
+        query, key = rotary(query, time), rotary(key, time)
+        own_query, own_key, own_value = block.attention.qkv(block.attention_norm(registers))
+        own_query, own_key = rotary(own_query, own_positions), rotary(own_key, own_positions)
+        past = torch.einsum("bshme,bhte->bhsmt", own_query, key)
+        past = past.masked_fill(~register_mask[:, None, :, None], float("-inf"))
+        own = torch.einsum("bshme,bshne->bhsmn", own_query, own_key)
+        scores = torch.cat([past, own], dim=-1) / math.sqrt(block.attention.head_dim)
+        past, own = scores.softmax(dim=-1).split([length, count], dim=-1)
+        mixed = torch.einsum("bhsmt,bhte->bshme", past, value)
+        mixed = mixed + torch.einsum("bhsmn,bshne->bshme", own, own_value)
+        registers = torch.add(*block.finish(registers, block.attention.merge(mixed)))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=token_mask)
+        tokens = torch.add(*block.finish(tokens, block.attention.merge(mixed)))
+    return EncoderOutput(encoder.to_memory(encoder.stack.norm(registers)), before)
+
+
+@pytest.mark.parametrize("rows", [2048, 1], ids=["at-once", "in-chunks"])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 8, 9, 6), (2, 1, 8, 9, 6), (2, 3, 12, 2, 7), (3, 2, 8, 3, 9)],
+    ids=lambda shape: "L{}-M{}-D{}-C{}-T{}".format(*shape),
+)
+def test_causal_memories_and_gradients_equal_those_of_the_plain_formulas(shape, rows, monkeypatch):
+    layers, memory_tokens, memory_dim, context, length = shape
+    monkeypatch.setattr(teacher_module, "MAX_ROWS", rows)
+    config = tiny_config("causal", context_length=context, encoder_layers=layers, head_dim=6)
+    teacher = Teacher(config, 5, memory_tokens, memory_dim).double()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=seeded()))
+    encoder = teacher.encoder
+    assert isinstance(encoder, CausalEncoder)
+    inputs = torch.randint(5, (4, length), generator=seeded())
+    steps = torch.randint(-1, length, (4, 5), generator=seeded())
+    found = encoder(inputs, steps, teacher.embedding)
+    expected = encode_plainly(encoder, inputs, steps, teacher.embedding)
+    wanted = [teacher.embedding.weight, *encoder.parameters()]
+    for ours, theirs in zip(found, expected, strict=True):  # memories, and the tokens' states
+        assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+        direction = torch.randn_like(theirs)
+        gradients, references = (
+            torch.autograd.grad(
+                (one * direction).sum(),
+                wanted,
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for one in (ours, theirs)
+        )
+        for gradient, reference in zip(gradients, references, strict=True):
+            assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
 
 
 class TestDecoder:

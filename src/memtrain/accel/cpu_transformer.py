@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from memtrain.models import layers as blocks
 from memtrain.models.layers import RMS_EPSILON
@@ -264,25 +263,3 @@ def total_product(
 ) -> Float[Tensor, "W D"]:
     """Summed over steps and rows."""
     return left.flatten(0, 1).T @ right.flatten(0, 1)
-
-
-def rms_normalized(x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows W"]:
-    """Every row over its root mean square; torch's own norm goes over them a dozen times."""
-    normed = _Normalized.apply(x)
-    assert isinstance(normed, Tensor)
-    return normed
-
-
-class _Normalized(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        normed, scale = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
-        normalize(x, x.new_tensor(RMS_EPSILON), normed, scale)
-        ctx.save_for_backward(normed, scale)
-        return normed
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        normed, scale = ctx.saved_tensors
-        return along(gradient, normed).mul_(scale)

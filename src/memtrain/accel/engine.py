@@ -15,11 +15,11 @@ from memtrain.errors import DeviceMemoryError, MemtrainError
 from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
 from memtrain.models.rnn import RNN
-from memtrain.models.teacher import CausalEncoder, Teacher
+from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import Objective
 from memtrain.shapes import Batch, Losses
 
-REPLACEABLE = (Block, CausalEncoder, Lookup, RNN, Stack, Teacher, TransformerCell)
+REPLACEABLE = (Block, Lookup, RNN, Stack, Teacher, TransformerCell)
 """Modules whose attribute `fast` holds a faster version of their computation (fast_paths.py)."""
 
 

@@ -15,8 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.accel import hopper
-from memtrain.accel.causal_cpu import CausalEncoderCPU
-from memtrain.accel.causal_gpu import CausalEncoderGPU
 from memtrain.accel.cpu_decoder import VocabProjectedDecoder
 from memtrain.accel.cpu_unroll import FusedUnroll
 from memtrain.accel.cuda_graphs import GraphedRollouts, RolloutKernels
@@ -25,7 +23,7 @@ from memtrain.accel.gru import UnrolledGRU
 from memtrain.models.cells import GRUCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
 from memtrain.models.rnn import RNN, Choose, Sampler
-from memtrain.models.teacher import CausalEncoder, Decoder, Teacher
+from memtrain.models.teacher import Decoder, Teacher
 
 MODELS = ("encoder", "decoder", "cell", "readout")
 ROLES = (*MODELS, "training step", "rollout", "generation")
@@ -167,12 +165,6 @@ def _attach_lookup(lookup: Lookup, engine: Engine) -> None:
     lookup.fast = table_gradient
 
 
-def _attach_causal(encoder: CausalEncoder, engine: Engine) -> None:
-    encoder.fast = (
-        CausalEncoderGPU(compiled=engine.config.compile) if engine.fast else CausalEncoderCPU()
-    )
-
-
 def _attach_decoder(teacher: Teacher, engine: Engine) -> None:
     teacher.fast = VocabProjectedDecoder()
 
@@ -237,10 +229,6 @@ FAST_PATHS = (
     FastPath(name="hopper", replaces=Block, device="cuda", roles=MODELS, off=_hopper_off),
     FastPath(name="triton", replaces=Lookup, device="cuda", roles=(),
              off=_triton_off, attach=_attach_lookup),
-    FastPath(name="one pass over the sequence", replaces=CausalEncoder, device="cuda",
-             roles=("encoder",), attach=_attach_causal),
-    FastPath(name="one pass over the sequence", replaces=CausalEncoder, device="cpu",
-             roles=("encoder",), off=_fp32_off, attach=_attach_causal, any_precision=True),
     FastPath(name="projected vocabulary (CPU)", replaces=Teacher, device="cpu",
              roles=("decoder",), off=_fp32_off, attach=_attach_decoder, any_precision=True),
     FastPath(name="CUDA graph", replaces=RNN, device="cuda", roles=STEP),

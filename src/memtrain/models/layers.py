@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 RMS_EPSILON = 1e-6
 """One for all precisions: torch's own default follows that of the input."""
+Mask = Bool[Tensor, "N L"] | Bool[Tensor, "N K L"] | None
+"""Positions that all queries of a row may attend to, or those of each query."""
+QueryPositions = slice | Tensor | None
+"""Positions to keep: a slice for all rows, an index (N, K) of each row's own, or None for all."""
 
 
 class Rotary(nn.Module):
@@ -109,26 +113,30 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "N L W"],
         rotary: Rotary,
-        queries: "QueryPositions" = None,
+        queries: QueryPositions = None,
         causal: bool = False,
-        mask: Bool[Tensor, "N L"] | None = None,
+        mask: Mask = None,
+        positions: Int[Tensor, "N L"] | None = None,
     ) -> Float[Tensor, "N K W"]:
-        """What the kept positions read at all of them, or at those that `mask` allows."""
-        positions = torch.arange(x.shape[1], device=x.device)
-        asking = positions
+        """Attention from the query positions to all positions, or to those that `mask` allows."""
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device)
+        query_positions = positions
         if queries is None:
             query, key, value = self.qkv(x)
         else:
             query_weight, rest = self._weights()
             (query,) = self._split(F.linear(gather_positions(x, queries), query_weight))
             key, value = self._split(F.linear(x, rest))
-            asking = positions[queries]  # (K), or (N, K) of each row's own
-        seen = mask[:, None, None, :] if mask is not None else None  # (N, 1, 1, L)
+            query_positions = positions[..., queries]  # (K), or (N, K)
+        allowed = None
+        if mask is not None:
+            allowed = mask[:, None, None] if mask.dim() == 2 else mask[:, None]  # (N, 1, _, L)
         if causal:
-            past = (positions <= asking[..., None]).unsqueeze(-3)  # (..., 1, K, L)
-            seen = past if seen is None else seen & past
+            past = (positions <= query_positions[..., None]).unsqueeze(-3)  # (..., 1, K, L)
+            allowed = past if allowed is None else allowed & past
         mixed = F.scaled_dot_product_attention(
-            rotary(query, asking), rotary(key, positions), value, attn_mask=seen
+            rotary(query, query_positions), rotary(key, positions), value, attn_mask=allowed
         )
         return self.merge(mixed)
 
@@ -177,9 +185,10 @@ class Block(nn.Module):
         x: Float[Tensor, "N L W"],
         update: Float[Tensor, "N L W"] | None,
         rotary: Rotary,
-        queries: "QueryPositions" = None,
+        queries: QueryPositions = None,
         causal: bool = False,
-        mask: Bool[Tensor, "N L"] | None = None,
+        mask: Mask = None,
+        positions: Int[Tensor, "N L"] | None = None,
     ) -> tuple[Float[Tensor, "N K W"], Float[Tensor, "N K W"]]:
         """The stream at the positions to keep, and its update; keys and values come from all."""
         if (
@@ -191,7 +200,9 @@ class Block(nn.Module):
             x, attended = self.fast.attend(x, update, rotary, queries, causal)
         else:
             x = x if update is None else x + update
-            attended = self.attention(self.attention_norm(x), rotary, queries, causal, mask)
+            attended = self.attention(
+                self.attention_norm(x), rotary, queries, causal, mask, positions
+            )
         return self.finish(x if queries is None else gather_positions(x, queries), attended)
 
     def finish(
@@ -231,7 +242,7 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "N L W"],
         *,
-        queries: "QueryPositions" = None,
+        queries: QueryPositions = None,
         causal: bool = False,
         mask: Bool[Tensor, "N L"] | None = None,
         head: nn.Linear | None = None,
@@ -280,10 +291,6 @@ def residual(x: Tensor) -> Tensor:
     if not torch.is_autocast_enabled(x.device.type):
         return x
     return x.to(torch.get_autocast_dtype(x.device.type))
-
-
-QueryPositions = slice | Tensor | None
-"""Positions to keep: a slice for all rows, an index (N, K) of each row's own, or None for all."""
 
 
 def gather_positions(

@@ -5,15 +5,18 @@ steps. They differ in what they read: the bidirectional one (the paper's) reads 
 own for every memory, the causal one reads the sequence once for all memories.
 """
 
-import math
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import TeacherConfig
-from memtrain.models.layers import Block, Lookup, Stack, normalize_memory, projection
+from memtrain.models.layers import Lookup, Stack, normalize_memory, projection, residual
+
+MAX_ROWS = 2048
+"""Tokens and registers in one pass of the causal encoder."""
 
 
 class EncoderOutput(NamedTuple):
@@ -68,25 +71,12 @@ class BidirectionalEncoder(nn.Module):
         return EncoderOutput(memory.unflatten(0, steps.shape), None)
 
 
-@runtime_checkable
-class FastCausal(Protocol):
-    """What an engine may put in the place of the reference, `CausalEncoder.forward`."""
-
-    def serves(
-        self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
-    ) -> bool: ...
-
-    def __call__(
-        self, encoder: "CausalEncoder", inputs: Tensor, steps: Tensor, embedding: nn.Embedding
-    ) -> EncoderOutput: ...
-
-
 class CausalEncoder(nn.Module):
-    """All memories of a sequence in one pass.
+    """All memories of a sequence from one pass over its tokens and the registers of all steps.
 
     Tokens attend causally, at most `context_length` back in every layer. The registers of step t
     attend to the tokens that step t may see and to one another; nothing attends to the registers
-    of another step. So the memory after t is what a run on the tokens 0..t alone would give.
+    of another step. So the memory after t equals that of a pass over the tokens 0..t alone.
     """
 
     def __init__(self, config: TeacherConfig, memory_tokens: int, memory_dim: int) -> None:
@@ -96,7 +86,6 @@ class CausalEncoder(nn.Module):
         self.lookup = Lookup()
         self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, memory_dim)
-        self.fast: FastCausal | None = None
 
     def forward(
         self,
@@ -104,65 +93,54 @@ class CausalEncoder(nn.Module):
         steps: Int[Tensor, "B S"],
         embedding: nn.Embedding,
     ) -> EncoderOutput:
-        """Memories after `steps`."""
-        if self.fast is not None and self.fast.serves(self, inputs, steps, embedding):
-            return self.fast(self, inputs, steps, embedding)
-        length, count = inputs.shape[1], len(self.registers)
-        device = inputs.device
-        self.stack.rotary.reserve(length + count)
-        time = torch.arange(length, device=device)
-        age = time[:, None] - time  # (T, T): how far back a key lies
-        token_mask = (age >= 0) & (age < self.context_length)
-        register_mask = token_mask[steps][:, None, :, None]  # (B, 1, S, 1, T)
-        register_positions = steps[..., None] + 1 + torch.arange(count, device=device)  # (B, S, M)
+        """Memories after `steps`, which are split into chunks where they are many.
 
+        Most entries of the attention mask are False when every step has registers, so a chunk has
+        at most MAX_ROWS rows, or as many registers as there are tokens.
+        """
+        length = inputs.shape[1]
+        chunk = max(1, max(MAX_ROWS - length, length) // len(self.registers))
+        outputs = [self._encode(inputs, some, embedding) for some in steps.split(chunk, dim=1)]
+        memories = [output.memory for output in outputs]
+        memory = memories[0] if len(memories) == 1 else torch.cat(memories, dim=1)
+        return EncoderOutput(memory, outputs[0].tokens)
+
+    def _encode(
+        self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"], embedding: nn.Embedding
+    ) -> EncoderOutput:
+        length, count = inputs.shape[1], len(self.registers)
         tokens = self.lookup(embedding.weight, inputs)
-        registers = self.registers.to(tokens.dtype).expand(*steps.shape, -1, -1)  # (B, S, M, W)
+        registers = self.registers.to(tokens.dtype).repeat(len(steps), steps.shape[1], 1)
+        x, update = residual(torch.cat([tokens, registers], dim=1)), None  # (B, T+S·M, W)
+        time = torch.arange(length, device=inputs.device).expand_as(inputs)
+        after = steps[..., None] + 1 + torch.arange(count, device=steps.device)  # (B, S, M)
+        positions = torch.cat([time, after.flatten(1)], dim=1)
+        mask = self._mask(time, steps)
+        self.stack.rotary.reserve(length + count)
         *inner, last = self.stack.blocks
         for block in inner:
-            tokens, registers = self._layer(
-                block, tokens, registers, time, register_positions, token_mask, register_mask
-            )
-        _, registers = self._layer(
-            last, tokens, registers, time, register_positions, None, register_mask
+            x, update = block(x, update, self.stack.rotary, mask=mask, positions=positions)
+        x = x if update is None else x + update
+        out = last(
+            x,
+            None,
+            self.stack.rotary,
+            queries=slice(length, None),
+            mask=mask[:, length:],
+            positions=positions,
         )
-        return EncoderOutput(self.to_memory(self.stack.norm(registers)), tokens)
+        memory = self.to_memory(self.stack.end(*out)).unflatten(1, (steps.shape[1], count))
+        return EncoderOutput(memory, x[:, :length])
 
-    def _layer(
-        self,
-        block: nn.Module,
-        tokens: Float[Tensor, "B T W"],
-        registers: Float[Tensor, "B S M W"],
-        time: Int[Tensor, " T"],
-        register_positions: Int[Tensor, "B S M"],
-        token_mask: Tensor | None,
-        register_mask: Tensor,
-    ) -> tuple[Float[Tensor, "B T W"], Float[Tensor, "B S M W"]]:
-        """One block over tokens and registers; without a token mask the tokens are left alone."""
-        assert isinstance(block, Block)
-        rotary = self.stack.rotary
-        query, key, value = block.attention.qkv(block.attention_norm(tokens))
-        key = rotary(key, time)
-        own_query, own_key, own_value = block.attention.qkv(block.attention_norm(registers))
-        # Scaling the queries is cheaper than scaling the scores.
-        own_query = rotary(own_query, register_positions) / math.sqrt(block.attention.head_dim)
-        own_key = rotary(own_key, register_positions)
-
-        past = torch.einsum("bshme,bhte->bhsmt", own_query, key)
-        own = torch.einsum("bshme,bshne->bhsmn", own_query, own_key)
-        past = past.masked_fill(~register_mask, float("-inf"))
-        weights = torch.cat([past, own], dim=-1).softmax(dim=-1)
-        past, own = weights.split([key.shape[-2], own_key.shape[-2]], dim=-1)
-        mixed = torch.einsum("bhsmt,bhte->bshme", past, value)
-        mixed = mixed + torch.einsum("bhsmn,bshne->bshme", own, own_value)
-        registers = torch.add(*block.finish(registers, block.attention.merge(mixed)))
-
-        if token_mask is not None:
-            mixed = nn.functional.scaled_dot_product_attention(
-                rotary(query, time), key, value, attn_mask=token_mask
-            )
-            tokens = torch.add(*block.finish(tokens, block.attention.merge(mixed)))
-        return tokens, registers
+    def _mask(self, time: Int[Tensor, "B T"], steps: Int[Tensor, "B S"]) -> Bool[Tensor, "B L L"]:
+        """Which rows (keys) each row (query) sees, of tokens followed by registers."""
+        count = len(self.registers)
+        last = torch.cat([time, steps.repeat_interleave(count, dim=1)], dim=1)  # (B, L)
+        age = last[:, :, None] - time[:, None]  # (B, L, T)
+        past = (age >= 0) & (age < self.context_length)
+        step = torch.arange(steps.shape[1], device=steps.device).repeat_interleave(count)
+        same_step = F.pad(step[:, None] == step, (0, 0, time.shape[1], 0))  # (L, S·M)
+        return torch.cat([past, same_step.expand(len(steps), -1, -1)], dim=2)
 
 
 ENCODERS = {"bidirectional": BidirectionalEncoder, "causal": CausalEncoder}

@@ -177,7 +177,7 @@ class Group:
             unit.set_force_sum_reduction_for_comms(True)
         for method in ("encode", "encode_with_logits", "decode", "predict"):
             register_fsdp_forward_method(teacher, method)
-        register_fsdp_forward_method(teacher.decoder, "tell")
+        register_fsdp_forward_method(teacher.decoder, "to_logits")
 
 
 def _without_views(module: nn.Module, inputs: object, output: Any) -> Any:
