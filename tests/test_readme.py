@@ -1,8 +1,9 @@
-"""README says what is so: its commands run, its example runs, its tree is the tree."""
+"""The README is true: its commands, options and files exist, its example runs, it is short."""
 
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import memtrain
 from memtrain.cli import COMMANDS
@@ -42,15 +43,60 @@ def test_every_command_and_recipe_named_exists():
             assert argument in RECIPES, argument
 
 
-def test_the_map_names_every_folder():
-    tree = README.split("## Where things are")[1].split("## ")[0]
+def test_the_readme_is_short_and_wrapped():
+    lines = README.splitlines()
+    assert len(lines) <= 180
+    prose = [line for line in lines if not line.startswith(("|", "    ", "[", "!"))]
+    assert max(map(len, prose)) <= 100
+
+
+def test_the_map_names_every_folder_and_no_file_that_is_gone():
+    section = README.split("## Where things are")[1].split("## ")[0]
+    assert len(section.strip().splitlines()) <= 25
     package = ROOT / "src/memtrain"
     folders = [path.name for path in package.iterdir() if (path / "__init__.py").exists()]
     assert len(folders) >= 13
-    missing = [name for name in folders if f"{name}/" not in tree]
+    missing = [name for name in folders if f"{name}/" not in section]
     assert not missing
-    for name in re.findall(r"[\w/]+\.py", tree):
+    first = re.search(r"Read first, in this order: (.*?)\.\s", section, flags=re.DOTALL)
+    assert first and len(re.findall(r"`([\w/]+\.py)`", first[1])) == 6
+    for name in re.findall(r"`([\w/]+\.py)`", section):
         assert (package / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_way_to_a_training_step_is_as_described():
+    way = re.search(r"A training step is reached by\s+(.*?)\.\n", README, flags=re.DOTALL)
+    assert way
+    names = re.findall(r"`([^`]+)`", way[1])
+    assert names == [
+        "cli/train.py",
+        "Run.train",
+        "training/loop.py",
+        "training/step.py",
+        "objectives/smt.py",
+    ]
+    assert hasattr(memtrain.Run, "train")
+
+
+def test_options_named_exist():
+    """Every --option of the README is known to a command or is a field of a config."""
+    known = {"--" + name.replace("_", "-") for name in _fields(memtrain.RunConfig)}
+    source = "\n".join(path.read_text() for path in (ROOT / "src/memtrain/cli").glob("*.py"))
+    for option in set(re.findall(r"(?<![\w-])--[a-z][\w.-]*[a-z]", README)):
+        name = option.removeprefix("--").replace("-", "_")
+        stated = re.search(rf"\b{name}\b|{option}\b", source)
+        assert option in known or stated or option == "--nproc-per-node", option
+
+
+def _fields(config: type, prefix: str = "") -> set[str]:
+    names = set()
+    for name, kind in get_type_hints(config).items():
+        kinds = [kind, *get_args(kind)]
+        names |= {prefix + name}
+        for one in kinds:
+            if is_dataclass(one) and isinstance(one, type):
+                names |= _fields(one, f"{prefix}{name}.")
+    return names
 
 
 def test_pictures_named_are_there():
