@@ -1,13 +1,12 @@
-"""The backward pass of attention for Hopper, at the encoder's shape.
+"""The backward pass of attention for Hopper in Gluon, at the encoder's shape.
 
-`attention_backward` says what is computed, and serves every shape. Here sequences have 4 x 64 + 16
-rows, heads have 64 numbers, and no weight is hidden. A program has one head and goes over it twice:
-with all keys and values in shared memory while its queries go by, and the other way round. What
-goes by does so in blocks of 64 rows. Products are begun ahead of time, so that the matrix units
-have work while weights are made.
+It computes the same as `triton.attention_backward`. Sequences have 4 x 64 + 16 rows, heads have 64
+numbers, and nothing is masked. A program, one group of four warps, has one head and passes over it
+twice: with all keys and values in shared memory, looping over queries, and the other way round, in
+blocks of 64 rows. Products are started ahead of time, so that the matrix units are busy while
+weights are computed.
 """
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -18,44 +17,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from memtrain.accel.hopper.layout import (
-    FACTOR,
-    LENGTH,
-    NARROW_FACTOR,
-    NARROW_SUMS,
-    NUMBERS,
-    PARTS,
-    SHARED,
-    SIDE,
-    SUMS,
-    SUMS_OF_TAIL,
-    TAIL,
-    TILES,
-    E,
-    along,
-    as_factor,
-    begin_scores,
-    beside,
-    bring,
-    descriptor,
-    kept,
-    narrow_scores,
-    narrow_sum,
-    new_barrier,
-    products,
-    rows_of,
-    store,
-    turned_back,
-)
-from memtrain.accel.triton.attention_heads import Heads, score_scale
+import memtrain.accel.hopper.layout as L
+from memtrain.accel.triton.attention import AttentionBackward, score_scale
 from memtrain.accel.triton.common import LOG2_E
 
 
 @gluon.jit
 def _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, stride):
     """Queries carried scale · log2(e); the gradient of the keys wants scale alone."""
-    store(key_gradient, turned_back(dk / LOG2_E, cosine, sine, first, 0), first, stride)
-    store(value_gradient, dv, first, stride)
+    L.store_rows(key_gradient, L.rotated_back(dk / LOG2_E, cosine, sine, first, 0), first, stride)
+    L.store_rows(value_gradient, dv, first, stride)
 
 
 # --------------------------------------------------------------------------------------- passes
@@ -71,43 +42,43 @@ def _queries_pass(
     STRIDE: gl.constexpr,
 ):  # fmt: skip
     """The gradients of the queries but the tail's, and all sums over out · its gradient."""
-    for block in range(TILES):
-        first = block * SIDE
+    for block in range(L.TILES):
+        first = block * L.SIDE
         hidden = block * nothing
-        top = gl.load(log_sum + first + gl.arange(0, SIDE, gl.SliceLayout(1, SUMS)))
+        top = gl.load(log_sum + first + gl.arange(0, L.SIDE, gl.SliceLayout(1, L.SUMS)))
         mbarrier.wait(block_came, block & 1)
-        q = blocks.index(0).load(FACTOR)
-        do = blocks.index(1).load(FACTOR)
+        q = blocks.index(0).load(L.FACTOR)
+        do = blocks.index(1).load(L.FACTOR)
         mbarrier.wait(came[0], 0)
-        score = begin_scores(q, rows_of(k_tiles, 0, hidden))
-        dweight = begin_scores(do, rows_of(v_tiles, 0, hidden))
-        sums = products(blocks.index(1), blocks.index(2))
-        offset = gl.convert_layout(sums, gl.SliceLayout(1, SUMS))
+        score = L.start_scores(q, L.rows_of(k_tiles, 0, hidden))
+        dweight = L.start_scores(do, L.rows_of(v_tiles, 0, hidden))
+        sums = L.row_products(blocks.index(1), blocks.index(2))
+        offset = gl.convert_layout(sums, gl.SliceLayout(1, L.SUMS))
         offsets.index(block).store(offset)
         gl.thread_barrier()
         fence_async_shared()
-        at = [row + first + SIDE, column]
-        mbarrier.expect(block_came, 3 * SIDE * E * 2)
+        at = [row + first + L.SIDE, column]
+        mbarrier.expect(block_came, 3 * L.SIDE * L.E * 2)
         tma.async_copy_global_to_shared(queries, at, block_came, blocks.index(0))
         tma.async_copy_global_to_shared(gradients, at, block_came, blocks.index(1))
         tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2))
-        dq = gl.zeros((SIDE, E), gl.float32, SUMS)
-        for tile in gl.static_range(PARTS):
+        dq = gl.zeros((L.SIDE, L.E), gl.float32, L.SUMS)
+        for tile in gl.static_range(L.ALL_TILES):
             # Begun since these scores: dq of the tile before, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
-            weight = gl.exp2(score - beside(top, tile))
-            if tile < TILES:
+            weight = gl.exp2(score - L.per_row(top, tile))
+            if tile < L.TILES:
                 mbarrier.wait(came[tile + 1], 0)
-                score = begin_scores(q, rows_of(k_tiles, tile + 1, hidden))
+                score = L.start_scores(q, L.rows_of(k_tiles, tile + 1, hidden))
             # Begun since dweight: the next scores.
-            dweight = warpgroup_mma_wait(1 if tile < TILES else 0, (dweight,))
-            ds = weight * (dweight - beside(offset, tile))
-            dq = warpgroup_mma(as_factor(ds), rows_of(k_tiles, tile, hidden), dq, is_async=True)
-            if tile < TILES:
-                dweight = begin_scores(do, rows_of(v_tiles, tile + 1, hidden))
+            dweight = warpgroup_mma_wait(1 if tile < L.TILES else 0, (dweight,))
+            ds = weight * (dweight - L.per_row(offset, tile))
+            dq = warpgroup_mma(L.as_factor(ds), L.rows_of(k_tiles, tile, hidden), dq, is_async=True)
+            if tile < L.TILES:
+                dweight = L.start_scores(do, L.rows_of(v_tiles, tile + 1, hidden))
         dq = warpgroup_mma_wait(0, (dq,))
-        gradient = turned_back(dq * scale, cosine, sine, first, start)
-        store(query_gradient, gradient, first, STRIDE)
+        gradient = L.rotated_back(dq * scale, cosine, sine, first, start)
+        L.store_rows(query_gradient, gradient, first, STRIDE)
 
 
 @gluon.jit
@@ -117,41 +88,41 @@ def _keys_pass(
     STRIDE: gl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values but the tail's. Scores lie transposed, keys x queries."""
-    for block in range(TILES):
-        first = block * SIDE
+    for block in range(L.TILES):
+        first = block * L.SIDE
         hidden = block * nothing
         # An odd number of blocks came before these.
         mbarrier.wait(block_came, block + 1 & 1)
-        k = blocks.index(0).load(FACTOR)
+        k = blocks.index(0).load(L.FACTOR)
         v = blocks.index(1 + (block & 1))
         mbarrier.wait(came[0], 1)
-        score = begin_scores(k, rows_of(q_tiles, 0, hidden))
-        dweight = begin_scores(v, rows_of(d_tiles, 0, hidden))
+        score = L.start_scores(k, L.rows_of(q_tiles, 0, hidden))
+        dweight = L.start_scores(v, L.rows_of(d_tiles, 0, hidden))
         gl.thread_barrier()
         fence_async_shared()
-        at = [row + first + SIDE, column]
-        mbarrier.expect(block_came, 2 * SIDE * E * 2)
+        at = [row + first + L.SIDE, column]
+        mbarrier.expect(block_came, 2 * L.SIDE * L.E * 2)
         tma.async_copy_global_to_shared(keys, at, block_came, blocks.index(0))
         tma.async_copy_global_to_shared(values, at, block_came, blocks.index(2 - (block & 1)))
-        dk = gl.zeros((SIDE, E), gl.float32, SUMS)
-        dv = gl.zeros((SIDE, E), gl.float32, SUMS)
-        for tile in gl.static_range(PARTS):
-            q, do = rows_of(q_tiles, tile, hidden), rows_of(d_tiles, tile, hidden)
-            top = along(tops, tile, SUMS if tile < TILES else SUMS_OF_TAIL)
+        dk = gl.zeros((L.SIDE, L.E), gl.float32, L.SUMS)
+        dv = gl.zeros((L.SIDE, L.E), gl.float32, L.SUMS)
+        for tile in gl.static_range(L.ALL_TILES):
+            q, do = L.rows_of(q_tiles, tile, hidden), L.rows_of(d_tiles, tile, hidden)
+            top = L.per_column(tops, tile, L.SUMS if tile < L.TILES else L.SUMS_OF_TAIL)
             # Begun since these scores: dk of the tile before, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
             weight = gl.exp2(score - top)
-            dv = warpgroup_mma(as_factor(weight), do, dv, is_async=True)
-            if tile < TILES:
+            dv = warpgroup_mma(L.as_factor(weight), do, dv, is_async=True)
+            if tile < L.TILES:
                 mbarrier.wait(came[tile + 1], 1)
-                score = begin_scores(k, rows_of(q_tiles, tile + 1, hidden))
+                score = L.start_scores(k, L.rows_of(q_tiles, tile + 1, hidden))
             # Begun since dweight: dv, the next scores.
-            dweight = warpgroup_mma_wait(2 if tile < TILES else 1, (dweight,))
-            offset = along(offsets, tile, SUMS if tile < TILES else SUMS_OF_TAIL)
+            dweight = warpgroup_mma_wait(2 if tile < L.TILES else 1, (dweight,))
+            offset = L.per_column(offsets, tile, L.SUMS if tile < L.TILES else L.SUMS_OF_TAIL)
             ds = weight * (dweight - offset)
-            dk = warpgroup_mma(as_factor(ds), q, dk, is_async=True)
-            if tile < TILES:
-                dweight = begin_scores(v, rows_of(d_tiles, tile + 1, hidden))
+            dk = warpgroup_mma(L.as_factor(ds), q, dk, is_async=True)
+            if tile < L.TILES:
+                dweight = L.start_scores(v, L.rows_of(d_tiles, tile + 1, hidden))
         dk, dv = warpgroup_mma_wait(0, (dk, dv))
         _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, STRIDE)
 
@@ -162,40 +133,42 @@ def _keys_pass(
 @gluon.jit
 def _queries_tail(queries, gradients, outs, k_tiles, v_tiles, offsets, log_sum):
     """The gradients of the tail's queries, and their sums over out · its gradient."""
-    top = gl.load(log_sum + TILES * SIDE + gl.arange(0, TAIL, gl.SliceLayout(1, NARROW_SUMS)))
+    top = gl.load(
+        log_sum + L.TILES * L.SIDE + gl.arange(0, L.TAIL, gl.SliceLayout(1, L.NARROW_SUMS))
+    )
     top = gl.expand_dims(top, 1)
-    sums = products(gradients, outs)
-    offsets.index(TILES).slice(0, TAIL).store(sums)
-    offset = gl.expand_dims(gl.convert_layout(sums, gl.SliceLayout(1, NARROW_SUMS)), 1)
-    q, do = queries.load(NARROW_FACTOR), gradients.load(NARROW_FACTOR)
-    dq = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
-    score = narrow_scores(q, rows_of(k_tiles, 0, 0))
-    dweight = narrow_scores(do, rows_of(v_tiles, 0, 0))
-    for tile in gl.static_range(PARTS):
+    sums = L.row_products(gradients, outs)
+    offsets.index(L.TILES).slice(0, L.TAIL).store(sums)
+    offset = gl.expand_dims(gl.convert_layout(sums, gl.SliceLayout(1, L.NARROW_SUMS)), 1)
+    q, do = queries.load(L.NARROW_FACTOR), gradients.load(L.NARROW_FACTOR)
+    dq = gl.zeros((L.TAIL, L.E), gl.float32, L.NARROW_SUMS)
+    score = L.narrow_scores(q, L.rows_of(k_tiles, 0, 0))
+    dweight = L.narrow_scores(do, L.rows_of(v_tiles, 0, 0))
+    for tile in gl.static_range(L.ALL_TILES):
         ds = gl.exp2(score - top) * (dweight - offset)
-        if tile < TILES:
-            score = narrow_scores(q, rows_of(k_tiles, tile + 1, 0))
-            dweight = narrow_scores(do, rows_of(v_tiles, tile + 1, 0))
-        dq = narrow_sum(ds, rows_of(k_tiles, tile, 0), dq)
+        if tile < L.TILES:
+            score = L.narrow_scores(q, L.rows_of(k_tiles, tile + 1, 0))
+            dweight = L.narrow_scores(do, L.rows_of(v_tiles, tile + 1, 0))
+        dq = L.narrow_sum(ds, L.rows_of(k_tiles, tile, 0), dq)
     return dq
 
 
 @gluon.jit
 def _keys_tail(keys, values, q_tiles, d_tiles, tops, offsets):
     """The gradients of the tail's keys and values."""
-    k, v = keys.load(NARROW_FACTOR), values.load(NARROW_FACTOR)
-    dk = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
-    dv = gl.zeros((TAIL, E), gl.float32, NARROW_SUMS)
-    score = narrow_scores(k, rows_of(q_tiles, 0, 0))
-    dweight = narrow_scores(v, rows_of(d_tiles, 0, 0))
-    for tile in gl.static_range(PARTS):
-        weight = gl.exp2(score - along(tops, tile, NARROW_SUMS))
-        ds = weight * (dweight - along(offsets, tile, NARROW_SUMS))
-        if tile < TILES:
-            score = narrow_scores(k, rows_of(q_tiles, tile + 1, 0))
-            dweight = narrow_scores(v, rows_of(d_tiles, tile + 1, 0))
-        dv = narrow_sum(weight, rows_of(d_tiles, tile, 0), dv)
-        dk = narrow_sum(ds, rows_of(q_tiles, tile, 0), dk)
+    k, v = keys.load(L.NARROW_FACTOR), values.load(L.NARROW_FACTOR)
+    dk = gl.zeros((L.TAIL, L.E), gl.float32, L.NARROW_SUMS)
+    dv = gl.zeros((L.TAIL, L.E), gl.float32, L.NARROW_SUMS)
+    score = L.narrow_scores(k, L.rows_of(q_tiles, 0, 0))
+    dweight = L.narrow_scores(v, L.rows_of(d_tiles, 0, 0))
+    for tile in gl.static_range(L.ALL_TILES):
+        weight = gl.exp2(score - L.per_column(tops, tile, L.NARROW_SUMS))
+        ds = weight * (dweight - L.per_column(offsets, tile, L.NARROW_SUMS))
+        if tile < L.TILES:
+            score = L.narrow_scores(k, L.rows_of(q_tiles, tile + 1, 0))
+            dweight = L.narrow_scores(v, L.rows_of(d_tiles, tile + 1, 0))
+        dv = L.narrow_sum(weight, L.rows_of(d_tiles, tile, 0), dv)
+        dk = L.narrow_sum(ds, L.rows_of(q_tiles, tile, 0), dk)
     return dk, dv
 
 
@@ -210,58 +183,60 @@ def _backward(
 ):  # fmt: skip
     """All gradients of one head of one row of the batch."""
     row_head = gl.program_id(0)
-    row, column = row_head // H * LENGTH, row_head % H * E
+    row, column = row_head // H * L.LENGTH, row_head % H * L.E
     at_row = row.to(gl.int64) * STRIDE + column
     query_gradient += at_row
     key_gradient += at_row
     value_gradient += at_row
-    log_sum += row_head * LENGTH
+    log_sum += row_head * L.LENGTH
     # Keys and their values; then queries and the gradients of what they got.
-    main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
-    other_main = gl.allocate_shared_memory(gl.bfloat16, [TILES, SIDE, E], SHARED)
-    tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
-    other_tail = gl.allocate_shared_memory(gl.bfloat16, [TAIL, E], SHARED)
+    main = gl.allocate_shared_memory(gl.bfloat16, [L.TILES, L.SIDE, L.E], L.SHARED)
+    other_main = gl.allocate_shared_memory(gl.bfloat16, [L.TILES, L.SIDE, L.E], L.SHARED)
+    tail = gl.allocate_shared_memory(gl.bfloat16, [L.TAIL, L.E], L.SHARED)
+    other_tail = gl.allocate_shared_memory(gl.bfloat16, [L.TAIL, L.E], L.SHARED)
     tiles, other_tiles = (main, tail), (other_main, other_tail)
     # A block of queries, of gradients and of what they got; then one of keys, and two of values.
-    blocks = gl.allocate_shared_memory(gl.bfloat16, [3, SIDE, E], SHARED)
-    offsets = gl.allocate_shared_memory(gl.float32, [PARTS, SIDE], NUMBERS)
+    blocks = gl.allocate_shared_memory(gl.bfloat16, [3, L.SIDE, L.E], L.SHARED)
+    offsets = gl.allocate_shared_memory(gl.float32, [L.ALL_TILES, L.SIDE], L.NUMBERS)
     # Each in a place of its own: the compiler lets all warps meet between uses of one place.
-    came = (new_barrier(), new_barrier(), new_barrier(), new_barrier(), new_barrier())
-    block_came = new_barrier()
+    came = (L.new_barrier(), L.new_barrier(), L.new_barrier(), L.new_barrier(), L.new_barrier())
+    block_came = L.new_barrier()
 
-    mbarrier.expect(block_came, 3 * SIDE * E * 2)
+    mbarrier.expect(block_came, 3 * L.SIDE * L.E * 2)
     tma.async_copy_global_to_shared(queries, [row, column], block_came, blocks.index(0))
     tma.async_copy_global_to_shared(gradients, [row, column], block_came, blocks.index(1))
     tma.async_copy_global_to_shared(outs, [row, column], block_came, blocks.index(2))
-    bring(keys, keys_tail, tiles, values, values_tail, other_tiles, came, row, column)
-    tops = kept(log_sum)
+    L.copy_heads(keys, keys_tail, tiles, values, values_tail, other_tiles, came, row, column)
+    tops = L.to_shared(log_sum)
     _queries_pass(
         queries, gradients, outs, tiles, other_tiles, offsets, blocks, came, block_came,
         log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing, STRIDE,
     )  # fmt: skip
-    mbarrier.wait(block_came, TILES & 1)
+    mbarrier.wait(block_came, L.TILES & 1)
     dq = _queries_tail(
-        blocks.index(0).slice(0, TAIL), blocks.index(1).slice(0, TAIL),
-        blocks.index(2).slice(0, TAIL), tiles, other_tiles, offsets, log_sum,
+        blocks.index(0).slice(0, L.TAIL), blocks.index(1).slice(0, L.TAIL),
+        blocks.index(2).slice(0, L.TAIL), tiles, other_tiles, offsets, log_sum,
     )  # fmt: skip
 
     gl.thread_barrier()
     fence_async_shared()
-    mbarrier.expect(block_came, 2 * SIDE * E * 2)
+    mbarrier.expect(block_came, 2 * L.SIDE * L.E * 2)
     tma.async_copy_global_to_shared(keys, [row, column], block_came, blocks.index(0))
     tma.async_copy_global_to_shared(values, [row, column], block_came, blocks.index(1))
-    bring(
+    L.copy_heads(
         queries, queries_tail, tiles, gradients, gradients_tail, other_tiles, came, row, column
     )  # fmt: skip
-    first: gl.constexpr = TILES * SIDE
-    store(query_gradient, turned_back(dq * scale, cosine, sine, first, start), first, STRIDE)
+    first: gl.constexpr = L.TILES * L.SIDE
+    L.store_rows(
+        query_gradient, L.rotated_back(dq * scale, cosine, sine, first, start), first, STRIDE
+    )
     _keys_pass(
         keys, values, tiles, other_tiles, tops, offsets, blocks, came, block_came,
         key_gradient, value_gradient, cosine, sine, row, column, nothing, STRIDE,
     )  # fmt: skip
-    mbarrier.wait(block_came, TILES + 1 & 1)
+    mbarrier.wait(block_came, L.TILES + 1 & 1)
     dk, dv = _keys_tail(
-        blocks.index(0).slice(0, TAIL), blocks.index(1).slice(0, TAIL),
+        blocks.index(0).slice(0, L.TAIL), blocks.index(1).slice(0, L.TAIL),
         tiles, other_tiles, tops, offsets,
     )  # fmt: skip
     _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, STRIDE)
@@ -270,21 +245,14 @@ def _backward(
 # ---------------------------------------------------------------------------------------- launch
 
 
-def run_backward(
-    heads: Heads,
-    gradients: Heads,
-    out: Tensor,
-    log_sum: Tensor,
-    out_gradient: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    first: int,
-) -> None:
-    """Fill the gradients of heads before they were turned, laid out as the heads are."""
-    side, tail = SIDE.value, TAIL.value
+def hopper_attention_backward(given: AttentionBackward) -> None:
+    """`triton.attention_backward.run_attention_backward`."""
+    heads, gradients, out, log_sum, out_gradient, cosine, sine, first, _ = given
+    side, tail = L.SIDE.value, L.TAIL.value
     sources = heads.query, heads.key, heads.value, out_gradient
     _backward[heads.rows * heads.heads,](
-        *[descriptor(x, size) for x in sources for size in (side, tail)], descriptor(out, side),
+        *[L.head_descriptor(x, size) for x in sources for size in (side, tail)],
+        L.head_descriptor(out, side),
         log_sum, gradients.query, gradients.key, gradients.value, cosine, sine,
         first, score_scale(heads.head_dim), 0,
         H=heads.heads, STRIDE=gradients.key.stride(1), num_warps=4,

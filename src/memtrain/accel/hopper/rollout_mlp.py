@@ -1,13 +1,13 @@
-"""Everything in a block after its heads, on Hopper: what `many_finish` does, in Gluon.
+"""The block after its heads for Hopper in Gluon; computes the same as `triton_rollout.large_batch`.
 
-A program stays on its multiprocessor and takes one tile of 128 rows after the other. One of its
-warps has the weights brought, in pieces of 32 KB that pass through a ring of five; two warpgroups
-take 64 rows each. A warpgroup holds the sums of its rows in registers from the projection to the
-end, and the normed rows in shared memory. Of the hidden layer it has 64 numbers a row at a time,
-and takes their GELU while the product with those before is under way.
+A program stays on its multiprocessor and loops over tiles of 128 rows. One of its warps fetches the
+weights, in pieces of 32 KB that pass through a ring of five; two warpgroups take 64 rows each. A
+warpgroup keeps the sums of its rows in registers from the projection to the end, and the normed
+rows in shared memory. It computes 64 numbers per row of the hidden layer at a time, and their GELU
+during the product of the previous ones.
 
 If a last round of tiles would leave most multiprocessors idle, its rows are taken 64 at a time, and
-both warpgroups work on the same, each with every other chunk of the hidden layer.
+both warpgroups share them: each takes every other chunk of the hidden layer.
 """
 
 import math
@@ -23,32 +23,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from memtrain.accel.hopper.layout import GROUPS, REGISTERS, SIDE, WIDTH, descriptor
 from memtrain.accel.triton.common import gelu
 from memtrain.models.layers import RMS_EPSILON
 
-WIDTH = gl.constexpr(256)
-INNER = gl.constexpr(512)
-"""Numbers in a row of all heads' results."""
+HEADS_WIDTH = gl.constexpr(512)
+"""Numbers per row of all heads' results."""
 HIDDEN = gl.constexpr(1024)
-SIDE = gl.constexpr(64)
-"""Rows of a warpgroup, and columns that a product sums over or makes at a time."""
-GROUPS = gl.constexpr(2)
-"""Warpgroups that take products."""
-REGISTERS = gl.constexpr(240)
-"""Of a thread of theirs."""
-STAGES = gl.constexpr(5)
+PIECES = gl.constexpr(5)
 """Pieces in shared memory: WIDTH x SIDE of a weight, or 2 · SIDE columns of the heads' results."""
-PIECE = gl.constexpr(2 * 256 * 64)
-"""Bytes of one."""
+PIECE_BYTES = gl.constexpr(2 * 256 * 64)
 
 
 @gluon.jit
-def _task(turn, whole):
-    """The first row of the program's next tile, and how many warpgroups work on a row of it: on
-    those of the first `whole` tiles one, on others both."""
-    task = gl.program_id(0) + turn * gl.num_programs(0)
+def _task(index, whole):
+    """The first row of the program's tile `index`, and how many warpgroups share each of its rows:
+    one in the first `whole` tiles, both in the others."""
+    task = gl.program_id(0) + index * gl.num_programs(0)
     behind = gl.maximum(task - whole, 0)
     workers = gl.where(task < whole, 1, 2)
     return (GROUPS * task - behind) * SIDE, workers
@@ -58,8 +50,8 @@ def _task(turn, whole):
 
 
 @gluon.jit
-def _bring_rows(x, to, first_buffer, ready, row, column, place, SIZE: gl.constexpr):
-    """Have SIDE rows brought, SIZE at a time, each from where it stands among all."""
+def _fetch_rows(x, to, first_buffer, ready, row, column, place, SIZE: gl.constexpr):
+    """Fetch SIDE kept rows, SIZE at a time, from their places among all rows."""
     length, kept, first = place
     for part in gl.static_range(SIDE // SIZE):
         at = row + part * SIZE
@@ -69,86 +61,86 @@ def _bring_rows(x, to, first_buffer, ready, row, column, place, SIZE: gl.constex
 
 
 @gluon.jit
-def _room(ready, free, step):
-    """Wait for room for a piece; where it is, and the barrier that tells when it has come."""
-    stage = step % STAGES
-    mbarrier.wait(free.index(stage), ((step // STAGES) & 1) ^ 1)
-    mbarrier.expect(ready.index(stage), PIECE)
+def _wait_free(ready, free, step):
+    """Wait for a free stage; return it and the barrier for its arrival."""
+    stage = step % PIECES
+    mbarrier.wait(free.index(stage), ((step // PIECES) & 1) ^ 1)
+    mbarrier.expect(ready.index(stage), PIECE_BYTES)
     return stage, ready.index(stage)
 
 
 @gluon.jit
-def _bring(weight, at, ring, ready, free, step):
-    """Have the next piece of a weight brought."""
-    stage, came = _room(ready, free, step)
+def _fetch_piece(weight, at, ring, ready, free, step):
+    """Fetch the next piece of a weight."""
+    stage, came = _wait_free(ready, free, step)
     tma.async_copy_global_to_shared(weight, at, came, ring.index(stage))
     return step + 1
 
 
 @gluon.jit
-def _fetch(mixed, stream, project, rise, fall, buffers, barriers, place, tasks, whole):
-    """Brings in, tile by tile, rows and weights in the order in which `_compute` takes them."""
+def _fetch(mixed, stream, project, up, down, buffers, barriers, place, tasks, whole):
+    """Fetch rows and weights, tile by tile, in the order in which `_compute` uses them."""
     held, ring = buffers
     ready, free, rows_ready, rows_free, idle, handed = barriers
     SIZE: gl.constexpr = mixed.block_type.shape[0]
     layout: gl.constexpr = project.layout
     held = held._reinterpret(gl.bfloat16, [GROUPS * WIDTH // SIZE, SIZE, SIDE], layout)
-    heads = ring._reinterpret(gl.bfloat16, [STAGES * WIDTH // SIZE, SIZE, SIDE], layout)
-    wide_ring = ring._reinterpret(gl.bfloat16, [STAGES, SIDE, WIDTH], layout)
+    heads = ring._reinterpret(gl.bfloat16, [PIECES * WIDTH // SIZE, SIZE, SIDE], layout)
+    wide_ring = ring._reinterpret(gl.bfloat16, [PIECES, SIDE, WIDTH], layout)
     step = 0
-    for turn in range(gl.cdiv(tasks - gl.program_id(0), gl.num_programs(0))):
-        row, workers = _task(turn, whole)
+    for index in range(gl.cdiv(tasks - gl.program_id(0), gl.num_programs(0))):
+        row, workers = _task(index, whole)
         behind = (GROUPS - workers) * SIDE  # the second warpgroup's rows
-        for part in range(INNER // (2 * SIDE)):
+        for part in range(HEADS_WIDTH // (2 * SIDE)):
             column = part * (2 * SIDE)
-            stage, came = _room(ready, free, step)
+            stage, came = _wait_free(ready, free, step)
             for piece in gl.static_range(4):
                 at, right = row + (piece // 2) * behind, (piece % 2) * SIDE
-                _bring_rows(mixed, heads, stage * 4 + piece, came, at, column + right, place, SIZE)
-            step = _bring(project, [0, column], ring, ready, free, step + 1)
-            step = _bring(project, [0, column + SIDE], ring, ready, free, step)
-            if part == 1:  # soon enough, and the first weights of a tile need not wait for it
-                mbarrier.wait(rows_free, (turn & 1) ^ 1)
+                _fetch_rows(mixed, heads, stage * 4 + piece, came, at, column + right, place, SIZE)
+            step = _fetch_piece(project, [0, column], ring, ready, free, step + 1)
+            step = _fetch_piece(project, [0, column + SIDE], ring, ready, free, step)
+            if part == 1:  # early enough, without delaying the first weights of a tile
+                mbarrier.wait(rows_free, (index & 1) ^ 1)
                 mbarrier.expect(rows_ready, 2 * GROUPS * SIDE * WIDTH)
                 for piece in gl.static_range(GROUPS * WIDTH // SIDE):
                     at, right = row + (piece // 4) * behind, (piece % 4) * SIDE
-                    _bring_rows(stream, held, piece, rows_ready, at, right, place, SIZE)
+                    _fetch_rows(stream, held, piece, rows_ready, at, right, place, SIZE)
         stride = workers * SIDE
         for start in range(0, HIDDEN, stride):
             for at in range(start, start + stride, SIDE):
-                step = _bring(rise, [at, 0], wide_ring, ready, free, step)
-            # a product with the hidden layer is taken after the next chunk of it is made
+                step = _fetch_piece(up, [at, 0], wide_ring, ready, free, step)
+            # A chunk of the hidden layer is multiplied after the next one has been computed.
             for at in range(gl.maximum(start - stride, 0), start, SIDE):
-                step = _bring(fall, [0, at], ring, ready, free, step)
+                step = _fetch_piece(down, [0, at], ring, ready, free, step)
         for at in range(HIDDEN - stride, HIDDEN, SIDE):
-            step = _bring(fall, [0, at], ring, ready, free, step)
+            step = _fetch_piece(down, [0, at], ring, ready, free, step)
 
 
 # ---------------------------------------------------------------------------------------- products
 
 
 @gluon.jit
-def _come(ready, step):
-    """Wait for a piece; where it lies."""
-    stage = step % STAGES
-    mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+def _wait_ready(ready, step):
+    """Wait for a piece to arrive; return its stage."""
+    stage = step % PIECES
+    mbarrier.wait(ready.index(stage), (step // PIECES) & 1)
     return stage
 
 
 @gluon.jit
-def _come_own(ready, free, step, workers, group: gl.constexpr):
-    """Wait for a piece of the MLP's weights; where it lies. If both warpgroups work on the same
-    rows, two pieces stand side by side, one for each."""
+def _wait_own(ready, free, step, workers, group: gl.constexpr):
+    """Wait for a piece of the MLP's weights; return its stage. If both warpgroups work on the same
+    rows, each uses one of two consecutive pieces."""
     own = group * (workers - 1)
-    stage = _come(ready, step + own)
+    stage = _wait_ready(ready, step + own)
     if workers == 2:
-        mbarrier.arrive(free.index(_come(ready, step + 1 - own)))
+        mbarrier.arrive(free.index(_wait_ready(ready, step + 1 - own)))
     return stage
 
 
 @gluon.jit
 def _activated(hidden, shift, sums: gl.constexpr):
-    """GELU of a chunk of the hidden layer, as a factor of the next product."""
+    """GELU of a chunk of the hidden layer, in the layout of a factor."""
     hidden = gelu(hidden + gl.expand_dims(shift, 0))
     factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     return gl.convert_layout(hidden.to(gl.bfloat16), factor, assert_trivial=True)
@@ -159,12 +151,12 @@ def _compute(
     out, measured, biases, buffers, barriers, rows, epsilon, tasks, whole, group: gl.constexpr
 ):
     """One warpgroup's rows of the program's tiles."""
-    rise_bias, fall_bias = biases
+    up_bias, down_bias = biases
     held, ring = buffers
     ready, free, rows_ready, rows_free, idle, handed = barriers
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     of_chunk: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
-    # a thread writes 16 bytes of a row, a warp a row of 512; rows stay within their warp
+    # A thread writes 16 bytes of a row, a warp a row of 512; rows stay within their warp.
     written: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [8, 0]],
         [[0, 8], [0, 16], [0, 32], [0, 64], [0, 128]],
@@ -174,26 +166,26 @@ def _compute(
     )
     kind: gl.constexpr = out.dtype.element_ty
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, sums))
-    of_hidden = rise_bias + gl.arange(0, SIDE, gl.SliceLayout(0, of_chunk))
-    heads = ring._reinterpret(gl.bfloat16, [STAGES * 4, SIDE, SIDE], ring.layout)
-    wide_ring = ring._reinterpret(gl.bfloat16, [STAGES, SIDE, WIDTH], ring.layout)
+    of_hidden = up_bias + gl.arange(0, SIDE, gl.SliceLayout(0, of_chunk))
+    heads = ring._reinterpret(gl.bfloat16, [PIECES * 4, SIDE, SIDE], ring.layout)
+    wide_ring = ring._reinterpret(gl.bfloat16, [PIECES, SIDE, WIDTH], ring.layout)
     mine = held.index(group)
     nothing = gl.zeros([SIDE, SIDE], gl.float32, of_chunk)
-    # where the second hands its sums over
+    # where the second warpgroup hands its sums over
     between: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 4, [1, 0])
     others = ring._reinterpret(gl.float32, [SIDE, WIDTH], between)
     step = 0
-    for turn in range(gl.cdiv(tasks - gl.program_id(0), gl.num_programs(0))):
-        first, workers = _task(turn, whole)
+    for index in range(gl.cdiv(tasks - gl.program_id(0), gl.num_programs(0))):
+        first, workers = _task(index, whole)
         total = gl.zeros([SIDE, WIDTH], gl.float32, sums)
-        for _ in range(INNER // (2 * SIDE)):
-            stage = _come(ready, step)
+        for _ in range(HEADS_WIDTH // (2 * SIDE)):
+            stage = _wait_ready(ready, step)
             left, right = heads.index(stage * 4 + 2 * group), heads.index(stage * 4 + 2 * group + 1)
-            left_stage = _come(ready, step + 1)
+            left_stage = _wait_ready(ready, step + 1)
             total = warpgroup_mma(
                 left, ring.index(left_stage).permute((1, 0)), total, is_async=True
             )
-            right_stage = _come(ready, step + 2)
+            right_stage = _wait_ready(ready, step + 2)
             total = warpgroup_mma(
                 right, ring.index(right_stage).permute((1, 0)), total, is_async=True
             )
@@ -204,30 +196,30 @@ def _compute(
             mbarrier.arrive(free.index(right_stage))
             step += 3
 
-        mbarrier.wait(rows_ready, turn & 1)
+        mbarrier.wait(rows_ready, index & 1)
         total += mine.load(sums).to(gl.float32)
         level = gl.rsqrt(gl.sum(total * total, 1) / WIDTH + epsilon)
         mine.store((total * gl.expand_dims(level, 1)).to(gl.bfloat16))
         fence_async_shared()
-        total += gl.expand_dims(gl.load(fall_bias + column), 0)
+        total += gl.expand_dims(gl.load(down_bias + column), 0)
 
-        if group == 1:  # of two that work on the same rows, one begins with them
+        if group == 1:  # if both work on the same rows, only the first starts from them
             total *= (2 - workers).to(gl.float32)
 
         own = group * (workers - 1)
         shift = gl.load(of_hidden + own * SIDE)
-        stage = _come_own(ready, free, step, workers, group)
+        stage = _wait_own(ready, free, step, workers, group)
         hidden = warpgroup_mma(mine, wide_ring.index(stage).permute((1, 0)), nothing, use_acc=False)
         mbarrier.arrive(free.index(stage))
         factor = _activated(hidden, shift, sums)
         step += workers
         for start in range(workers * SIDE, HIDDEN, workers * SIDE):
             shift = gl.load(of_hidden + start + own * SIDE)
-            stage = _come_own(ready, free, step, workers, group)
+            stage = _wait_own(ready, free, step, workers, group)
             hidden = warpgroup_mma(
                 mine, wide_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
             )
-            down_stage = _come_own(ready, free, step + workers, workers, group)
+            down_stage = _wait_own(ready, free, step + workers, workers, group)
             total = warpgroup_mma(
                 factor, ring.index(down_stage).permute((1, 0)), total, is_async=True
             )
@@ -238,12 +230,12 @@ def _compute(
             mbarrier.arrive(free.index(down_stage))
             factor = following
             step += 2 * workers
-        stage = _come_own(ready, free, step, workers, group)
+        stage = _wait_own(ready, free, step, workers, group)
         total = warpgroup_mma(factor, ring.index(stage).permute((1, 0)), total)
         mbarrier.arrive(free.index(stage))
         step += workers
 
-        if workers == 2:  # the program's last task: the ring is free when both are here
+        if workers == 2:  # the program's last task: the ring is free when both arrive
             mbarrier.arrive(idle)
             if group == 1:
                 mbarrier.wait(idle, 0)
@@ -258,7 +250,7 @@ def _compute(
         row = first + gl.arange(0, SIDE, gl.SliceLayout(1, sums))
         gl.store(measured + row, gl.sum(total * total, 1), mask=row < last)
         if kind == gl.bfloat16:
-            # by way of the normed rows, which are done with, whole rows come into a warp's hands
+            # Through the buffer of normed rows, which are no longer needed, warps get whole rows.
             mine.store(total.to(kind))
             values = mine.load(written)
             fence_async_shared()
@@ -274,34 +266,20 @@ def _compute(
 
 
 @gluon.jit(do_not_specialize=["rows", "length", "kept", "first", "tasks", "whole"])
-def _finish(
-    mixed,
-    stream,
-    project,
-    rise,
-    fall,
-    rise_bias,
-    fall_bias,
-    out,
-    measured,
-    rows,
-    length,
-    kept,
-    first,
-    epsilon,
-    tasks,
-    whole,
-):
+def _mlp(
+    mixed, stream, project, up, down, up_bias, down_bias, out, measured,
+    rows, length, kept, first, epsilon, tasks, whole,
+):  # fmt: skip
     layout: gl.constexpr = project.layout
     held = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, SIDE, WIDTH], layout)
-    ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, WIDTH, SIDE], layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ring = gl.allocate_shared_memory(gl.bfloat16, [PIECES, WIDTH, SIDE], layout)
+    ready = gl.allocate_shared_memory(gl.int64, [PIECES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [PIECES, 1], mbarrier.MBarrierLayout())
     rows_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     rows_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     idle = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     handed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
+    for stage in gl.static_range(PIECES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=GROUPS)
     mbarrier.init(rows_ready, count=1)
@@ -310,8 +288,8 @@ def _finish(
     mbarrier.init(handed, count=1)
     fence_async_shared()
     buffers, barriers = (held, ring), (ready, free, rows_ready, rows_free, idle, handed)
-    biases, place = (rise_bias, fall_bias), (length, kept, first)
-    fetch = (mixed, stream, project, rise, fall, buffers, barriers, place, tasks, whole)
+    biases, place = (up_bias, down_bias), (length, kept, first)
+    fetch = (mixed, stream, project, up, down, buffers, barriers, place, tasks, whole)
     gl.warp_specialize(
         [
             (_compute, (out, measured, biases, buffers, barriers, rows, epsilon, tasks, whole, 0)),
@@ -326,14 +304,8 @@ def _finish(
 # ----------------------------------------------------------------------------------------- launch
 
 
-def _described(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A matrix, to be fetched in blocks of that size."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
-
-
 def tasks_of(rows: int, processors: int) -> tuple[int, int]:
-    """How many tasks there are, and how many of them are whole tiles (see `_task`)."""
+    """The number of tasks, and of those that are whole tiles (see `_task`)."""
     tile = GROUPS.value * SIDE.value
     tiles = -(-rows // tile)
     rest = tiles % processors
@@ -343,12 +315,12 @@ def tasks_of(rows: int, processors: int) -> tuple[int, int]:
     return whole + -(-(rows - whole * tile) // SIDE.value), whole
 
 
-def together(length: int, kept: int) -> int:
-    """How many of a warpgroup's rows, beginning at a multiple of that, stand one after another."""
+def contiguous_rows(length: int, kept: int) -> int:
+    """How many of a warpgroup's rows are contiguous, starting at multiples of that number."""
     return SIDE.value if kept == length else math.gcd(SIDE.value, kept)
 
 
-def run_finish(
+def hopper_rollout_mlp(
     mixed: Tensor,
     stream: Tensor,
     weights: tuple[Tensor, Tensor, Tensor],
@@ -358,18 +330,18 @@ def run_finish(
     length: int,
     keep: range,
 ) -> None:
-    """`many_finish.run_finish` of any number of rows."""
-    project, rise, fall = weights
+    """`triton_rollout.large_batch.run_large_batch_mlp`, for any number of rows."""
+    project, up, down = weights
     rows, side = len(out), SIDE.value
-    size = together(length, len(keep))
+    size = contiguous_rows(length, len(keep))
     processors = torch.cuda.get_device_properties(out.device).multi_processor_count
     tasks, whole = tasks_of(rows, processors)
-    _finish[min(tasks, processors),](
-        _described(mixed, size, side),
-        _described(stream, size, side),
-        _described(project, WIDTH.value, side),
-        _described(rise, side, WIDTH.value),
-        _described(fall, WIDTH.value, side),
+    _mlp[min(tasks, processors),](
+        descriptor(mixed, [size, side]),
+        descriptor(stream, [size, side]),
+        descriptor(project, [WIDTH.value, side]),
+        descriptor(up, [side, WIDTH.value]),
+        descriptor(down, [WIDTH.value, side]),
         *biases,
         out,
         measured,
@@ -381,5 +353,5 @@ def run_finish(
         tasks,
         whole,
         num_warps=4,
-        maxnreg=168,  # of each of three warpgroups; the one that fetches gives most of its away
+        maxnreg=168,  # per thread of three warpgroups; the one that fetches gives most of them away
     )

@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA devices. Nothing here is imported where there is none."""
+"""Triton kernels for training on CUDA devices. Importing them needs Triton."""

@@ -1,12 +1,12 @@
-"""The block's MLP with GELU inside its products: one kernel forward, one backward.
+"""The block's MLP with GELU fused into its products: one kernel forward, one backward.
 
-Written by themselves, GELU and its gradient read and write as much as the products around them,
-and take longer. Here the first product ends in bias and GELU; on the way back, the product with
-the second matrix ends in GELU's derivative and in the sums that are the biases' gradients. The
-other products are plain. The reference is `nn.blocks.Block.mlp`.
+As kernels of their own, GELU and its gradient would move as much memory as the products around
+them, and take longer. Here the first product ends in bias and GELU; in the backward pass, the
+product with the second matrix ends in GELU's derivative and in the column sums that are the biases'
+gradients. The other products are torch's. The reference is `models.layers.Block.mlp`.
 
-Tiles come and go through tensor descriptors made by the host, which a captured graph keeps by
-value: what lies outside is read as zero and not written.
+Tiles are loaded and stored through tensor descriptors made on the host, which a captured graph
+keeps by value: elements outside a tensor are read as zero and not written.
 """
 
 import torch
@@ -15,29 +15,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from memtrain.accel.triton.common import gelu, gelu_slope
-from memtrain.accel.triton.launch import Launch, on_hopper
+from memtrain.accel.triton.common import MatmulLaunch, gelu, gelu_slope, hopper_serves_matmul
 
-# A program has BR rows of BO columns. Programs that follow each other take the same rows, which are
-# then read from memory once. (Weights that stay in shared memory while rows go by are no faster;
-# but see `hopper.products`.)
+# A program computes BR rows of BO columns. Consecutive programs share their rows, which are then
+# read from memory once. (Keeping weights in shared memory while looping over rows is no faster in
+# Triton; `hopper.layout` does it in Gluon.)
 
 
 @triton.jit
 def _up(
-    x,
-    weight,
-    bias,
-    before,
-    after,
-    INNER: tl.constexpr,
-    OUTER: tl.constexpr,
-    BR: tl.constexpr,
-    BI: tl.constexpr,
-    BO: tl.constexpr,
-    KEEP: tl.constexpr,
-):
-    """before = x W^T + b, if it is to be kept, and after = GELU(before), with W (OUTER, INNER)."""
+    x, weight, bias, before, after,
+    INNER: tl.constexpr, OUTER: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
+    BO: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """before = x W^T + b (stored if KEEP) and after = GELU(before), with W (OUTER, INNER)."""
     column_tiles: tl.constexpr = (OUTER + BO - 1) // BO
     first = tl.program_id(0) % column_tiles * BO
     column = first + tl.arange(0, BO)
@@ -57,23 +48,13 @@ def _up(
 
 @triton.jit(do_not_specialize=["rows"])
 def _down_backward(
-    gradient,
-    gradient_at,
-    weight,
-    before_at,
-    out,
-    sums,
-    rows,
-    INNER: tl.constexpr,
-    OUTER: tl.constexpr,
-    BR: tl.constexpr,
-    BI: tl.constexpr,
-    BO: tl.constexpr,
-    SLICE: tl.constexpr,
-):
-    """out = (g W) * GELU'(before), with W (INNER, OUTER); and the columns' sums of out and of g.
+    gradient, gradient_at, weight, before_at, out, sums, rows,
+    INNER: tl.constexpr, OUTER: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
+    BO: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    """out = (g W) * GELU'(before), with W (INNER, OUTER); and the column sums of out and g.
 
-    Each program adds up its own columns of `out`, and a slice of those of g.
+    Each program sums its own columns of `out`, and a slice of the columns of g.
     """
     column_tiles: tl.constexpr = (OUTER + BO - 1) // BO
     column_tile = tl.program_id(0) % column_tiles
@@ -82,7 +63,7 @@ def _down_backward(
     inner = column_tile * SLICE + tl.arange(0, SLICE)
     column_there, inner_there = column < OUTER, inner < INNER
     tile = tl.program_id(0) // column_tiles
-    # Plain loads before the product: under way while it is taken.
+    # Plain loads are issued before the product, to overlap with it.
     row = tile * BR + tl.arange(0, BR)
     row_there = row[:, None] < rows
     at = row[:, None].to(tl.int64)
@@ -105,13 +86,10 @@ def _down_backward(
     tl.store(sums + OUTER + inner, tl.sum(some.to(tl.float32), 0), mask=inner_there)
 
 
-# ---------------------------------------------------------------------------------------- launch
+def mlp_tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str, int]:
+    """Tile sizes and launch options.
 
-
-def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str, int]:
-    """Sizes of a tile and how it is run.
-
-    Large products are bound by memory: two programs share a processor (up to 128 registers a
+    Large products are limited by memory: two programs share a processor (up to 128 registers per
     thread), so that one computes while the other waits. With few rows, small tiles fill the device.
     """
     most = 64 if element_size == 2 else 32
@@ -124,16 +102,17 @@ def tiles(rows: int, inner: int, element_size: int, backward: bool) -> dict[str,
     return tile | {"BR": 128, "BO": 128, "num_warps": 8, "maxnreg": 128}
 
 
-def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """x W^T + b, if it is to be kept, and GELU of it, (R, O)."""
+def run_mlp_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """x W^T + b, (R, O) (meaningless unless `keep`), and its GELU."""
     after = x.new_empty(len(x), len(weight))
     before = torch.empty_like(after) if keep else after
-    if on_hopper(x, weight, len(weight)):
-        import memtrain.accel.hopper.mlp as hopper_mlp
+    if hopper_serves_matmul(x, weight, len(weight)):
+        from memtrain.accel.hopper.linear import hopper_mlp_up
 
-        hopper_mlp.run_up(x, weight, bias, before if keep else None, after)
+        hopper_mlp_up(x, weight, bias, before if keep else None, after)
         return before, after
-    launch = Launch(x, len(weight), tiles(*x.shape, x.element_size(), backward=False))
+    tile = mlp_tiles(*x.shape, x.element_size(), backward=False)
+    launch = MatmulLaunch(x, len(weight), tile)
     _up[launch.grid](
         TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
         TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),
@@ -146,18 +125,20 @@ def run_up(x: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor,
     return before, after
 
 
-def run_down_backward(gradient: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """(g W) * GELU'(before), (R, O), and shares of the columns' sums of it and of g, (_, O + I) in
-    fp32, to be added up."""
+def run_mlp_down_backward(
+    gradient: Tensor, weight: Tensor, before: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(g W) * GELU'(before), (R, O), and partial column sums of it and of g, (_, O + I) in fp32, to
+    be added up."""
     out = torch.empty_like(before)
-    # Each 256 columns' programs add up a quarter of the columns of g. With few rows it is slower.
+    # On Hopper, programs of each 256 columns sum a quarter of g's columns. Few rows are slower.
     wide, long = weight.shape[1] >= 1024, len(gradient) >= 8192
-    if wide and long and on_hopper(gradient, weight, weight.shape[1]):
-        import memtrain.accel.hopper.mlp as hopper_mlp
+    if wide and long and hopper_serves_matmul(gradient, weight, weight.shape[1]):
+        from memtrain.accel.hopper.linear import hopper_mlp_down_backward
 
-        return out, hopper_mlp.run_down_backward(gradient, weight, before, out)
-    tile = tiles(*gradient.shape, gradient.element_size(), backward=True)
-    launch = Launch(gradient, weight.shape[1], tile)
+        return out, hopper_mlp_down_backward(gradient, weight, before, out)
+    tile = mlp_tiles(*gradient.shape, gradient.element_size(), backward=True)
+    launch = MatmulLaunch(gradient, weight.shape[1], tile)
     sums = gradient.new_empty(launch.row_tiles, launch.outer + launch.inner, dtype=torch.float32)
     _down_backward[launch.grid](
         TensorDescriptor.from_tensor(gradient, [launch.BR, launch.BI]),

@@ -1,8 +1,9 @@
-"""The residual stream between products: sum and RMSNorm in one kernel, and so their gradient.
+"""Sums over rows or columns: RMSNorm with its residual addition, column sums, and the gradient of
+an embedding table.
 
-Every row is read once and written once each way. An update that waits to be added comes to the
-next norm beside the stream; on the way back, the stream's gradient is added where the norm's is
-made, and the one result serves both. The reference is in `nn.blocks.Block`.
+The norm reads and writes every row once in each direction. The update to add arrives next to the
+stream; in the backward pass the gradients of stream and norm are added in the same kernel, and
+their sum is the gradient of both inputs. The reference is in `models.layers.Block`.
 """
 
 import torch
@@ -10,29 +11,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memtrain.accel.triton.launch import processors
+from memtrain.accel.triton.common import HIDE, processors
 from memtrain.models.layers import RMS_EPSILON
 
 EPSILON = tl.constexpr(RMS_EPSILON)
 
-# A tile holds BR whole rows. What is read is not read again soon: it need not stay in the cache,
-# where the next product will look for what is written.
+# A tile holds BR whole rows. Inputs are not read again soon, so they leave the cache first: the
+# next product reads the results from there.
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _forward(
-    x,
-    update,
-    weight,
-    total,
-    normed,
-    rows,
-    WIDTH: tl.constexpr,
-    BW: tl.constexpr,
-    BR: tl.constexpr,
-    ADD: tl.constexpr,
-):
-    """total = x + update, rounded as the stream is, and normed = total / rms(total) * weight."""
+def _norm(
+    x, update, weight, total, normed, rows,
+    WIDTH: tl.constexpr, BW: tl.constexpr, BR: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """total = x + update, in the stream's precision, and normed = total / rms(total) * weight."""
     kind = normed.dtype.element_ty
     column = tl.arange(0, BW)
     w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(kind).to(tl.float32)
@@ -50,35 +43,23 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=["rows", "step"])
-def _backward(
-    total,
-    weight,
-    normed_gradient,
-    total_gradient,
-    out,
-    sums,
-    rows,
-    step,
-    WIDTH: tl.constexpr,
-    BW: tl.constexpr,
-    BR: tl.constexpr,
-    ADD: tl.constexpr,
-    TURNS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """out = the gradient of `total`, by itself and through its norm; sums = that of the weight.
+def _norm_backward(
+    total, weight, normed_gradient, total_gradient, out, sums, rows, step,
+    WIDTH: tl.constexpr, BW: tl.constexpr, BR: tl.constexpr, ADD: tl.constexpr,
+    ITERATIONS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """out = the gradient of `total`, its own and through the norm; sums = that of the weight.
 
-    The weight is rounded as it was forward: to the norm's precision, which its gradient has too.
-
-    A program takes TURNS tiles, `step` apart, and adds up its own share of the weight's gradient.
+    The weight is rounded as in the forward pass: to the precision of the norm and its gradient. A
+    program takes ITERATIONS tiles, `step` apart, and sums its part of the weight's gradient.
     """
     kind = out.dtype.element_ty
     rounded = normed_gradient.dtype.element_ty
     column = tl.arange(0, BW)
     w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(rounded).to(tl.float32)
     weight_gradient = tl.zeros((BR, BW), tl.float32)
-    for turn in tl.range(TURNS, num_stages=STAGES):
-        row = (tl.program_id(0) + turn * step) * BR + tl.arange(0, BR)
+    for iteration in tl.range(ITERATIONS, num_stages=STAGES):
+        row = (tl.program_id(0) + iteration * step) * BR + tl.arange(0, BR)
         at = row[:, None].to(tl.int64) * WIDTH + column[None, :]
         there = (row[:, None] < rows) & (column[None, :] < WIDTH)
         s = tl.load(total + at, mask=there, other=0.0, eviction_policy="evict_first")
@@ -86,7 +67,7 @@ def _backward(
         if ADD:
             d = tl.load(total_gradient + at, mask=there, other=0.0, eviction_policy="evict_first")
         s, g = s.to(tl.float32), g.to(tl.float32)
-        # Two sums that do not wait for each other.
+        # Two sums that are independent of each other.
         scale = tl.rsqrt(tl.sum(s * s, 1) / WIDTH + EPSILON)
         along = tl.sum(g * w[None, :] * s, 1) / WIDTH
         unit = s * scale[:, None]
@@ -99,15 +80,12 @@ def _backward(
     tl.store(sums + tl.program_id(0) * WIDTH + column, share, mask=column < WIDTH)
 
 
-# ---------------------------------------------------------------------------------------- launch
+def norm_tiles(rows: int, width: int, processors: int, backward: bool) -> dict[str, int]:
+    """Rows per tile and launch options; in the backward pass, `per_processor` programs loop.
 
-
-def tiles(rows: int, width: int, processors: int, backward: bool) -> dict[str, int]:
-    """Rows of a tile and how it is run; backward, `per_processor` programs take turns.
-
-    A warp has a row of 256 to itself, 16 bytes a thread. Bound by memory: forward, as many programs
-    as registers allow; backward, fewer, whose loads run ahead by STAGES turns. With few rows, small
-    tiles fill the device.
+    A warp has a row of 256 to itself, 16 bytes per thread. The kernels are limited by memory:
+    forward, as many programs run as registers allow; backward, fewer, which prefetch STAGES
+    iterations. With few rows, small tiles fill the device.
     """
     columns = triton.next_power_of_2(width)
     size = max(1, 4096 // columns)
@@ -116,34 +94,33 @@ def tiles(rows: int, width: int, processors: int, backward: bool) -> dict[str, i
     if not backward:
         return {"BR": size, "num_warps": 4}
     warps = 8 if size * columns >= 2048 else 4
-    stages = 3 if columns <= 4096 else 1  # which lie in shared memory
+    stages = 3 if columns <= 4096 else 1  # they lie in shared memory
     return {"BR": size, "num_warps": warps, "per_processor": 3, "STAGES": stages}
 
 
-class Launch:
-    """Which programs run over (R, W) rows, and what each is told."""
+class _NormLaunch:
+    """Number of programs and constants for (R, W) rows."""
 
     def __init__(self, x: Tensor, backward: bool) -> None:
         rows, width = x.shape
-        there = processors(x.device)
-        tile = tiles(rows, width, there, backward)
+        available = processors(x.device)
+        tile = norm_tiles(rows, width, available, backward)
         self.programs = row_tiles = max(1, triton.cdiv(rows, tile["BR"]))
         if backward:
-            turns = triton.cdiv(row_tiles, tile.pop("per_processor") * there)
-            self.programs = triton.cdiv(row_tiles, turns)
-            tile |= {"TURNS": turns, "STAGES": min(tile["STAGES"], turns)}
-        self.grid = (self.programs,)
+            iterations = triton.cdiv(row_tiles, tile.pop("per_processor") * available)
+            self.programs = triton.cdiv(row_tiles, iterations)
+            tile |= {"ITERATIONS": iterations, "STAGES": min(tile["STAGES"], iterations)}
         self.constants = {"WIDTH": width, "BW": triton.next_power_of_2(width), **tile}
 
 
-def run_forward(
+def run_norm(
     x: Tensor, update: Tensor | None, weight: Tensor, kind: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x + update, where there is one, and its norm, (R, W), in a wider precision if asked for."""
-    launch = Launch(x, backward=False)
+    """x + update (just x without one) and its norm, (R, W), the latter in precision `kind`."""
+    launch = _NormLaunch(x, backward=False)
     normed = torch.empty_like(x, dtype=kind)
     total = x if update is None else torch.empty_like(normed)
-    _forward[launch.grid](
+    _norm[launch.programs,](
         x,
         x if update is None else update,
         weight,
@@ -156,19 +133,19 @@ def run_forward(
     return total, normed
 
 
-def run_backward(
+def run_norm_backward(
     total: Tensor,
     weight: Tensor,
     normed_gradient: Tensor,
     total_gradient: Tensor | None,
     kind: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the sum (R, W), in another precision if asked for, and shares of the
-    weight's, (_, W) in fp32, to add up."""
-    launch = Launch(total, backward=True)
+    """The gradient of the sum, (R, W), in precision `kind`, and partial sums of the weight's, (_,
+    W) in fp32, to be added up."""
+    launch = _NormLaunch(total, backward=True)
     out = torch.empty_like(total, dtype=kind)
     sums = total.new_empty(launch.programs, total.shape[1], dtype=torch.float32)
-    _backward[launch.grid](
+    _norm_backward[launch.programs,](
         total,
         weight,
         normed_gradient,
@@ -181,3 +158,80 @@ def run_backward(
         **launch.constants,
     )
     return out, sums
+
+
+# ----------------------------------------------------------------------------------- column sums
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _column_sums(
+    x, out, rows,
+    WIDTH: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, ITERATIONS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * BC + tl.arange(0, BC)
+    there = (column < WIDTH)[None, :]
+    total = tl.zeros((BR, BC), tl.float32)
+    for iteration in range(ITERATIONS):
+        row = iteration * BR + tl.arange(0, BR)
+        at = row[:, None] * WIDTH + column[None, :]
+        total += tl.load(x + at, mask=there & (row < rows)[:, None], other=0.0)
+    tl.store(out + column, tl.sum(total, 0), mask=column < WIDTH)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """The sums over the rows of (R, W) in fp32, in a fixed order. torch's take three times as
+    long."""
+    rows, width = x.shape
+    out = x.new_empty(width)
+    size, columns = min(512, max(16, triton.next_power_of_2(rows))), 16
+    _column_sums[triton.cdiv(width, columns),](
+        x, out, rows,
+        WIDTH=width, BR=size, BC=columns, ITERATIONS=triton.cdiv(rows, size),
+        num_warps=max(1, size // 64),
+    )  # fmt: skip
+    return out
+
+
+# ------------------------------------------------------------------------------------- embedding
+
+
+@triton.jit(do_not_specialize=["rows", "iterations"])
+def _table_gradient(
+    tokens, gradient, sums, rows, iterations, SYMBOLS: tl.constexpr, WIDTH: tl.constexpr,
+    BV: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, ITERATIONS: tl.constexpr,
+):  # fmt: skip
+    """The sum over a part of the rows, for BV symbols. `iterations` is ITERATIONS (see HIDE)."""
+    symbol = tl.program_id(1) * BV + tl.arange(0, BV)
+    column = tl.program_id(2) * BW + tl.arange(0, BW)
+    there = (column < WIDTH)[None, :]
+    total = tl.zeros((BV, BW), tl.float32)
+    for iteration in range(iterations if HIDE else ITERATIONS):
+        row = (tl.program_id(0) * ITERATIONS + iteration) * BR + tl.arange(0, BR)
+        token = tl.load(tokens + row, mask=row < rows, other=-1)
+        at = row[:, None].to(tl.int64) * WIDTH + column[None, :]
+        part = tl.load(gradient + at, mask=there & (row < rows)[:, None], other=0.0)
+        hot = (symbol[:, None] == token[None, :]).to(part.dtype)
+        total = tl.dot(hot, part, total)
+    at = (tl.program_id(0) * SYMBOLS + symbol)[:, None] * WIDTH + column[None, :]
+    tl.store(sums + at, total, mask=there & (symbol < SYMBOLS)[:, None])
+
+
+def table_gradient(tokens: Tensor, gradient: Tensor, symbols: int) -> Tensor:
+    """Sum the gradient's rows, (R, W), by token: (V, W). For tables of few symbols.
+
+    A product with one-hot rows that exist in registers only. The reference is
+    `models.embedding.table_gradient`.
+    """
+    rows, width = gradient.shape
+    tile = {"BV": 128, "BR": 64, "BW": min(256, max(16, triton.next_power_of_2(width)))}
+    tiles = triton.cdiv(symbols, tile["BV"]), triton.cdiv(width, tile["BW"])
+    row_tiles = max(1, triton.cdiv(rows, tile["BR"]))
+    shares = max(1, 2 * processors(gradient.device) // (tiles[0] * tiles[1]))
+    iterations = triton.cdiv(row_tiles, shares)
+    shares = triton.cdiv(row_tiles, iterations)
+    sums = gradient.new_empty(shares, symbols * width, dtype=torch.float32)
+    _table_gradient[shares, *tiles](
+        tokens.int(), gradient.contiguous(), sums, rows, iterations,
+        SYMBOLS=symbols, WIDTH=width, **tile, ITERATIONS=iterations, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return column_sums(sums).view(symbols, width).to(gradient.dtype)

@@ -1,10 +1,9 @@
-"""The projection to queries, keys and values, turned by their positions before it is written.
+"""The projection to queries, keys and values, rotated by their positions before it is written.
 
-Turned where they are read, queries and keys would be read in halves, and written once more for the
-backward pass. Here they are turned while the product's sums are still in registers: the columns
-i and i + E/2 of a head lie in the same thread. The reference is `nn.blocks.Rotary.forward`.
-
-Tiles come and go through tensor descriptors, as in `mlp`.
+Rotation happens while the product's sums are still in registers, where columns i and i + E/2 of a
+head lie in the same thread. Rotating when reading them instead would read queries and keys in
+halves, and write them once more for the backward pass. The reference is
+`models.layers.Rotary.forward`. Tiles are loaded and stored through tensor descriptors, as in `mlp`.
 """
 
 import math
@@ -14,71 +13,55 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from memtrain.accel.triton.launch import Launch, on_hopper
+from memtrain.accel.triton.common import MatmulLaunch, hopper_serves_matmul
 
-# A program has BR rows of BO columns, whole heads that are all queries, all keys or all values.
-# Programs that follow each other take the same rows, which are then read from memory once.
+# A program computes BR rows of BO columns: whole heads that are all queries, all keys or all
+# values. Consecutive programs share their rows, which are then read from memory once.
 
 
 @triton.jit
-def _turned(x, c, s, BR: tl.constexpr, BO: tl.constexpr, E: tl.constexpr):
-    """The heads in x, (BR, BO), turned by the angles whose cosines and sines are (BR, E/2)."""
+def _rotated(x, c, s, BR: tl.constexpr, BO: tl.constexpr, E: tl.constexpr):
+    """The heads in x, (BR, BO), rotated by angles with these cosines and sines, (BR, E/2)."""
     halves = tl.reshape(x, (BR, BO // E, 2, E // 2))
     left, right = tl.split(tl.permute(halves, (0, 1, 3, 2)))
     c, s = c[:, None, :], s[:, None, :]
-    turned = tl.join(left * c - right * s, right * c + left * s)
-    return tl.reshape(tl.permute(turned, (0, 1, 3, 2)), (BR, BO))
+    rotated = tl.join(left * c - right * s, right * c + left * s)
+    return tl.reshape(tl.permute(rotated, (0, 1, 3, 2)), (BR, BO))
 
 
 @triton.jit(do_not_specialize=["first"])
-def _project(
-    x,
-    weight,
-    out,
-    cosine,
-    sine,
-    first,
-    scale,
-    LENGTH: tl.constexpr,
-    INNER: tl.constexpr,
-    OUTER: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    E: tl.constexpr,
-    BR: tl.constexpr,
-    BI: tl.constexpr,
-    BO: tl.constexpr,
-):
-    """out = x W^T, its first QUERIES columns turned and scaled, the KEYS after them turned."""
+def _qkv(
+    x, weight, out, cosine, sine, first, scale,
+    LENGTH: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, E: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """out = x W^T, with the first QUERIES columns rotated and scaled and the next KEYS rotated."""
     column_tiles: tl.constexpr = OUTER // BO
     column = tl.program_id(0) % column_tiles * BO
-    turned = column < QUERIES + KEYS
+    is_rotated = column < QUERIES + KEYS
     factor = tl.where(column < QUERIES, scale, 1.0)
     row = tl.program_id(0) // column_tiles * BR
-    # Plain loads before the product: under way while it is taken.
+    # Plain loads are issued before the product, to overlap with it.
     position = first + (row + tl.arange(0, BR)) % LENGTH
     angle = position[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
-    c = tl.load(cosine + angle, mask=turned, other=1.0)
-    s = tl.load(sine + angle, mask=turned, other=0.0)
+    c = tl.load(cosine + angle, mask=is_rotated, other=1.0)
+    s = tl.load(sine + angle, mask=is_rotated, other=0.0)
     if BI >= INNER:
         total = tl.dot(x.load([row, 0]), weight.load([column, 0]).T)
     else:
         total = tl.zeros((BR, BO), tl.float32)
         for start in range(0, INNER, BI):
             total = tl.dot(x.load([row, start]), weight.load([column, start]).T, total)
-    if turned:
-        total = _turned(total, c.to(tl.float32) * factor, s.to(tl.float32) * factor, BR, BO, E)
+    if is_rotated:
+        total = _rotated(total, c.to(tl.float32) * factor, s.to(tl.float32) * factor, BR, BO, E)
     out.store([row, column], total.to(out.dtype))
 
 
-# ---------------------------------------------------------------------------------------- launch
+def qkv_tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[str, int]:
+    """Tile sizes and launch options (see `mlp_tiles`).
 
-
-def tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[str, int]:
-    """Sizes of a tile and how it is run (see `mlp.tiles`); columns change their kind every so many.
-
-    Large products are bound by what the second cache can give: large tiles ask less of it. With few
-    rows, small ones fill the device.
+    Large products are limited by the L2 cache's bandwidth, of which large tiles need less. With few
+    rows, small tiles fill the device. A tile must not cross multiples of `columns`.
     """
     most = 64 if element_size == 2 else 32
     tile = {
@@ -91,7 +74,7 @@ def tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[str, i
     return tile | {"BR": 128, "num_warps": 8 if tile["BO"] == 128 else 4}
 
 
-def run_projection(
+def run_qkv(
     x: Tensor,
     weight: Tensor,
     cosine: Tensor,
@@ -104,33 +87,25 @@ def run_projection(
     key_columns: int,
     scale: float,
 ) -> Tensor:
-    """x W^T, (R, O), for the rows (R, I) of sequences of one length and a weight (O, I).
+    """x W^T, (R, O), with its queries and keys rotated and its queries scaled.
 
-    The first `query_columns` columns are turned by the angles of positions `first` and on, and
-    scaled; the `key_columns` after them are turned; others are left as they are.
+    Args:
+        x: The rows of sequences of equal length, (R, I).
+        weight: (O, I). The first `query_columns` rows make queries, the next `key_columns` keys.
+        cosine: A table over positions, (P, E/2), like `sine`.
+        first: The position of each sequence's first row.
     """
     rows, inner = x.shape
     columns = math.gcd(query_columns, key_columns, len(weight))
     out = x.new_empty(rows, len(weight))
-    if head_dim == 64 and on_hopper(x, weight, columns):
-        import memtrain.accel.hopper.qkv as projection
+    constants = {"LENGTH": length, "QUERIES": query_columns, "KEYS": key_columns, "E": head_dim}
+    if head_dim == 64 and hopper_serves_matmul(x, weight, columns):
+        from memtrain.accel.hopper.linear import hopper_qkv
 
-        projection.run_projection(
-            x,
-            weight,
-            out,
-            cosine,
-            sine,
-            head_dim=head_dim,
-            length=length,
-            first=first,
-            query_columns=query_columns,
-            key_columns=key_columns,
-            scale=scale,
-        )
+        hopper_qkv(x, weight, out, cosine, sine, first, scale, constants)
         return out
-    launch = Launch(x, len(weight), tiles(rows, inner, columns, x.element_size()))
-    _project[launch.grid](
+    launch = MatmulLaunch(x, len(weight), qkv_tiles(rows, inner, columns, x.element_size()))
+    _qkv[launch.grid](
         TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
         TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),
         TensorDescriptor.from_tensor(out, [launch.BR, launch.BO]),
@@ -138,10 +113,7 @@ def run_projection(
         sine,
         first,
         scale,
-        LENGTH=length,
-        QUERIES=query_columns,
-        KEYS=key_columns,
-        E=head_dim,
+        **constants,
         **launch.constants,
     )
     return out

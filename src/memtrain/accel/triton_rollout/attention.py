@@ -1,5 +1,5 @@
-"""Norm, projection and attention of short sequences, whole ones of which share a tile: all in one
-kernel, or attention alone behind a product."""
+"""Attention of short sequences in a rollout, with several whole sequences per tile: fused with norm
+and projection in one kernel, or alone after a product."""
 
 import math
 from functools import cache
@@ -13,36 +13,44 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from memtrain.accel.triton.common import LOG2_E
-from memtrain.accel.triton_rollout import limits
-from memtrain.accel.triton_rollout.dependent_launch import chain
-from memtrain.accel.triton_rollout.linear import run_linear, sum_step
-from memtrain.accel.triton_rollout.mixing import mix, turn
-from memtrain.accel.triton_rollout.rows import Rows, squares_before, sum_of_parts, sums_of_squares
+from memtrain.accel.triton_rollout.linear import (
+    LIMITS,
+    Rows,
+    dependent_launch,
+    run_linear,
+    squares_before,
+    sum_of_parts,
+    sum_step,
+    sums_of_squares,
+)
 from memtrain.models.layers import RMS_EPSILON
 
 
 @triton.jit
-def attend(
-    x,
-    weight,
-    out,
-    squares,
-    cosine,
-    sine,
-    rows,
-    scale,
-    epsilon,
-    INNER: tl.constexpr,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    E: tl.constexpr,
-    GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PARTS: tl.constexpr,
-    CHAINED: tl.constexpr,
-    BR: tl.constexpr,
-    BI: tl.constexpr,
-):
+def rotate(x, c, s, R: tl.constexpr, E: tl.constexpr):
+    """Rotate rows of a head, whose pairs are adjacent, by the angles of their positions."""
+    left, right = tl.split(tl.reshape(x, (R, E // 2, 2)))
+    return tl.reshape(tl.join(left * c - right * s, right * c + left * s), (R, E))
+
+
+@triton.jit
+def mix(q, k, v, local, L: tl.constexpr, CAUSAL: tl.constexpr):
+    """Attention of positions to their own sequence; q carries the scale of base-2 scores."""
+    seen = (local // L)[:, None] == (local // L)[None, :]
+    if CAUSAL:
+        seen = seen & (local[None, :] <= local[:, None])
+    score = tl.where(seen, tl.dot(q, tl.trans(k)), -1e30)
+    weight = tl.exp2(score - tl.max(score, 1)[:, None])
+    return tl.dot(weight.to(v.dtype), v) * (1 / tl.sum(weight, 1))[:, None]
+
+
+@triton.jit
+def _fused_attention(
+    x, weight, out, squares, cosine, sine, rows, scale, epsilon,
+    INNER: tl.constexpr, H: tl.constexpr, L: tl.constexpr, E: tl.constexpr,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
     """Norm, projection and attention of one head for GROUP whole sequences."""
     local = tl.arange(0, BR)
     row = (tl.program_id(0) // H).to(tl.int64) * (GROUP * L) + local
@@ -50,7 +58,7 @@ def attend(
     head, column = tl.program_id(0) % H, tl.arange(0, E)
     inner = tl.arange(0, BI)
     angle = (local % L)[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
-    source = tl.where(there, row, 0)  # where no row is, the first: no mask
+    source = tl.where(there, row, 0)  # the first one for padding, so that loads need no mask
     x_at = x + source[:, None] * INNER + inner[None, :]
     own = weight + head * (E * INNER) + column[None, :] * INNER + inner[:, None]
     q, k, v = (
@@ -59,15 +67,15 @@ def attend(
         tl.zeros((BR, E), tl.float32),
     )
     square = tl.zeros((BR,), tl.float32)
-    if CHAINED:
+    if DEPENDENT:
         cuda.gdc_launch_dependents()
-    if BI >= INNER:  # everything at once; the weights before the kernel in front has ended
+    if BI >= INNER:  # all at once, the weights before the previous kernel ends
         inside = (inner < INNER)[:, None]
         wq = tl.load(own, mask=inside, other=0.0)
         wk = tl.load(own + H * E * INNER, mask=inside, other=0.0)
         wv = tl.load(own + 2 * H * E * INNER, mask=inside, other=0.0)
         c, s = tl.load(cosine + angle), tl.load(sine + angle)
-        if CHAINED:
+        if DEPENDENT:
             cuda.gdc_wait()
         part = tl.load(x_at, mask=(inner < INNER)[None, :], other=0.0)
         if PARTS == 0:
@@ -75,10 +83,10 @@ def attend(
         part = part.to(wq.dtype)
         q, k, v = tl.dot(part, wq, q), tl.dot(part, wk, k), tl.dot(part, wv, v)
     else:
-        if CHAINED:
+        if DEPENDENT:
             cuda.gdc_wait()
-        beside: tl.constexpr = x.dtype.element_ty != weight.dtype.element_ty
-        if PARTS == 0 and not beside:
+        needs_cast: tl.constexpr = x.dtype.element_ty != weight.dtype.element_ty
+        if PARTS == 0 and not needs_cast:
             square += squares_before(x_at, inner, INNER, BI)
         for start in range(0, INNER, BI):
             at = own + start
@@ -91,7 +99,7 @@ def attend(
                 wq = tl.load(at, mask=inside[:, None], other=0.0)
                 wk = tl.load(at + H * E * INNER, mask=inside[:, None], other=0.0)
                 wv = tl.load(at + 2 * H * E * INNER, mask=inside[:, None], other=0.0)
-            if PARTS == 0 and beside:
+            if PARTS == 0 and needs_cast:
                 square += sums_of_squares(part)
             part = part.to(wq.dtype)
             q, k, v = tl.dot(part, wq, q), tl.dot(part, wk, k), tl.dot(part, wv, v)
@@ -100,37 +108,24 @@ def attend(
     kind = weight.dtype.element_ty
     level = tl.rsqrt(square / INNER + epsilon)[:, None]
     v = (v * level).to(kind)
-    if BI < INNER:  # not before: they would take registers from the loop
+    if BI < INNER:  # only now: before, they would take registers from the loop
         c, s = tl.load(cosine + angle), tl.load(sine + angle)
-    q = turn(q * (level * (scale * LOG2_E)), c, s, BR, E).to(kind)
-    k = turn(k * level, c, s, BR, E).to(kind)
+    q = rotate(q * (level * (scale * LOG2_E)), c, s, BR, E).to(kind)
+    k = rotate(k * level, c, s, BR, E).to(kind)
     mixed = mix(q, k, v, local, L, CAUSAL)
     at = out + row[:, None] * (H * E) + head * E + column[None, :]
     tl.store(at, mixed.to(out.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
-def group_attention(
-    qkv,
-    out,
-    squares,
-    cosine,
-    sine,
-    rows,
-    scale,
-    epsilon,
-    INNER: tl.constexpr,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    E: tl.constexpr,
-    GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PARTS: tl.constexpr,
-    CHAINED: tl.constexpr,
-    BR: tl.constexpr,
-):
-    """One head of GROUP whole sequences whose projections lie in qkv, still to be normed if there
-    are parts of squares of what was projected."""
+def _plain_attention(
+    qkv, out, squares, cosine, sine, rows, scale, epsilon,
+    INNER: tl.constexpr, H: tl.constexpr, L: tl.constexpr, E: tl.constexpr,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Attention of one head for GROUP whole sequences whose projections are in qkv. If PARTS > 0,
+    they still have to be scaled by the norm of their inputs."""
     local = tl.arange(0, BR)
     row = (tl.program_id(0) // H).to(tl.int64) * (GROUP * L) + local
     there = ((local < GROUP * L) & (row < rows))[:, None]
@@ -138,7 +133,7 @@ def group_attention(
     at = qkv + row[:, None] * (3 * H * E) + head * E + column[None, :]
     angle = (local % L)[:, None] * (E // 2) + tl.arange(0, E // 2)[None, :]
     c, s = tl.load(cosine + angle), tl.load(sine + angle)
-    if CHAINED:
+    if DEPENDENT:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     q = tl.load(at, mask=there, other=0.0).to(tl.float32) * (scale * LOG2_E)
@@ -148,20 +143,17 @@ def group_attention(
         square = sum_of_parts(squares, tl.where(row < rows, row, 0), rows, PARTS)
         level = tl.rsqrt(square / INNER + epsilon)[:, None]
         q, k, v = q * level, k * level, (v * level).to(v.dtype)
-    q = turn(q, c, s, BR, E).to(v.dtype)
-    k = turn(k, c, s, BR, E).to(v.dtype)
+    q = rotate(q, c, s, BR, E).to(v.dtype)
+    k = rotate(k, c, s, BR, E).to(v.dtype)
     mixed = mix(q, k, v, local, L, CAUSAL)
     at = out + row[:, None] * (H * E) + head * E + column[None, :]
     tl.store(at, mixed.to(out.dtype.element_ty), mask=there)
 
 
-# ---------------------------------------------------------------------------------------- launch
-
-
-def attend_tile(rows: int, length: int, inner: int) -> dict[str, int]:
-    """Of projection and attention in one: BR rows of whole sequences, in steps of BI."""
+def fused_tile(rows: int, length: int, inner: int) -> dict[str, int]:
+    """The tile of fused projection and attention: BR rows of whole sequences, in steps of BI."""
     whole = max(16, triton.next_power_of_2(inner))
-    if rows <= limits.FEW_ROWS and whole <= 256:
+    if rows <= LIMITS.few_rows and whole <= 256:
         size = _tile_rows(rows, length, 32)
         warps = 8 if size == 16 else 4
         return {"BR": size, "BI": whole, "num_warps": warps, "num_stages": 1}
@@ -177,23 +169,23 @@ def attend_tile(rows: int, length: int, inner: int) -> dict[str, int]:
 
 
 def attention_tile(rows: int, length: int) -> dict[str, int]:
-    """Of attention alone: BR rows of whole sequences."""
+    """The tile of attention alone: BR rows of whole sequences."""
     size = _tile_rows(rows, length, 64)
     return {"BR": size, "num_warps": 2 if size < 64 else 4 if size == 64 else 8}
 
 
-def _tile_rows(rows: int, length: int, wanted: int) -> int:
-    """The power of two that holds one sequence, or as many as there are up to `wanted` rows."""
-    return max(16, triton.next_power_of_2(length), min(wanted, triton.next_power_of_2(rows)))
+def _tile_rows(rows: int, length: int, most: int) -> int:
+    """The power of two that holds one sequence, or all of them up to `most` rows."""
+    return max(16, triton.next_power_of_2(length), min(most, triton.next_power_of_2(rows)))
 
 
 @cache
-def _is_roomy(device: torch.device) -> bool:
-    """Whether the shared memory of a data centre's device is there, which `attend` needs."""
+def _has_large_shared_memory(device: torch.device) -> bool:
+    """Whether `_fused_attention` has enough shared memory, as on data-centre GPUs."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 2**17
 
 
-def run_attend(
+def run_rollout_attention(
     x: Rows,
     weight: Tensor,
     cosine: Tensor,
@@ -204,23 +196,23 @@ def run_attend(
     *,
     first: bool = False,
 ) -> Rows:
-    """Attention of norm(x) inside each of R / length sequences, (R, I) -> (R, H·E).
+    """Attention of norm(x) within each of R / length sequences, (R, I) -> (R, H·E).
 
-    The weight (3·H·E, I) carries the norm's gain, and its heads' pairs stand side by side.
+    The weight, (3·H·E, I), is multiplied by the norm's gain, with adjacent rotary pairs.
     """
     rows, inner = x.values.shape
     head_dim = len(weight) // 3 // heads
     scale = 1 / math.sqrt(head_dim)
-    out = torch.empty(rows, heads * head_dim, dtype=limits.PRODUCTS, device=weight.device)
-    fused = rows <= limits.FUSED_ROWS or attend_tile(rows, length, inner)["BR"] % length == 0
-    fused = fused and (not weight.is_cuda or _is_roomy(weight.device))
-    tile = attend_tile(rows, length, inner) if fused else attention_tile(rows, length)
+    out = torch.empty(rows, heads * head_dim, dtype=LIMITS.precision, device=weight.device)
+    fused = rows <= LIMITS.fused_rows or fused_tile(rows, length, inner)["BR"] % length == 0
+    fused = fused and (not weight.is_cuda or _has_large_shared_memory(weight.device))
+    tile = fused_tile(rows, length, inner) if fused else attention_tile(rows, length)
     group = tile["BR"] // length
-    kernel: Any = attend if fused else group_attention
+    kernel: Any = _fused_attention if fused else _plain_attention
     source, squares = x.values, x.squares
-    if not fused and (squares is None or rows <= limits.PLAIN_ROWS):
+    if not fused and (squares is None or rows <= LIMITS.plain_rows):
         source, squares = run_linear(x, weight, norm=True, first=first).values, None
-    elif not fused:  # the norm's scale is left to the kernel
+    elif not fused:  # the kernel applies the norm's scale
         source = F.linear(x.values, weight)
     kernel[triton.cdiv(rows // length, group) * heads,](
         source,
@@ -239,7 +231,7 @@ def run_attend(
         GROUP=group,
         CAUSAL=causal,
         PARTS=0 if squares is None else len(squares),
-        **chain(weight, rows, first and fused),
+        **dependent_launch(weight, rows, first and fused),
         **tile,
     )
     return Rows(out)

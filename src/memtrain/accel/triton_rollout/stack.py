@@ -1,4 +1,4 @@
-"""A whole stack for rollouts: its weights as the kernels want them, and which kernels run when."""
+"""A whole stack for rollouts: its weights in the kernels' layout, and the choice of kernels."""
 
 import torch
 import triton
@@ -6,27 +6,31 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memtrain.accel import hopper
-from memtrain.accel.triton_rollout import large_batch_attention as many_attend
-from memtrain.accel.triton_rollout import large_batch_mlp as many_finish
-from memtrain.accel.triton_rollout import limits
-from memtrain.accel.triton_rollout.attention import run_attend
-from memtrain.accel.triton_rollout.linear import run_linear
-from memtrain.accel.triton_rollout.rows import Rows
+from memtrain.accel.triton_rollout.attention import run_rollout_attention
+from memtrain.accel.triton_rollout.large_batch import (
+    attention_fits,
+    hopper_serves_rollout_mlp,
+    mlp_fits,
+    run_large_batch_attention,
+    run_large_batch_mlp,
+    whole_rounds,
+)
+from memtrain.accel.triton_rollout.linear import LIMITS, Rows, run_linear
 from memtrain.models.layers import Block, Stack
 
 
 class InferenceStack:
-    """`Stack.forward` for short sequences, without autograd; its weights are copies in bf16.
+    """`Stack.forward` for short sequences, without autograd, on copies of its weights in bf16.
 
-    `refresh` copies them anew after the stack has trained. A `head` is a product that some caller
-    takes of the result; it is taken together with the last norm.
+    Call `refresh` after the weights have changed. A caller's linear `head` on the result is fused
+    with the last norm.
     """
 
     def __init__(self, stack: Stack, head: nn.Linear | None = None) -> None:
         self.stack = stack
         self.head = head
         self.blocks = [block for block in stack.blocks if isinstance(block, Block)]
-        self.copies = [matrix.to(limits.PRODUCTS) for matrix in self._matrices()]
+        self.copies = [matrix.to(LIMITS.precision) for matrix in self._matrices()]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -34,17 +38,17 @@ class InferenceStack:
 
     @torch.no_grad()
     def _matrices(self) -> list[Tensor]:
-        """The weights as the kernels want them: four kinds, all blocks of one together, since few
-        operations are fast; then the head."""
+        """The weights in the kernels' layout: four kinds, stacked over blocks to need few
+        operations; then the head."""
         attentions = [block.attention for block in self.blocks]
         project_in = torch.stack([attention.project_in.weight for attention in attentions])
-        rise = torch.stack([block.mlp[0].weight for block in self.blocks])
+        to_hidden = torch.stack([block.mlp[0].weight for block in self.blocks])
         before = torch.stack([block.attention_norm.weight for block in self.blocks])
         between = torch.stack([block.mlp_norm.weight for block in self.blocks])
         matrices = [
-            _pairs_together(project_in * before[:, None], attentions[0].head_dim),
+            _with_adjacent_pairs(project_in * before[:, None], attentions[0].head_dim),
             torch.stack([attention.project_out.weight for attention in attentions]),
-            rise * between[:, None],
+            to_hidden * between[:, None],
             torch.stack([block.mlp[2].weight for block in self.blocks]),
         ]
         if self.head is not None:
@@ -52,16 +56,16 @@ class InferenceStack:
         return matrices
 
     def serves(self, x: Tensor) -> bool:
-        """Whether the sequences are short enough for a tile."""
-        return x.shape[1] <= limits.LONGEST
+        """Whether the sequences fit into a tile."""
+        return x.shape[1] <= LIMITS.max_length
 
     @torch.no_grad()
     def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
         """`Stack.forward` at the kept positions."""
         count, length, width = x.shape
         flat = x.reshape(count * length, width).contiguous()
-        # A kernel more costs more than wide rows while they are few.
-        rows = Rows(flat if len(flat) <= limits.WIDE_ROWS else flat.to(limits.PRODUCTS))
+        # While rows are few, a cast costs more than reading fp32.
+        rows = Rows(flat if len(flat) <= LIMITS.wide_rows else flat.to(LIMITS.precision))
         y = self.stream(rows, length, keep, causal)
         if head is None or head is not self.head:
             y = self.stack.norm(y)
@@ -77,46 +81,47 @@ class InferenceStack:
     ) -> Float[Tensor, "R W"]:
         """The residual stream after the last block, in fp32, at the kept positions.
 
-        `first` says that what stands before may have made the weights (see `chain`).
+        first: Whether the previous kernel may have written the weights (see `dependent_launch`).
         """
         sequences = len(x.values) // length
-        chunks = triton.cdiv(len(x.values), limits.CHUNK_ROWS)
+        chunks = triton.cdiv(len(x.values), LIMITS.chunk_rows)
         pieces = x.split(triton.cdiv(sequences, chunks) * length)
         parts = [self._blocks(piece, length, keep, causal, first) for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _blocks(self, stream: Rows, length: int, keep: slice, causal: bool, first: bool) -> Tensor:
         rotary, positions = self.stack.rotary, range(length)
-        two_kernels = self._are_many(stream.values, length)
+        large_batch = self._is_large_batch(stream.values, length)
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
             kept = positions[keep] if last else positions
-            kind = torch.float32 if last else limits.PRODUCTS
+            kind = torch.float32 if last else LIMITS.precision
             project_in = self.copies[0][index]
             heads = block.attention.heads
             angles = (rotary.cosine, rotary.sine)
-            if two_kernels:
+            if large_batch:
                 mixed = Rows(
-                    many_attend.run_attend(*stream, project_in, *angles, heads, length, causal)
+                    run_large_batch_attention(*stream, project_in, *angles, heads, length, causal)
                 )
-                stream = self._finish_many(index, mixed, stream, length, kept, kind)
+                stream = self._large_batch_mlp(index, mixed, stream, length, kept, kind)
             else:
-                begins = first and not index
-                mixed = run_attend(stream, project_in, *angles, heads, length, causal, first=begins)
-                stream = self._finish(index, mixed, stream, length, kept, kind)
+                mixed = run_rollout_attention(
+                    stream, project_in, *angles, heads, length, causal, first=first and not index
+                )
+                stream = self._mlp(index, mixed, stream, length, kept, kind)
         return stream.values
 
-    def _are_many(self, x: Tensor, length: int) -> bool:
-        """Whether there are enough rows for the two kernels of very many, whose shared memory and
-        copies only Hopper has, and sizes that they can hold."""
-        if len(x) < limits.MANY_ROWS or (x.is_cuda and not hopper.is_hopper(x.device)):
+    def _is_large_batch(self, x: Tensor, length: int) -> bool:
+        """Whether there are enough rows for the kernels of `large_batch`, which support these sizes
+        and need Hopper's shared memory and copies."""
+        if len(x) < LIMITS.large_batch_rows or (x.is_cuda and not hopper.is_hopper(x.device)):
             return False
-        _, project_out, rise = self.copies[:3]
+        _, project_out, to_hidden = self.copies[:3]
         width, inner = project_out.shape[1:]
-        head_dim, hidden = self.blocks[0].attention.head_dim, rise.shape[1]
-        return many_attend.fits(length, width, head_dim) and many_finish.fits(width, inner, hidden)
+        head_dim, hidden = self.blocks[0].attention.head_dim, to_hidden.shape[1]
+        return attention_fits(length, width, head_dim) and mlp_fits(width, inner, hidden)
 
-    def _finish(
+    def _mlp(
         self,
         index: int,
         mixed: Rows,
@@ -126,16 +131,16 @@ class InferenceStack:
         kind: torch.dtype,
         out: Tensor | None = None,
     ) -> Rows:
-        """Everything in a block after its heads, at the kept positions; into `out`, if given."""
-        project_out, rise, fall = (matrices[index] for matrices in self.copies[1:4])
+        """The block after its heads, at the kept positions; written to `out`, if given."""
+        project_out, to_hidden, from_hidden = (matrices[index] for matrices in self.copies[1:4])
         up, _, down = self.blocks[index].mlp
         stream = run_linear(
             mixed, project_out, residual=stream.values, measure=True, length=length, keep=kept
         )
-        hidden = run_linear(stream, rise, norm=True, bias=up.bias, gelu=True)
+        hidden = run_linear(stream, to_hidden, norm=True, bias=up.bias, gelu=True)
         return run_linear(
             hidden,
-            fall,
+            from_hidden,
             bias=down.bias,
             residual=stream.values,
             measure=True,
@@ -143,48 +148,42 @@ class InferenceStack:
             out=out,
         )
 
-    def _finish_many(
+    def _large_batch_mlp(
         self, index: int, mixed: Rows, stream: Rows, length: int, kept: range, kind: torch.dtype
     ) -> Rows:
-        """`_finish` in one kernel, except for a few sequences at the end (`whole_rounds`)."""
-        project_out, rise, fall = (matrices[index] for matrices in self.copies[1:4])
-        weights = project_out, rise, fall
+        """`_mlp` in one kernel, except for a few sequences at the end (see `whole_rounds`)."""
+        project_out, to_hidden, from_hidden = (matrices[index] for matrices in self.copies[1:4])
+        weights = project_out, to_hidden, from_hidden
         up, _, down = self.blocks[index].mlp
-        sequences, device = len(mixed.values) // length, rise.device
+        sequences, device = len(mixed.values) // length, to_hidden.device
         rows, whole = sequences * len(kept), sequences
-        if not many_finish.on_hopper(stream.values, weights, length, len(kept)):
-            whole = many_finish.whole_rounds(sequences, len(kept), device)
+        if not hopper_serves_rollout_mlp(stream.values, weights, length, len(kept)):
+            whole = whole_rounds(sequences, len(kept), device)
         if not whole:
-            return self._finish(index, mixed, stream, length, kept, kind)
+            return self._mlp(index, mixed, stream, length, kept, kind)
         cut = whole * len(kept)
-        out = torch.empty(rows, len(fall), dtype=kind, device=device)
+        out = torch.empty(rows, len(from_hidden), dtype=kind, device=device)
         squares = torch.empty(1, rows, device=device)
-        many_finish.run_finish(
-            mixed.values,
-            stream.values,
-            weights,
-            (up.bias, down.bias),
-            out[:cut],
-            squares[0],
-            length,
-            kept,
+        biases = up.bias, down.bias
+        run_large_batch_mlp(
+            mixed.values, stream.values, weights, biases, out[:cut], squares[0], length, kept
         )
         if cut < rows:
             rest = [Rows(part.values[whole * length :]) for part in (mixed, stream)]
-            ended = self._finish(index, *rest, length, kept, kind, out[cut:])
-            if ended.squares is None:  # so few are not measured
+            ended = self._mlp(index, *rest, length, kept, kind, out[cut:])
+            if ended.squares is None:  # not measured for few rows
                 squares[0, cut:] = ended.values.float().square().sum(1)
             else:
                 torch.sum(ended.squares, dim=0, out=squares[0, cut:])
         return Rows(out, squares)
 
 
-def _pairs_together(weight: Float[Tensor, "N O W"], head_dim: int) -> Float[Tensor, "N O W"]:
-    """Queries' and keys' columns i and i + E/2, which rotary turns, side by side in every head.
+def _with_adjacent_pairs(weight: Float[Tensor, "N O W"], head_dim: int) -> Float[Tensor, "N O W"]:
+    """Reorder the queries and keys of each head so that rotary's pairs i and i + E/2 are adjacent.
 
-    Their scores stay what they are; values keep their order.
+    This does not change their scores; values keep their order.
     """
     inner = weight.shape[1] // 3
-    turned, values = weight.split([2 * inner, inner], dim=1)
-    halves = turned.unflatten(1, (-1, 2, head_dim // 2))  # (N, 2·H, 2, E/2, W)
+    rotated, values = weight.split([2 * inner, inner], dim=1)
+    halves = rotated.unflatten(1, (-1, 2, head_dim // 2))  # (N, 2·H, 2, E/2, W)
     return torch.cat([halves.transpose(2, 3).flatten(1, 3), values], dim=1)

@@ -1,7 +1,7 @@
-"""What stands around the stacks in one step of a rollout, in a kernel each.
+"""The parts of a rollout step around the stacks, one kernel each.
 
-A token is chosen; its row beside the memory begins the cell's stack; behind the stack stand two
-norms. torch would take a kernel for every operation, and at this size each costs the same.
+A token is sampled; its embedding is appended to the memory as the cell's input; two norms follow
+the cell's stack. torch would launch one kernel per operation, and at this size each costs the same.
 """
 
 from typing import Any
@@ -14,35 +14,23 @@ from torch import Tensor, nn
 from triton.language.extra import cuda
 
 from memtrain.accel.triton.common import LOG2_E
-from memtrain.accel.triton_rollout import limits
-from memtrain.accel.triton_rollout.dependent_launch import chain
-from memtrain.accel.triton_rollout.rows import Rows
+from memtrain.accel.triton_rollout.linear import LIMITS, Rows, dependent_launch
 from memtrain.accel.triton_rollout.stack import InferenceStack
 from memtrain.models.layers import RMS_EPSILON
 from memtrain.models.rnn import Choose
 
-WIDEST = 4096
-"""Tokens that a program can choose among."""
+MAX_SYMBOLS = 4096
+"""Tokens that one program can choose among."""
 
 
 @triton.jit
-def _begin(
-    memory,
-    token,
-    table,
-    out,
-    squares,
-    rows,
-    token_stride,
-    MEASURE: tl.constexpr,
-    CHAINED: tl.constexpr,
-    L: tl.constexpr,
-    W: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-):
-    """[memory, the token's row of the table] of every sequence, and the rows' squares."""
-    if CHAINED:
+def _cell_input(
+    memory, token, table, out, squares, rows, token_stride,
+    MEASURE: tl.constexpr, DEPENDENT: tl.constexpr, L: tl.constexpr, W: tl.constexpr,
+    BR: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """[memory, table[token]] of each sequence, and the rows' sums of squares."""
+    if DEPENDENT:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     row = tl.program_id(0) * BR + tl.arange(0, BR)
@@ -67,23 +55,16 @@ def _begin(
 
 
 @triton.jit
-def _end(
-    x,
-    gain,
-    out,
-    rows,
-    epsilon,
-    CHAINED: tl.constexpr,
-    W: tl.constexpr,
-    BR: tl.constexpr,
-    BW: tl.constexpr,
-):
+def _two_norms(
+    x, gain, out, rows, epsilon,
+    DEPENDENT: tl.constexpr, W: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
     """A norm with a gain, then one without."""
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     column = tl.arange(0, BW)[None, :]
     there = (row < rows)[:, None] & (column < W)
     scale = tl.load(gain + column, mask=column < W, other=0.0)
-    if CHAINED:
+    if DEPENDENT:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     at = row[:, None].to(tl.int64) * W + column
@@ -94,19 +75,19 @@ def _end(
 
 
 @triton.jit
-def _choose(
-    logits, chance, out, stride, chance_stride, sharpness, V: tl.constexpr, BV: tl.constexpr
+def _sample(
+    logits, uniform, out, stride, uniform_stride, sharpness, V: tl.constexpr, BV: tl.constexpr
 ):
-    """The token of one row at which the probabilities up to it pass the chance."""
+    """The first token of one row whose cumulative probability exceeds the uniform number."""
     row = tl.program_id(0)
     symbol = tl.arange(0, BV)
-    mark = tl.minimum(tl.load(chance + row * chance_stride), 1 - 1e-6)
+    mark = tl.minimum(tl.load(uniform + row * uniform_stride), 1 - 1e-6)
     at = logits + row.to(tl.int64) * stride + symbol
     score = tl.load(at, mask=symbol < V, other=float("-inf")).to(tl.float32)
     weight = tl.exp2((score - tl.max(score, 0)) * sharpness)
     total = tl.cumsum(weight, 0)
     mark *= tl.max(total, 0)
-    # However sums are rounded, only a token that has a probability is taken.
+    # Whatever the rounding, only tokens of nonzero probability are sampled.
     likely = weight > 0
     passed = tl.min(tl.where(likely & (total > mark), symbol, BV), 0)
     final = tl.max(tl.where(likely, symbol, 0), 0)
@@ -114,26 +95,26 @@ def _choose(
 
 
 def _tile(rows: int, width: int) -> dict[str, int]:
-    """Rows of a program that reads them whole: one where there are few."""
+    """The number of whole rows per program: one if there are few."""
     span = triton.next_power_of_2(width)
-    size = 1 if rows <= limits.FEW_ROWS else max(1, 2048 // span)
+    size = 1 if rows <= LIMITS.few_rows else max(1, 2048 // span)
     return {"BR": size, "BW": span, "num_warps": 1 if size * span <= 256 else 4}
 
 
-def begin(
+def cell_input(
     memory: Float[Tensor, "B M W"], token: Int[Tensor, " B"], table: Float[Tensor, "V W"]
 ) -> Rows:
-    """[memory, table[token]] as the rows of B sequences of M + 1, as the stack wants them.
+    """[memory, table[token]] as the rows of B sequences of M + 1.
 
-    Their squares are summed where a product would otherwise have to.
+    With many rows, their squares are summed too, to save the first product from doing so.
     """
     count, length, width = memory.shape[0], memory.shape[1] + 1, memory.shape[2]
     rows = count * length
-    out = torch.empty(rows, width, dtype=limits.PRODUCTS, device=memory.device)
-    few = rows <= limits.FEW_ROWS
+    out = torch.empty(rows, width, dtype=LIMITS.precision, device=memory.device)
+    few = rows <= LIMITS.few_rows
     squares = None if few else torch.empty(1, rows, device=memory.device)
     tile = _tile(rows, width)
-    kernel: Any = _begin
+    kernel: Any = _cell_input
     kernel[triton.cdiv(rows, tile["BR"]),](
         memory.contiguous(),
         token,
@@ -145,34 +126,34 @@ def begin(
         MEASURE=squares is not None,
         L=length,
         W=width,
-        **chain(out, rows, first=True),
+        **dependent_launch(out, rows, first=True),
         **tile,
     )
     return Rows(out, squares)
 
 
-def end(x: Float[Tensor, "R W"], gain: Float[Tensor, " W"]) -> Float[Tensor, "R W"]:
-    """The stack's last norm, then the memory's."""
+def two_norms(x: Float[Tensor, "R W"], gain: Float[Tensor, " W"]) -> Float[Tensor, "R W"]:
+    """The stack's last norm, then the memory's, which has no gain."""
     rows, width = x.shape
     out = torch.empty_like(x)
     tile = _tile(rows, width)
-    kernel: Any = _end
+    kernel: Any = _two_norms
     kernel[triton.cdiv(rows, tile["BR"]),](
-        x, gain, out, rows, RMS_EPSILON, W=width, **chain(x, rows), **tile
+        x, gain, out, rows, RMS_EPSILON, W=width, **dependent_launch(x, rows), **tile
     )
     return out
 
 
 class InferenceCell:
-    """`TransformerCell.forward` without autograd, at equal widths of memory and stack."""
+    """`TransformerCell.forward` without autograd, if memory and stack have the same width."""
 
     def __init__(self, embedding: nn.Embedding, fast: InferenceStack) -> None:
         self.embedding = embedding
         self.fast = fast
 
     def serves(self, memory: Float[Tensor, "B M D"]) -> bool:
-        """Whether [memory, token] is short enough for a tile."""
-        return memory.shape[1] < limits.LONGEST
+        """Whether [memory, token] fits into a tile."""
+        return memory.shape[1] < LIMITS.max_length
 
     @torch.no_grad()
     def __call__(
@@ -180,14 +161,16 @@ class InferenceCell:
     ) -> Float[Tensor, "B M D"]:
         """One step of the recurrence."""
         tokens = memory.shape[1]
-        x = begin(memory, token, self.embedding.weight)
+        x = cell_input(memory, token, self.embedding.weight)
         x = self.fast.stream(x, tokens + 1, slice(tokens), causal=False, first=False)
-        return end(x, self.fast.stack.norm.weight).view(memory.shape)
+        return two_norms(x, self.fast.stack.norm.weight).view(memory.shape)
 
 
 class KernelSampler:
-    """`Sampler.__call__` of a temperature above 0 without top-k or top-p; `plain` is that sampler,
-    for vocabularies larger than a tile."""
+    """`Sampler.__call__` at a temperature above 0, without top-k or top-p.
+
+    `plain` is the original sampler, for vocabularies larger than a tile.
+    """
 
     def __init__(self, plain: Choose, temperature: float, allowed: int) -> None:
         self.plain = plain
@@ -195,24 +178,24 @@ class KernelSampler:
         self.allowed = allowed
 
     def __call__(
-        self, logits: Float[Tensor, "B V"], chance: Float[Tensor, " B"]
+        self, logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]
     ) -> Int[Tensor, " B"]:
-        """One token a row; `chance` is uniform in [0, 1)."""
+        """One token per row; `uniform` is uniform in [0, 1)."""
         rows, symbols = logits.shape
         symbols = min(symbols, self.allowed or symbols)
-        if symbols > WIDEST:
-            return self.plain(logits, chance)
+        if symbols > MAX_SYMBOLS:
+            return self.plain(logits, uniform)
         if logits.stride(1) != 1:
             logits = logits.contiguous()
         span = max(32, triton.next_power_of_2(symbols))
         out = torch.empty(rows, dtype=torch.long, device=logits.device)
-        kernel: Any = _choose
+        kernel: Any = _sample
         kernel[rows,](
             logits,
-            chance,
+            uniform,
             out,
             logits.stride(0),
-            chance.stride(0),
+            uniform.stride(0),
             LOG2_E.value / self.temperature,
             V=symbols,
             BV=span,
