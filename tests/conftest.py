@@ -3,12 +3,12 @@
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from hypothesis import settings
 from torch import Tensor, nn
 
 from memtrain.config import (
@@ -28,8 +28,11 @@ from memtrain.shapes import IGNORE_INDEX, Batch
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too
-settings.register_profile("memtrain", deadline=None)  # no timed tests
-settings.load_profile("memtrain")
+if find_spec("hypothesis"):  # a GPU machine may lack it
+    from hypothesis import settings
+
+    settings.register_profile("memtrain", deadline=None)  # no timed tests
+    settings.load_profile("memtrain")
 
 VOCAB = 7
 ENCODERS = ("bidirectional", "causal")

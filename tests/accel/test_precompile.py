@@ -18,11 +18,11 @@ class Kernel:
 
 
 def test_each_kind_of_call_is_compiled_once_and_none_is_launched():
-    from memtrain.accel.triton.precompile import rehearsal
+    from memtrain.accel.triton.common import precompile
 
     kernel = Kernel()
     real = Kernel.run
-    with rehearsal(Kernel):
+    with precompile(Kernel):
         for size in (4, 4, 8, 4):
             kernel.run(torch.zeros(size), 3, grid=(1,), warmup=False, BLOCK=size)
     assert Kernel.run is real

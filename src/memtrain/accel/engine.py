@@ -147,13 +147,13 @@ class Engine:
         if not self.kernels:
             return
         from memtrain.accel.fast_paths import graphed_rollouts
-        from memtrain.accel.triton.precompile import rehearsal
+        from memtrain.accel.triton.common import precompile
 
         rollouts = graphed_rollouts(models)
         for rollout in rollouts:
             rollout.rehearsing = True
         try:
-            with rehearsal(), self._eager():
+            with precompile(), self._eager():
                 work()
         finally:
             for rollout in rollouts:

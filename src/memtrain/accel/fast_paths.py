@@ -160,7 +160,7 @@ def _attach_block(block: Block, engine: Engine) -> None:
 
 
 def _attach_lookup(lookup: Lookup, engine: Engine) -> None:
-    from memtrain.accel.triton.embedding import table_gradient
+    from memtrain.accel.triton.norm import table_gradient
 
     lookup.fast = table_gradient
 

@@ -94,11 +94,11 @@ def hopper_serves_matmul(x: Tensor, weight: Tensor, columns: int) -> bool:
 
 
 @contextmanager
-def precompile(kernels: type = JITFunction) -> Iterator[None]:
+def precompile(kernels: type = JITFunction, *, wait: bool = False) -> Iterator[None]:
     """Compile all kernels called inside in background threads, instead of launching them.
 
-    Results computed inside are meaningless. Compilation continues after the context ends; Triton's
-    compiler releases Python's lock.
+    Results computed inside are meaningless. Unless told to `wait`, compilation continues after the
+    context ends; Triton's compiler releases Python's lock.
     """
     cuda = torch.cuda.is_available()
     pool = ThreadPoolExecutor(
@@ -120,7 +120,7 @@ def precompile(kernels: type = JITFunction) -> Iterator[None]:
         yield
     finally:
         kernels.run = launch  # type: ignore[attr-defined]
-        pool.shutdown(wait=False)
+        pool.shutdown(wait)
 
 
 def _kind(argument: Any) -> Hashable:
