@@ -635,7 +635,7 @@ def test_a_run_finds_its_own_data_and_no_other(here: Path, capsys):
     shutil.rmtree("data")
     assert main(again) == 2
     said = capsys.readouterr().err
-    assert "is not here and not beside the run; go to the folder" in said
+    assert "is neither here nor next to the runs; go to the folder" in said
     assert f"prepare it again: memtrain data SOURCE --out {path}" in said
     assert main(["data", "../book.txt", "--out", path]) == 0  # as it says
     capsys.readouterr()
@@ -792,7 +792,7 @@ def test_a_strangers_pictures_take_the_three_commands_of_readme(here: Path, caps
     assert main(["generate", "runs/images", "--image", "photos/7.png", "--seed", "1"]) == 0
     assert imread(capsys.readouterr().out.strip()).ndim == 3
     line = refused(capsys, "generate", "runs/images", "--given", "0.5")
-    assert f"its data, {data}, is not here and not beside the run" in line
+    assert f"its data, {data}, is neither here nor next to the runs" in line
 
 
 def test_a_pretrained_model_is_found_by_name(here: Path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a computation costs, counted by running it: the paper's appendix "Definitions".
+"""The cost of a computation, counted by running it (the paper's appendix "Definitions").
 
 `sequential_ops` counts SeqFLOPs, the operations that must run one after another;
 `recurrent_depth` counts the credit path, in applications of the recurrent cell.
@@ -50,7 +50,7 @@ OPERATION_COST: dict[str, int] = {
     "gru_cell": 8,  # linear, sum, sigmoid, reset product, sum, tanh, blend (product, sum)
     "lstm_cell": 7,  # linear, sum, sigmoid, input product, sum, tanh, output product
 }
-"""Sequential operations in one call; what is not listed (linear, norm, gelu, +, ...) is 1."""
+"""Sequential operations of one call; 1 for operations that are not listed (linear, gelu, ...)."""
 
 CELL_OF_SEQUENCE = {
     "rnn_tanh": "rnn_tanh_cell",
@@ -58,7 +58,7 @@ CELL_OF_SEQUENCE = {
     "gru": "gru_cell",
     "lstm": "lstm_cell",
 }
-"""Fused loops over time (nn.GRU and its like) and the cell they apply at every step."""
+"""Fused loops over time (nn.GRU and others) and the cell that they apply at every step."""
 
 CONSTRUCTORS = frozenset(
     {"arange", "empty_strided", "eye", "linspace", "logspace", "new_tensor", "randperm"}
@@ -69,13 +69,13 @@ CONSTRUCTORS = frozenset(
         for pattern in ("{}", "{}_like", "new_{}")
     }
 )
-"""Results that depend on no tensor's values, at most on a shape: they wait for nothing."""
+"""Functions whose results depend on no tensor's values: they wait for nothing."""
 
 
 def sequential_ops(function: Callable[[], object]) -> int:
     """Run `function` and count the operations on its critical path (SeqFLOPs, "Definitions").
 
-    The critical path is what an infinitely parallel computer still has to do one after another.
+    The critical path is the part that an infinitely parallel computer still does in sequence.
     Every call into torch is one operation of `OPERATION_COST`. A result that requires grad is
     taken to be backpropagated, whether or not `function` does it: backpropagation starts when
     the forward pass is done and runs its differentiable operations again, in reverse. So an
@@ -134,7 +134,7 @@ class _CriticalPath(TorchFunctionMode):
 
         result = func(*args, **kwargs)
 
-        # To ask for gradients is to backpropagate what they are the gradients of.
+        # Computing gradients backpropagates the tensors they are gradients of.
         cost = backward if func is torch.autograd.grad else _cost(name, args)
         for tensor in _tensors(args[0] if name == "setitem" else result):
             # Some calls do nothing: dropout in evaluation hands its input back.
@@ -179,7 +179,7 @@ def _cost(name: str, args: Sequence) -> int:
 
 
 def _sequential_cells(args: Sequence) -> int:
-    """Applications of a cell on the critical path of `torch.gru(*args)` and its like."""
+    """Applications of a cell on the critical path of `torch.gru(*args)` and others."""
     if isinstance(args[3], list | tuple):  # packed: data, batch_sizes, state, weights, ...
         steps, layers, bidirectional = len(args[1]), args[5], args[8]
     else:  # inputs, state, weights, ...
@@ -204,7 +204,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 @no_type_check
 def _storage(tensor: Tensor) -> object:
-    """What a tensor shares with its views."""
+    """The storage that a tensor shares with its views."""
     try:
         return tensor.untyped_storage()
     except RuntimeError:  # sparse and functorch tensors have none
@@ -249,7 +249,7 @@ class CountedCell(nn.Module):
 
 
 def mark_application(memory: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The same memory, with a node in the autograd graph that says: a cell made this."""
+    """The same memory, with a node in the autograd graph that marks an application of a cell."""
     return _Application.apply(memory)  # type: ignore[return-value]
 
 
@@ -285,7 +285,7 @@ def _longest_paths(
     Args:
         root: Where the paths start.
         counts: Whether a node adds one to the paths through it.
-        known: The answer for a node, if the caller has it: nothing behind it is looked at.
+        known: The answer for a node, if the caller has it; then nothing behind it is visited.
     """
     longest: dict[Node, int] = {}
     stack = [root]

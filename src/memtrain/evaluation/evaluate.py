@@ -1,4 +1,4 @@
-"""How good a run is on held-out sequences: teacher and RNN, with and without the teacher's help."""
+"""Score a model on held-out sequences: the teacher, and the RNN with and without its help."""
 
 import math
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from memtrain.models.teacher import Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 EVALUATION_SEED = 2**31 - 1
-"""Evaluations draw from a generator of their own and leave training's untouched."""
+"""Evaluations have their own generator and leave the RNG state of training untouched."""
 
 
 BINS = 32
-"""Losses against the position are means over at most this many bins."""
+"""Losses by position are means over at most this many bins."""
 FLOATS = {"cuda": 2**30, "cpu": 2**26}
-"""Numbers in the memories of the sequences that are looked at together."""
+"""Floats in the memories of the sequences that are scored together."""
 COUNTED = {"cuda": 2**30, "cpu": 2**26}
-"""Training tokens that the count models read at most."""
+"""Training tokens that the n-gram models count at most."""
 ROWS = 2**13
-"""Memories that are made or read out at once."""
+"""Memories that are computed or decoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class ByPosition:
-    """Nats a target against the position in the sequence, means over bins.
+    """Nats per target by position in the sequence, means over bins.
 
-    A bin without a target has None, and so has `rnn_from_teacher` up to its start.
+    None in a bin without a target, and in `rnn_from_teacher` before its start.
     """
 
     edges: list[int]
-    """Bin i holds the positions from edges[i] up to, not with, edges[i + 1]."""
+    """Bin i holds the positions edges[i] <= t < edges[i + 1]."""
     rnn: list[float | None]
     teacher: list[float | None] | None
     rnn_from_teacher: list[float | None] | None
@@ -76,26 +76,26 @@ class ByPosition:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All figures of one look at a model."""
+    """All metrics of one evaluation."""
 
     sequences: int
     length: int
-    """Tokens in a sequence."""
+    """Tokens per sequence."""
     targets: int
     rnn: Score
     """Rolled out from the empty memory over the whole sequence."""
     teacher: Score | None
-    """The encoder's memory at every step, read by the decoder."""
+    """The encoder's memory at every step, decoded by the decoder."""
     rnn_from_teacher: Score | None
     """Rolled out from the teacher's memory at `start`, scored on the targets after it."""
     rnn_after_start: Score | None
     """The rollout from the empty memory, scored on the same targets as `rnn_from_teacher`."""
     start: int
-    """The step whose memory the teacher hands over."""
+    """The step whose memory the RNN takes over from the teacher."""
     drift: Drift | None
     by_position: ByPosition
     baselines: list[Baseline] = field(default_factory=list)
-    """Count models on the same targets, if asked for."""
+    """N-gram models on the same targets, if requested."""
 
     def __repr__(self) -> str:
         names = " ".join(f"{name}={score.nats:.4f}" for name, score in self._scores().items())
@@ -121,7 +121,7 @@ class Evaluation:
 
 
 class ScoreAccumulator:
-    """Sums of losses and right answers at every position."""
+    """Accumulates losses and correct predictions per position."""
 
     def __init__(self, length: int, device: torch.device) -> None:
         self.nats, self.right, self.asked = torch.zeros(
@@ -135,7 +135,7 @@ class ScoreAccumulator:
         targets: Int[Tensor, "B T"],
         first: int = 0,
     ) -> None:
-        """Read memories out, a bounded number at a time; they stand at `first` and after."""
+        """Score memories, a bounded number at a time; `first` is the position of the first."""
         parts = zip(memories.flatten(0, 1).split(ROWS), targets.flatten().split(ROWS), strict=True)
         scored = [_token_scores(predict(part), asked) for part, asked in parts]
         nats, right = (
@@ -158,7 +158,7 @@ class ScoreAccumulator:
 def _token_scores(
     logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]
 ) -> tuple[Float[Tensor, " N"], Tensor]:
-    """Nats, 0 where nothing is asked, and whether the likeliest token is the target."""
+    """Nats, 0 without a target, and whether the likeliest token is the target."""
     nats = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="none")
     return nats, logits.argmax(dim=-1) == targets
 
@@ -166,14 +166,14 @@ def _token_scores(
 def binned_means(
     sums: Float[Tensor, " T"], counts: Float[Tensor, " T"], width: int
 ) -> list[float | None]:
-    """Means over bins of positions; None where there is nothing to take a mean of."""
+    """Means over bins of positions; None for an empty bin."""
     pairs = zip(sums.split(width), counts.split(width), strict=True)
     totals = [(float(s.sum()), float(c.sum())) for s, c in pairs]
     return [total / count if count else None for total, count in totals]
 
 
 class DriftAccumulator:
-    """Sums from which the drift at every position follows, and the labels' variance."""
+    """Accumulates memory drift per position, and the variance of the teacher's memories."""
 
     def __init__(self, length: int, device: torch.device) -> None:
         self.rollout, self.stepped = torch.zeros(2, length, dtype=torch.float64, device=device)
@@ -188,7 +188,7 @@ class DriftAccumulator:
         memories: Float[Tensor, "B T M D"],
         labels: Float[Tensor, "B T M D"],
     ) -> None:
-        """A rollout from the empty memory, and single steps along the teacher's path."""
+        """Compare a rollout from the empty memory, and single steps from the teacher's memories."""
         empty = rnn.empty_memory(len(inputs))[:, None].to(labels.dtype)
         before = torch.cat([empty, labels[:, :-1]], dim=1).flatten(0, 1)
         parts = zip(before.split(ROWS), inputs.flatten().split(ROWS), strict=True)
@@ -203,7 +203,7 @@ class DriftAccumulator:
         self.rows += len(inputs)
 
     def drift(self) -> Drift:
-        """1 - R^2 is the drift as a share of the labels' variance over sequences and steps."""
+        """The drift; 1 - R^2 is its share of the labels' variance over sequences and steps."""
         assert isinstance(self.label_sum, Tensor) and isinstance(self.label_squares, Tensor)
         total = self.rows * len(self.rollout)
         squares, mean = self.label_squares / total, self.label_sum / total
@@ -233,16 +233,16 @@ def evaluate(
 ) -> Evaluation:
     """Score a model on held-out sequences, always the same ones for the same seed.
 
-    Sequences are looked at a few at a time, so memory does not grow with their number.
+    Sequences are scored a few at a time, so memory use does not grow with their number.
 
     Args:
-        task: what is asked.
+        task: the source of the sequences.
         rnn: the network.
         teacher: its teacher, if it has one.
         sequences: how many, fewer if the data has fewer.
-        device: where the models are.
-        seed: which ones.
-        baselines: also score count models, if the task has a corpus to count.
+        device: the models' device.
+        seed: selects the sequences.
+        baselines: also score n-gram models, if the task has a corpus to count.
     """
     training = rnn.training
     rnn.eval()
@@ -319,7 +319,7 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
     if corpus is None or task.spelling is None:
         return []
     sequences, targets = batch.targets, batch.targets
-    if task.spelling.start_written:  # then the first input is data too, only not asked for
+    if task.spelling.start_written:  # then the first input is data too, but not a target
         sequences = torch.cat([batch.inputs[:, :1], sequences], dim=1)
         targets = F.pad(targets, (1, 0), value=IGNORE_INDEX)
     place = corpus.tokens.device
@@ -330,10 +330,10 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
 def encode_in_chunks(
     teacher: Teacher, inputs: Int[Tensor, "B T"], windows: int = 8192
 ) -> Float[Tensor, "B T M D"]:
-    """The memories of every step, a bounded number of windows at a time.
+    """Encode the memories of every step, a bounded number of windows at a time.
 
-    A memory depends on no more than `teacher.reach` tokens, so a long sequence is encoded a
-    stretch at a time, each with the tokens that it reaches back to.
+    A memory depends on the last `teacher.receptive_field` tokens only, so a long sequence is
+    encoded in stretches, each with the tokens before it.
     """
     length = inputs.shape[1]
     stretch = min(length, 256, windows)

@@ -1,16 +1,16 @@
-"""Count models: what the last few tokens, or the pixels around one, tell of the next.
+"""N-gram baselines: predict a token from the last few tokens, or a pixel from those around it.
 
-They put a number on what is easy. A model of order k predicts from the nearest k neighbours:
+They measure how much of the data is easy. A model of order k uses the nearest k neighbours:
 
     p_k(y | c) = (n(c, y) + a p_(k-1)(y | c')) / (n(c) + a)
 
-where c' leaves out the farthest of them and p_(-1) is uniform. The counts n are of the training
-stream; the one number a of each order is the best of a few on the held-out targets themselves,
-which flatters these models, and nothing else looks at them.
+where c' omits the farthest of them and p_(-1) is uniform. The counts n are of the training
+stream; the strength a of each order is the best of a few on the held-out targets themselves,
+which flatters these models.
 
-Only contexts that occur in the held-out targets are counted, so memory follows the number of
-those, whatever the vocabulary. A context is one number, written in base V + 1; where that does
-not fit in 64 bits, a fingerprint of it.
+Only contexts that occur in the held-out targets are counted, so memory use depends on their number
+and not on the vocabulary. A context is one number, written in base V + 1, or a hash of it where
+that does not fit in 64 bits.
 """
 
 import math
@@ -25,30 +25,30 @@ from memtrain.data.task import Corpus
 from memtrain.shapes import IGNORE_INDEX
 
 STRENGTHS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
-"""What a is chosen from."""
+"""The candidates for a."""
 EXACT = 2**62
-"""Contexts below this number are themselves, others are known by a fingerprint."""
+"""Contexts below this number are exact, others are hashed."""
 MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's, of MMIX: odd, with well mixed bits
 BLOCK = 2**18
-"""Training tokens are counted this many at a time."""
+"""Training tokens counted at a time."""
 TABLE = 2**23
-"""Contexts are looked up in a table of at most this size, in a sorted list beyond it."""
+"""The largest table of contexts; beyond it they are found by binary search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A count model's loss on the held-out targets."""
+    """An n-gram model's loss on the held-out targets."""
 
     name: str
     nats: float
     bits: float
     fitted_tokens: int
-    """How many training tokens were counted."""
+    """Training tokens that were counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Neighbour:
-    """A place relative to the target's: rows down and columns right, in a stream columns only."""
+    """An offset from the target: rows down and columns right; in a stream columns only."""
 
     down: int
     right: int
@@ -64,18 +64,18 @@ def count_baselines(
     targets: Int[Tensor, "B L"],
     limit: int | None = None,
 ) -> list[Baseline]:
-    """Losses of the count models on the same targets as a model's.
+    """Score n-gram models on a model's targets.
 
     Args:
-        corpus: what is counted.
+        corpus: the training data to count.
         sequences: held-out data from the beginnings of documents, every token.
-        targets: the same where a prediction is asked for, IGNORE_INDEX elsewhere.
+        targets: the same where there is a target, IGNORE_INDEX elsewhere.
         limit: count at most about this many training tokens, evenly spread.
     """
     neighbours = AROUND if corpus.width else BEFORE
-    asked = targets != IGNORE_INDEX
-    truth = targets[asked]
-    keys = [key[asked] for key in _keys(corpus, sequences, 0, neighbours)]
+    valid = targets != IGNORE_INDEX
+    truth = targets[valid]
+    keys = [key[valid] for key in _keys(corpus, sequences, 0, neighbours)]
     orders = [_Order(key, truth, corpus.vocab_size) for key in keys]
     fitted = 0
     for tokens, place, skip in _blocks(corpus, neighbours, limit):
@@ -98,7 +98,7 @@ def count_baselines(
 
 
 class _Order:
-    """The counts of one order, of the contexts and pairs that the held-out targets need."""
+    """The counts of one order, for the contexts and pairs of the held-out targets."""
 
     def __init__(self, keys: Int[Tensor, " N"], truth: Int[Tensor, " N"], vocab: int) -> None:
         self.vocab = vocab
@@ -114,7 +114,7 @@ class _Order:
         self.pairs.count(pair)
 
     def predict(self, lower: Float[Tensor, " N"]) -> tuple[Float[Tensor, " N"], float]:
-        """Probabilities of the held-out targets given those of the order below, and their loss."""
+        """Probabilities of the held-out targets, given those of the order below, and their loss."""
         seen, right = self.contexts.counts[self.context], self.pairs.counts[self.pair]
         tried = [(right + strength * lower) / (seen + strength) for strength in STRENGTHS]
         losses = [float(-probability.log().mean()) for probability in tried]
@@ -123,11 +123,11 @@ class _Order:
 
 
 class _Index:
-    """Some numbers, sorted, and how often each was met."""
+    """Counts of some sorted numbers."""
 
     def __init__(self, known: Int[Tensor, " K"]) -> None:
         self.known = known
-        self._counts = known.new_zeros(len(known) + 1)  # the last one: all other numbers
+        self._counts = known.new_zeros(len(known) + 1)  # the last one counts all other numbers
         self.table: Tensor | None = None
         last = int(known[-1])
         if int(known[0]) >= 0 and last < TABLE:
@@ -135,9 +135,9 @@ class _Index:
             self.table[known] = torch.arange(len(known), device=known.device)
 
     def count(self, numbers: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-        """Count these; returns the place of each among the known ones, -1 if it is none."""
+        """Count numbers; returns the index of each among the known ones, else -1."""
         if self.table is not None:
-            # -1 and what is too large meet the table's last entry.
+            # -1 and numbers that are too large hit the table's last entry.
             place = self.table[numbers.clamp(max=len(self.table) - 1)]
         else:
             place = torch.searchsorted(self.known, numbers).clamp(max=len(self.known) - 1)
@@ -153,9 +153,9 @@ class _Index:
 def _keys(
     corpus: Corpus, tokens: Int[Tensor, "B L"], place: int, neighbours: tuple[_Neighbour, ...]
 ) -> Iterator[Int[Tensor, "B L"]]:
-    """Fingerprints of the contexts of every token: of none, one, two ... neighbours.
+    """Keys of the contexts of every token: of none, one, two ... neighbours.
 
-    What lies before the tokens, or outside of the picture, is a neighbour of its own kind.
+    Positions before the tokens, or outside of the image, count as a token of their own.
     """
     base = corpus.vocab_size + 1
     if base ** len(neighbours) >= EXACT:
@@ -180,7 +180,7 @@ def _keys(
 def _blocks(
     corpus: Corpus, neighbours: tuple[_Neighbour, ...], limit: int | None
 ) -> Iterator[tuple[Int[Tensor, "1 L"], int, int]]:
-    """Blocks of training tokens, where each begins, and how many only lead in."""
+    """Blocks of training tokens, the start of each, and how many of its tokens are only context."""
     stream = corpus.tokens
     lead = max(-n.down * (corpus.width or 0) - n.right for n in neighbours)
     firsts = list(range(0, len(stream), BLOCK))

@@ -1,7 +1,7 @@
-"""Checkpoints are written while training goes on.
+"""Write checkpoints while training continues.
 
-At the step, the tensors are copied where they lie: a memory copy. A thread brings the copy to the
-host and to the disk; on a GPU over a stream of its own, so that steps need not wait for it.
+At the step, the tensors are copied on their device: a memory copy. A thread brings the copy to the
+host and to the disk; on a GPU over a stream of its own, so that steps do not wait for it.
 """
 
 import copy
@@ -16,18 +16,18 @@ from memtrain.errors import CheckpointError
 from memtrain.training.checkpoint import DISK, Checkpoint, Files, numbered, save_checkpoint
 
 PIECE = 2**24
-"""Bytes that are fetched from a device at once."""
+"""Bytes per copy from a device to the host."""
 
 
 class CheckpointWriter:
-    """Saves one checkpoint at a time; what goes wrong is raised by the next call."""
+    """Saves one checkpoint at a time; its errors are raised by the next call."""
 
     def __init__(self, folder: Path, keep: int, files: Files = DISK) -> None:
         self.folder = folder
         self.keep = keep
         self.files = files
         self.guard: Callable[[], object] = lambda: None
-        """Called before each checkpoint; raises if the folder is another's by now."""
+        """Called before each checkpoint; raises if the folder belongs to another run by now."""
         self.begun = self.saved = -1
         """The numbers of the last checkpoint that was begun, by whichever process writes, and of
         the last that this process knows to be whole on disk."""
@@ -40,9 +40,9 @@ class CheckpointWriter:
         """Begin to save; the tensors may change as soon as this returns.
 
         Args:
-            number: the checkpoint's number, by which they are in order.
+            number: the checkpoint's number, which orders them.
             checkpoint: what to save.
-            first: done before the checkpoint can be found, and not in this thread.
+            first: called in the writing thread before the checkpoint becomes visible.
         """
         self.wait()
         self.guard()
@@ -56,7 +56,7 @@ class CheckpointWriter:
             first()
             save_checkpoint(self.folder, number, snapshot.on_host(), self.keep, self.files)
             self.saved = number
-        except Exception as error:  # raised in the thread that trains, by check
+        except Exception as error:  # `check` raises it in the training thread
             self._error = error
 
     def leave_to_another(self, number: int) -> None:
@@ -68,14 +68,14 @@ class CheckpointWriter:
         self.finish()
         names = [path.name for path in numbered(self.folder)]
         found = [int(name) for name in names if name.isdecimal()]
-        # What lies beyond was passed over when the run was opened: it is broken.
+        # Later ones were passed over when the run was opened: they are broken.
         return max([self.saved, *(number for number in found if number <= self.begun)])
 
     def check(self) -> None:
-        """Raise what went wrong with the last checkpoint, if anything did. Does not wait.
+        """Raise the error of the last checkpoint, if there was one. Does not wait.
 
         Raises:
-            CheckpointError: it could not be written; the message says what is on disk.
+            CheckpointError: it could not be written; the message names what is on disk.
         """
         error, self._error = self._error, None
         if error is None:
@@ -89,19 +89,19 @@ class CheckpointWriter:
         ) from error
 
     def wait(self) -> None:
-        """Until the last checkpoint is on disk; raises what `check` raises."""
+        """Wait until the last checkpoint is on disk; raises as `check` does."""
         self.finish()
         self.check()
 
     def finish(self) -> None:
-        """Until nothing is being written, well or not."""
+        """Wait until nothing is being written, without raising."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
 
 class _Snapshot:
-    """A copy of a checkpoint on the devices where it lies."""
+    """A copy of a checkpoint on its devices."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         kinds = {"weights": checkpoint.weights, "optimizer": checkpoint.optimizer}
@@ -114,7 +114,7 @@ class _Snapshot:
         ]
 
     def on_host(self) -> Checkpoint:
-        """The checkpoint in the host's memory; the devices' is free then."""
+        """The checkpoint in host memory; frees the memory on the devices."""
         found = {name: tensor for pack in self.packs for name, tensor in pack.on_host().items()}
         self.packs.clear()
         weights, optimizer = (
@@ -125,10 +125,10 @@ class _Snapshot:
 
 
 class _Pack:
-    """The tensors of one device and one kind, one behind another in one piece of its memory.
+    """All tensors of one device and dtype in one flat tensor.
 
-    So hundreds of them are copied by few kernels, and fetched by few copies: a step does not wait
-    while the host launches one for each, nor while its thread holds Python's lock.
+    Hundreds of tensors are copied by few kernels and fetched by few copies: a step waits neither
+    for the launches nor for a thread that holds Python's lock.
     """
 
     def __init__(self, tensors: Mapping[tuple[str, str], Tensor]) -> None:
@@ -145,8 +145,7 @@ class _Pack:
         return {name: part.view(shape) for (name, shape), part in named}
 
     def _fetch(self, copied: torch.cuda.Event) -> Tensor:
-        """Over a stream of its own, in pieces: to pin as much host memory as all of it takes would
-        make the device wait."""
+        """Copy over a separate stream, in pieces: pinning host memory for all would stall it."""
         source = self.row.view(torch.uint8)
         host = torch.empty(len(source), dtype=torch.uint8)
         pinned = torch.empty(min(PIECE, len(host)), dtype=torch.uint8, pin_memory=True)

@@ -1,9 +1,9 @@
 """Checkpoints: safetensors and JSON, whole or not there at all.
 
-A checkpoint is a folder `checkpoints/00001234` with weights, optimizer and random state, and
-`state.json`, which holds a checksum of each file. It is written beside its place, synced to disk
-and renamed, so a reader never meets half of one, whenever the writer dies. The last few stay, and
-the best: the one whose held-out loss was the lowest that an evaluation saw.
+A checkpoint is a folder `checkpoints/00001234` with weights, optimizer and RNG state, and
+`state.json`, which holds a checksum of each file. It is written to a draft folder, synced to disk
+and renamed, so a reader never finds half of one, whenever the writer dies. The last few are kept,
+and the best: the one with the lowest held-out loss.
 """
 
 import hashlib
@@ -29,19 +29,25 @@ CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
 MAX_STATE_BYTES = 2**20
 MAX_HEADER_BYTES = 100 * 2**20
-"""As safetensors itself has it."""
+"""The limit of safetensors itself."""
 RETRIES = 5
-"""Reads of checkpoints that a training replaces meanwhile."""
+"""Attempts to read checkpoints while a training run replaces them."""
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
+UNREADABLE += (SafetensorError,)
+"""Errors of damaged files. torch opens one again by its name: a RuntimeError if it is gone."""
 _NAME = re.compile(r"(\d{8,12})(\.old)?")
 COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of weights."""
+"""The prefix that torch.compile adds to names of weights."""
 
 
 class Files:
-    """The disk. Each method is one operation: a crash comes before or after it, or inside."""
+    """The file operations of a checkpoint, so that tests can make any of them fail.
+
+    Each method is one operation: a crash comes before it, after it or inside.
+    """
 
     def make_folder(self, path: Path) -> None:
-        path.mkdir(exist_ok=True)  # a run folder that is gone stays gone
+        path.mkdir(exist_ok=True)  # without parents: a deleted run folder stays deleted
 
     def write(self, path: Path, content: bytes) -> None:
         with open_new(path) as file:
@@ -68,7 +74,7 @@ class Files:
         path.rename(target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, a link or a folder with all that is in it; it need not be there."""
+        """Remove a file, a link or a folder with its content, if it is there."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -83,11 +89,8 @@ def _safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memor
     header, begin = {}, 0
     for name, tensor in tensors.items():
         end = begin + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        shape, dtype = list(tensor.shape), DTYPES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
@@ -98,7 +101,7 @@ def _safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memor
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that a run needs to go on."""
+    """Everything a run needs to continue."""
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
@@ -108,7 +111,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path, number: int, checkpoint: Checkpoint, keep: int, files: Files = DISK
 ) -> Path:
-    """Write one checkpoint of host tensors; drop all but the last `keep` and the best."""
+    """Write a checkpoint of host tensors; delete all but the last `keep` and the best."""
     files.make_folder(folder)
     final, draft = folder / f"{number:08d}", folder / f".draft-{number:08d}"
     files.remove(draft)
@@ -123,7 +126,7 @@ def save_checkpoint(
     files.write(draft / "state.json", json.dumps(state, indent=2).encode())
     files.sync(draft / "state.json")
     files.sync(draft)
-    if final.exists():  # it was broken, or it may be all there is: it stays until the new one is
+    if final.exists():  # broken or not, it may be the only one: it stays until the new one is there
         files.remove(folder / f"{final.name}.old")
         files.rename(final, folder / f"{final.name}.old")
     files.rename(draft, final)
@@ -133,10 +136,10 @@ def save_checkpoint(
 
 
 def _drop_old(folder: Path, newest: Path, keep: int, best: Best | None, files: Files) -> None:
-    """What a crash left half written or half removed goes too."""
+    """Delete old checkpoints, and remains of a crash during a save or a deletion."""
     whole = [path for path in numbered(folder) if not path.name.endswith(".old")]
     at = whole.index(newest) + 1
-    # What lies beyond was passed over when the run was opened, and takes nobody's place.
+    # Later ones were passed over when the run was opened; they do not count towards `keep`.
     kept = whole[max(0, at - keep) :]
     if best is not None:
         kept.append(folder / f"{best.global_step:08d}")
@@ -152,6 +155,9 @@ def _drop_old(folder: Path, newest: Path, keep: int, best: Best | None, files: F
             files.remove(path)
 
 
+# ----------------------------------------------------------------------------------------- read
+
+
 def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
     """Read one checkpoint.
 
@@ -160,13 +166,12 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
         run: the identity of the run that it must belong to; any if empty.
 
     Raises:
-        CheckpointError: a file is missing, cut short or changed; the message says which. Or it
-            belongs to another run.
+        CheckpointError: a file is missing, cut short or changed, or it belongs to another run.
     """
     try:
         state = parse_json(read_text(path / "state.json", MAX_STATE_BYTES), "state.json")
         if not isinstance(state, dict) or not isinstance(state.get("sha256"), dict):
-            raise CheckpointError("state.json: no checkpoint's state")
+            raise CheckpointError("state.json: is not the state of a checkpoint")
         if state.get("version") != CHECKPOINT_VERSION:
             raise CheckpointError(
                 f"version {state.get('version')!r}, this memtrain reads {CHECKPOINT_VERSION}; "
@@ -181,7 +186,7 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
         for name in FILES:
             if not (path / name).is_file() or (path / name).is_symlink():
                 raise CheckpointError(f"{name} is missing")
-            if not _is_of_its_length(path / name):
+            if not _has_length_of_header(path / name):
                 raise CheckpointError(f"{name} has another length than its header says")
             if _sha256(path / name) != state["sha256"].get(name):
                 raise CheckpointError(f"{name} is not what was written (checksum)")
@@ -189,16 +194,7 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
         return Checkpoint(weights, optimizer, progress)
     except MemtrainError as error:
         raise CheckpointError(f"checkpoint {path.name}: {error}") from None
-    # RuntimeError: torch opens the file again by its name, when it may be gone.
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
+    except UNREADABLE as error:
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         raise CheckpointError(f"checkpoint {path.name}: {reason}") from None
 
@@ -206,12 +202,12 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
 def latest_checkpoint(
     folder: Path, *, best: bool = False, run: str = ""
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with those after it.
+    """The newest checkpoint that is whole, and the problems of those after it.
 
     Args:
         folder: the run's checkpoints.
-        best: the best one that the newest knows of instead.
-        run: the identity of the run; a checkpoint of another one is passed over.
+        best: return the best checkpoint that the newest one names instead.
+        run: the identity of the run; checkpoints of another one are passed over.
 
     Raises:
         CheckpointError: there are checkpoints and none of them is whole, or the best is not.
@@ -223,7 +219,6 @@ def latest_checkpoint(
         except CheckpointError:
             if numbered(folder) == found:
                 raise
-    # A run that trains replaces them faster than they can be read.
     return _latest(folder, numbered(folder), best, run)
 
 
@@ -247,12 +242,12 @@ def _latest(
 
 
 def load_weights(models: nn.Module, weights: Mapping[str, Tensor], source: Path | str) -> None:
-    """Give models the weights of a checkpoint, all of them.
+    """Load a checkpoint's weights into models, all of them.
 
     Args:
         models: the models.
-        weights: their tensors by name; a module may have been compiled then and not now.
-        source: where they are from, for errors.
+        weights: tensors by name; modules may have been compiled when they were saved.
+        source: where they come from, for errors.
 
     Raises:
         MemtrainError: they are not these models', or hold values that are not finite.
@@ -263,15 +258,14 @@ def load_weights(models: nn.Module, weights: Mapping[str, Tensor], source: Path 
     for name, value in weights.items():
         fresh = own.get(name)
         if not isinstance(fresh, Tensor):
-            continue  # load_state_dict says which
-        if fresh.dtype != value.dtype and not (
-            fresh.is_floating_point() and value.is_floating_point()
-        ):
+            continue  # load_state_dict names it
+        floats = fresh.is_floating_point() and value.is_floating_point()
+        if fresh.dtype != value.dtype and not floats:
             raise MemtrainError(
                 f"{source}: weights do not fit the config: {name} is {value.dtype}, not "
                 f"{fresh.dtype}"
             )
-        # A buffer may be infinite by design, as a mask is.
+        # A buffer may be infinite by design, such as a mask.
         if not bool(value.isfinite().all()) and bool(fresh.isfinite().all()):
             raise MemtrainError(
                 f"{source}: weights hold values that are not finite ({name}); they are damaged, or "
@@ -285,7 +279,7 @@ def load_weights(models: nn.Module, weights: Mapping[str, Tensor], source: Path 
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The checkpoints there are, oldest first; a replaced one stands before its successor."""
+    """The checkpoints in a folder, oldest first; a replaced one comes before its successor."""
     if not folder.is_dir():
         return []
     found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
@@ -297,8 +291,8 @@ def _digest(progress: Any) -> str:
     return hashlib.sha256(json.dumps(progress, sort_keys=True).encode()).hexdigest()
 
 
-def _is_of_its_length(path: Path) -> bool:
-    """Whether a safetensors file ends with its last tensor: what follows would be hashed, too."""
+def _has_length_of_header(path: Path) -> bool:
+    """Whether a safetensors file ends with its last tensor: extra bytes would be hashed too."""
     with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         if size > MAX_HEADER_BYTES:

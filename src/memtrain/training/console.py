@@ -1,4 +1,4 @@
-"""Progress for people: a live bar in a terminal, plain lines in logs and notebooks."""
+"""Progress on the console: a live bar in a terminal, plain lines in logs and notebooks."""
 
 import os
 import sys
@@ -20,17 +20,17 @@ from memtrain.evaluation.evaluate import Evaluation
 SHORTEST_BAR, LONGEST_BAR = 8, 24
 """Columns of a terminal."""
 LOG_WIDTH = 100
-"""Columns of a line in a log or notebook, which has no width of its own."""
+"""Columns of a line in a log or notebook."""
 
 
 class Reporter:
-    """Receives how a run proceeds and shows nothing: the base class of all reporters.
+    """Receives the progress of a run and shows nothing: the base class of all reporters.
 
     Derive from it to log a run elsewhere, or pass one to `Run.train` to silence it.
     """
 
     def stage(self, name: str, step: int, steps: int) -> None:
-        """A stage begins, or continues, at a step."""
+        """A stage starts, or continues, at a step."""
 
     def clock(self, left: float) -> None:
         """The stage ends after this many more seconds of training, if its steps take longer."""
@@ -39,17 +39,17 @@ class Reporter:
         """A step of the stage is done; called every `log.every` steps."""
 
     def evaluated(self, step: int, evaluation: Evaluation, unit: str) -> None:
-        """Held-out sequences were scored after a step; `unit` is what a token of them is."""
+        """Held-out sequences were scored after a step; `unit` names one of their tokens."""
 
     def say(self, message: str) -> None:
-        """Something a person should know."""
+        """Show a message."""
 
     def close(self) -> None:
         """Training has ended, or stopped."""
 
 
 class Forecast(NamedTuple):
-    """How fast a stage runs, how many steps it will have and how many seconds are left."""
+    """Steps per second, the number of steps at the end, and the seconds left."""
 
     rate: float
     steps: int
@@ -57,22 +57,27 @@ class Forecast(NamedTuple):
 
 
 class ETA:
-    """Predicts a stage's end from its last minute, or its second half if that is longer: a slow
-    start, or an hour in which the machine slept, is soon forgotten."""
+    """Predicts the end of some work from the rate of its last minute, or of its second half if that
+    is longer: a slow start, or an hour in which the machine slept, is soon forgotten.
+
+    Args:
+        step: the steps done so far.
+        steps: the steps of the whole work.
+    """
 
     def __init__(self, step: int, steps: int) -> None:
         self.steps = steps
         self.began = time.monotonic()
         self.marks = deque([(self.began, step)])
-        """Moments, a second or more apart, and the steps that were done by then."""
+        """Times, at least a second apart, with the steps done by then."""
         self.clock: float | None = None
 
     def limit(self, left: float) -> None:
-        """The clock ends the stage in this many seconds."""
+        """A time limit ends the work in this many seconds."""
         self.clock = left
 
     def at(self, step: int) -> Forecast:
-        """What is to be expected after a step."""
+        """The forecast after a step."""
         rate = self._rate(step)
         steps = max(step, self.steps)
         left = (steps - step) / max(1e-3, rate)
@@ -81,7 +86,7 @@ class ETA:
         return Forecast(rate, steps, left)
 
     def _rate(self, step: int) -> float:
-        """Steps per second; 0 where the clock says nothing, as after it was set back."""
+        """Steps per second; 0 if no time has passed."""
         now = time.monotonic()
         since = now - max(60.0, (now - self.began) / 2)
         while len(self.marks) > 1 and self.marks[1][0] <= since:
@@ -94,7 +99,7 @@ class ETA:
 
 @dataclass
 class Shown:
-    """What is known of a stage, and as much of it as fits a line."""
+    """The state of a stage, formatted to fit a line."""
 
     name: str
     step: int
@@ -104,17 +109,14 @@ class Shown:
     spent: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     held_out: tuple[float, float | None, str] | None = None
-    """Nats of the RNN and of its teacher, and the unit that they are per."""
+    """Nats of the RNN and of its teacher, and the unit they are per."""
 
     def note(self, evaluation: Evaluation, unit: str) -> None:
         teacher = evaluation.teacher.nats if evaluation.teacher is not None else None
         self.held_out = (evaluation.rnn.nats, teacher, unit)
 
     def advance(self, step: int, metrics: dict[str, float]) -> Forecast:
-        """Take note of a step; returns what it lets expect.
-
-        Nothing is computed where it is shown: a live bar is drawn by a thread of its own.
-        """
+        """Record a step; returns the forecast. (A live bar is drawn by another thread.)"""
         forecast = self.pace.at(step)
         self.spent = time.monotonic() - self.pace.began
         self.step, self.steps, self.metrics = step, forecast.steps, metrics
@@ -122,8 +124,8 @@ class Shown:
         return forecast
 
     def parts(self, width: int) -> list[str]:
-        """The parts of a line, most important ones kept: step, time left and the loss always, the
-        others as long as there is room for them and two spaces between any two."""
+        """The parts of a line of at most `width` columns: step, time left and the loss always, the
+        others by importance while there is room."""
         losses = [f"{key} {value:.3f}" for key, value in self.metrics.items() if "norm" not in key]
         forecast = self.forecast
         left = format_time(forecast.left) if forecast is not None else "-:--"
@@ -146,13 +148,13 @@ class Shown:
         return [words for words in line.values() if words]
 
     def held_out_words(self) -> list[str]:
-        """The held-out losses, from the shortest wording to the longest."""
+        """The held-out losses, from the shortest form to the longest."""
         if self.held_out is None:
             return []
         nats, teacher, unit = self.held_out
-        beside = f" (teacher {teacher:.3f})" if teacher is not None else ""
+        compared = f" (teacher {teacher:.3f})" if teacher is not None else ""
         short = f"held-out {nats:.3f}"
-        return [short, short + beside, f"{short} nats per {unit}{beside}"]
+        return [short, short + compared, f"{short} nats per {unit}{compared}"]
 
 
 class _Bar(ProgressColumn):
@@ -210,7 +212,7 @@ class TerminalReporter(Reporter):
 
     def close(self) -> None:
         self.progress.stop()
-        for bar in self.progress.task_ids:  # else they would be drawn again when training goes on
+        for bar in self.progress.task_ids:  # else they are drawn again when training continues
             self.progress.remove_task(bar)
 
 
@@ -221,11 +223,11 @@ class LineReporter(Reporter):
         self.console = console
         self.seconds = seconds
         self.shown = Shown("", 0, 0, ETA(0, 0))
-        self.spoke = 0.0
+        self.printed_at = 0.0
 
     def stage(self, name: str, step: int, steps: int) -> None:
         self.shown = Shown(name, step, steps, ETA(step, steps))
-        self.spoke = time.monotonic()
+        self.printed_at = time.monotonic()
 
     def clock(self, left: float) -> None:
         self.shown.pace.limit(left)
@@ -233,9 +235,9 @@ class LineReporter(Reporter):
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()
         forecast = self.shown.advance(step, metrics)
-        if 0 <= now - self.spoke < self.seconds and step < forecast.steps:
+        if 0 <= now - self.printed_at < self.seconds and step < forecast.steps:
             return
-        self.spoke = now
+        self.printed_at = now
         name = self.shown.name
         self.say("  ".join([name, *self.shown.parts(LOG_WIDTH - len(name) - 2)]))
 
@@ -249,12 +251,10 @@ class LineReporter(Reporter):
 
 
 def make_reporter(*, transient: bool = False) -> Reporter:
-    """The reporter that fits where this process runs: a live bar in a terminal, else plain lines.
-
-    They go to stderr, so that stdout stays clean for results; in a notebook, to the cell's output.
+    """A live bar in a terminal, else plain lines; on stderr, in a notebook in the cell's output.
 
     Args:
-        transient: remove the bars when all is done.
+        transient: remove the bars at the end.
     """
     if _in_kernel():
         return LineReporter(Console(file=sys.stdout, force_jupyter=False), seconds=10.0)
@@ -273,7 +273,7 @@ def _below_notebook() -> bool:
     """Whether a notebook's kernel started this process (`!memtrain ...`).
 
     Its stderr is a terminal then, but each refresh of a live bar would be printed as a new line.
-    The second rule is what ipykernel sets, whoever started it.
+    The second rule is the environment that ipykernel sets.
     """
     environment = os.environ
     kernel = environment.get("TERM") == "xterm-color" and environment.get("GIT_PAGER") == "cat"
@@ -282,7 +282,7 @@ def _below_notebook() -> bool:
 
 @contextmanager
 def drawing(count: int, length: int) -> Iterator[Callable[[Int64[np.ndarray, "B K"]], None]]:
-    """Show how far `count` pictures of `length` tokens are; yields what `generate` calls `listen`.
+    """Show the progress of `count` images of `length` tokens; yields a `listen` for `generate`.
 
     A terminal shows a bar, removed at the end; a log a line every few seconds.
     """
@@ -291,7 +291,7 @@ def drawing(count: int, length: int) -> Iterator[Callable[[Int64[np.ndarray, "B 
     def listen(tokens: Int64[np.ndarray, "B K"]) -> None:
         nonlocal done
         done += tokens.shape[1]
-        if done < length:  # the pictures themselves say that they are finished
+        if done < length:
             reporter.advance(done, {})
 
     reporter.stage("1 picture" if count == 1 else f"{count} pictures", 0, length)

@@ -1,7 +1,7 @@
 """Several processes as one: each takes its rows of every batch, and all take the same step.
 
-Start them with torchrun. Every process draws the whole batch from the same generator and keeps
-its rows, so a run does not depend on how many there are, up to the order of sums.
+Start them with torchrun. Every process samples the whole batch from the same generator and keeps
+its rows, so a run does not depend on the number of processes, up to the order of sums.
 """
 
 import os
@@ -21,25 +21,25 @@ from memtrain.training.heartbeat import Heartbeat
 from memtrain.training.processes import size_of_group, stop_with_parent
 
 BUCKET = 2**24
-"""Numbers in one exchange of gradients."""
+"""Numbers per all-reduce of gradients."""
 PATIENCE = timedelta(days=7)
-"""How long processes wait for what the main one prepares: data may be large."""
+"""How long processes wait for the main one's work, such as preparing a large data set."""
 Made = TypeVar("Made")
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
 
 class Group:
-    """The processes of a run. One of them, the main one, writes and speaks."""
+    """The processes of a run. The main one writes files and prints."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
-        """Which of the processes on this machine, and so which of its devices."""
+        """The index among the processes of this machine, and so of the device."""
         self.step = 0
         """The step of the run that this process is in."""
         self.exchanges = 0
-        """How many exchanges with the others this process has begun."""
+        """How many collective calls this process has begun."""
         self.heartbeat: Heartbeat | None = None
 
     @property
@@ -47,7 +47,7 @@ class Group:
         return self.rank == 0
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over all processes, on each of them."""
+        """The sum over all processes."""
         if self.size == 1:
             return value
         self.exchanges += 1
@@ -56,7 +56,7 @@ class Group:
         return total
 
     def gather(self, value: Tensor) -> Tensor:
-        """The values of all processes, one under another on a new first axis."""
+        """The values of all processes, stacked on a new first axis."""
         if self.size == 1:
             return value[None]
         self.exchanges += 1
@@ -65,7 +65,7 @@ class Group:
         return torch.stack(everyones)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up each process's share of the gradient. What is spread is added up already."""
+        """Sum gradients over the processes; FSDP2 has summed those of sharded parameters."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
@@ -87,8 +87,7 @@ class Group:
             gradient.copy_(part.view_as(gradient))
 
     def highest(self, numbers: Sequence[int]) -> list[int]:
-        """The highest of the processes' numbers at each place, on all of them; no GPU is waited
-        for."""
+        """The element-wise maximum over all processes; does not wait for a GPU."""
         if self.size == 1:
             return list(numbers)
         self.exchanges += 1
@@ -97,49 +96,47 @@ class Group:
         return found.tolist()
 
     def first(self, number: float) -> float:
-        """The main process's number, on all of them; no GPU is waited for."""
+        """The main process's number; does not wait for a GPU."""
         if self.size == 1:
             return number
         self.exchanges += 1
-        said = torch.tensor(number, dtype=torch.float64)  # on the host, which gloo serves
-        dist.broadcast(said, src=0)
-        return float(said)
+        shared = torch.tensor(number, dtype=torch.float64)  # on the host, which gloo serves
+        dist.broadcast(shared, src=0)
+        return float(shared)
 
     def from_main(self, make: Callable[[], Made]) -> Made:
-        """What the main process makes, on all of them; the others wait, however long it takes.
+        """Call `make` in the main process and return its result in all; the others wait.
 
         Raises:
-            FailedElsewhereError: on the others, when it could not be made.
+            FailedElsewhereError: in the others, when it raised.
         """
         if self.size == 1:
             return make()
         self.exchanges += 1
         patient = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(patient, dist.ProcessGroup)  # this process is in it
-        said: list[Any] = [None, True]  # and whether it failed
-        if self.main:
-            try:
-                said = [make(), False]
-            finally:
-                dist.broadcast_object_list(said, src=0, group=patient)
-            return said[0]
-        dist.broadcast_object_list(said, src=0, group=patient)
-        if said[1]:
-            raise FailedElsewhereError("the main process failed; see what it says")
-        return said[0]
+        shared: list[Any] = [None, True]  # the result, and whether it failed
+        try:
+            if self.main:
+                shared = [make(), False]
+        finally:
+            dist.broadcast_object_list(shared, src=0, group=patient)
+        if shared[1]:
+            raise FailedElsewhereError("the main process failed; see its output")
+        return shared[0]
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         if self.size > 1:
             self.exchanges += 1
             dist.barrier()
 
     @contextmanager
     def watched(self, saved: Callable[[], str]) -> Iterator[None]:
-        """While the processes train together, one that hangs ends the run within a minute.
+        """While the processes train together, end the run within a minute if one hangs.
 
         Args:
-            saved: says what is on disk, for the message.
+            saved: describes what is on disk, for the message.
         """
         if self.heartbeat is None:
             yield
@@ -148,7 +145,7 @@ class Group:
             yield
 
     def leave(self) -> None:
-        """Part in peace; after an error the process just ends."""
+        """Destroy the process group, after a run without errors."""
         if self.size > 1:
             self.wait()  # the store may end with the main process
             if self.heartbeat is not None:
@@ -156,7 +153,7 @@ class Group:
             dist.destroy_process_group()
 
     def shard_teacher_weights(self, teacher: Teacher, device: torch.device) -> None:
-        """FSDP2: every process keeps a slice of each weight, and all of them add up gradients."""
+        """FSDP2: every process keeps a slice of each weight; gradients are summed."""
         if self.size == 1 or spread(next(teacher.parameters())):
             return
         from torch.distributed.device_mesh import init_device_mesh
@@ -164,9 +161,9 @@ class Group:
 
         mesh = init_device_mesh(device.type, (self.size,))
         stacks = [teacher.decoder.stack]
-        if not isinstance(teacher.encoder, CausalEncoder):  # which reaches into its blocks
+        if not isinstance(teacher.encoder, CausalEncoder):  # it accesses weights of its blocks
             stacks.append(teacher.encoder.stack)
-        teacher.fast = None  # it reaches into the decoder's
+        teacher.fast = None  # it accesses weights of the decoder
         units = [block for stack in stacks for block in stack.blocks]
         without_views = cast(ForwardHook, torch.compiler.disable(_without_views))
         for unit in (*units, teacher.encoder, teacher.decoder, teacher):
@@ -181,8 +178,10 @@ class Group:
 
 
 def _without_views(module: nn.Module, inputs: object, output: Any) -> Any:
-    """What a module returns, in memory of its own: a change in place of a view would drop what
-    FSDP2 hangs on it, of which torch warns. Linear layers with a bias return views."""
+    """Copy views in a module's output, such as of a Linear with a bias.
+
+    A write in place to a view would drop FSDP2's hooks on it, and torch warns.
+    """
     return tree_map_only(Tensor, lambda t: t if t._base is None else t.clone(), output)
 
 
@@ -190,7 +189,7 @@ ALONE = Group()
 
 
 def spread(tensor: Tensor) -> bool:
-    """Whether a tensor lies in slices on several processes."""
+    """Whether a tensor is sharded over several processes."""
     if not (dist.is_available() and dist.is_initialized()):
         return False
     from torch.distributed.tensor import DTensor
@@ -204,7 +203,7 @@ def full_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, spread as the parameter of its shape is."""
+    """A whole tensor, sharded as the parameter of its shape is."""
     if not spread(parameter):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -215,7 +214,7 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def join() -> Group:
-    """The group that torchrun started this process in; a group of one without torchrun.
+    """Join the group that torchrun started this process in; a group of one without torchrun.
 
     If torchrun is killed, the process stops as after SIGTERM. If a process of the group hangs, all
     of them end (see heartbeat.py).
@@ -227,17 +226,16 @@ def join() -> Group:
     local_rank = int(os.environ["LOCAL_RANK"])
     cuda = torch.cuda.is_available()
     if cuda:
-        if local_rank >= torch.cuda.device_count():
+        if local_rank >= (gpus := torch.cuda.device_count()):
             raise MemtrainError(
-                f"process {local_rank} of this machine has no GPU of its own, there are "
-                f"{torch.cuda.device_count()}; start torchrun with --nproc-per-node "
-                f"{torch.cuda.device_count()}"
+                f"process {local_rank} of this machine has no GPU of its own, there are {gpus}; "
+                f"start torchrun with --nproc-per-node {gpus}"
             )
         torch.cuda.set_device(local_rank)
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, size = next(iter(rendezvous("env://")))
-    # torchrun's store outlives a failed start, with addresses at which nobody listens any more.
+    # torchrun's store outlives a failed start and keeps addresses where nobody listens any more.
     attempt = dist.PrefixStore(f"attempt-{restarts()}", store)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     group = Group(rank, size, local_rank)
@@ -251,17 +249,16 @@ def join() -> Group:
 
 
 def lost_worker(error: Exception, saved: int) -> MemtrainError:
-    """What to tell when an exchange between processes failed."""
+    """The error for a failed exchange between processes."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    what = f"a process of the run failed or was lost ({reason})"
-    return MemtrainError(f"{what}; {last_saved(saved)}")
+    return MemtrainError(f"a process of the run failed or was lost ({reason}); {last_saved(saved)}")
 
 
 def last_saved(step: int) -> str:
-    """Which checkpoint is the last whole one, in words; -1 if there is none."""
+    """Describes the last whole checkpoint; -1 if there is none."""
     return f"the last whole checkpoint is step {step}" if step >= 0 else "nothing is saved yet"
 
 
 def restarts() -> int:
-    """How often torchrun has started these processes again after a failure."""
+    """How often torchrun has restarted these processes after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

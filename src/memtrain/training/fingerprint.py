@@ -1,8 +1,8 @@
-"""What a run was made of, where its config does not say: a task or a cell of the user's.
+"""Fingerprints of a user's own task and cell, so that a run is resumed with the same ones.
 
-A class path does not tell two objects apart that were made with other arguments. So the record
-also has what the object does: hashes of sequences that a task draws, and a few numbers that a cell
-computes with fixed weights. A run opened later compares them, and refuses another object.
+A class path does not distinguish objects that were made with different arguments. So the record
+also holds their behaviour: hashes of sequences that the task samples, and a few numbers that the
+cell computes with fixed weights. A run that is opened later refuses an object that differs.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from memtrain.models.check_cell import memory_shape
 from memtrain.shapes import Batch
 
 SEQUENCES = 3
-"""Drawn of a task to recognise it."""
+"""Sampled from a task for its fingerprint."""
 NUMBERS = 24
-"""Kept of a cell's step to recognise it."""
+"""Outputs of a cell's step in its fingerprint."""
 TOLERANCE = 2e-3
-"""Of these numbers, between devices and versions of libraries; other arguments change them more."""
+"""Of these outputs, between devices and library versions; other arguments change them more."""
 LONGEST_TEXT = 200
 WORDS = {
     "sample": "training sequences",
@@ -35,7 +35,7 @@ WORDS = {
     "modules": "layers",
     "step": "outputs",
 }
-"""What a field of a behaviour is called in an error."""
+"""Names of the fields of a behaviour in errors."""
 UNSTABLE = ("sample", "held_out", "modules", "step")
 """Fields that another version of torch may change."""
 Record = dict[str, Any]
@@ -48,20 +48,20 @@ def compiled_from(cell: nn.Module) -> nn.Module:
 
 
 def class_path(thing: object) -> str:
-    """module:Class, as a config names it."""
+    """module:Class, as in a config."""
     kind = type(compiled_from(thing)) if isinstance(thing, nn.Module) else type(thing)
     return f"{kind.__module__}:{kind.__name__}"
 
 
 def importable(path: str) -> bool:
-    """Whether a config can hold the path."""
+    """Whether a config can name the path."""
     return CUSTOM_PATH.fullmatch(path) is not None
 
 
 def describe(
     config: RunConfig, task: Task, cell: nn.Module, *, task_given: bool, cell_given: bool
 ) -> Record:
-    """The record of a run's task and cell; empty for what the config alone describes."""
+    """The record of a run's task and cell, without those that the config describes."""
     record: Record = {}
     if task_given or config.data.kind == "custom":
         record["task"] = _about(task, task_given) | {"behaviour": _task_behaviour(task)}
@@ -69,7 +69,7 @@ def describe(
 
 
 def describe_cell(config: RunConfig, cell: nn.Module, vocab_size: int, *, given: bool) -> Record:
-    """The record of a run's cell alone; empty if it is one of ours."""
+    """The record of a run's cell alone; empty for built-in cells."""
     if not given and config.cell.kind in CELLS:
         return {}
     cell = compiled_from(cell)
@@ -77,7 +77,7 @@ def describe_cell(config: RunConfig, cell: nn.Module, vocab_size: int, *, given:
 
 
 def _about(thing: object, given: bool) -> Record:
-    """What a person may recognise it by."""
+    """The class and simple attributes, for error messages."""
     plain = {
         name: value[:LONGEST_TEXT] if isinstance(value, str) else value
         for name, value in vars(thing).items()
@@ -107,8 +107,8 @@ def _task_behaviour(task: Task) -> Record:
         except MemtrainError:
             raise
         except Exception as error:  # the user's code: any error is a broken contract
-            said = str(error).strip().partition("\n")[0]
-            raise MemtrainError(f"{name} raised {type(error).__name__}: {said}") from error
+            reason = str(error).strip().partition("\n")[0]
+            raise MemtrainError(f"{name} raised {type(error).__name__}: {reason}") from error
         if not isinstance(batch, Batch):
             raise MemtrainError(f"{name}: must return a memtrain.Batch, not {type(batch)}")
         found[draw.__name__] = _digest(batch.inputs.tolist(), batch.targets.tolist())
@@ -131,7 +131,7 @@ def _cell_behaviour(cell: nn.Module, vocab_size: int) -> Record:
 
 
 def _step(cell: nn.Module, vocab_size: int) -> list[float] | None:
-    """A few numbers of a step with fixed weights; None where that gives no finite numbers."""
+    """A few outputs of a step with fixed weights; None if they are not finite."""
     persistent = cell.state_dict().keys()
     named = dict(cell.named_parameters())
     named |= {name: value for name, value in cell.named_buffers() if name in persistent}
@@ -149,7 +149,7 @@ def _step(cell: nn.Module, vocab_size: int) -> list[float] | None:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             out = torch.func.functional_call(cell, fixed, (memory, token)).double().cpu().flatten()
-    except Exception:  # a cell that takes no other weights: its class and shapes have to do
+    except Exception:  # a cell that accepts no other weights: its class and shapes must suffice
         return None
     finally:
         cell.train(training)
@@ -160,7 +160,7 @@ def _step(cell: nn.Module, vocab_size: int) -> list[float] | None:
 
 
 def _pattern(value: Tensor, number: int, centre: float) -> Tensor:
-    """Weights of about the size of fresh ones, the same on every machine."""
+    """Weights of the scale of an initialization, the same on every machine."""
     at = torch.arange(value.numel(), dtype=torch.float64)
     size = 1 / math.sqrt(value.shape[-1]) if value.dim() else 1.0
     waves = centre + size * torch.sin(1.3 * at + 0.7 * number + 0.4)
@@ -175,10 +175,10 @@ def _digest(*plain: Any) -> str:
 
 
 def read_record(plain: Any, source: str) -> Record:
-    """A record from a file, if it has the shape of one.
+    """Check the structure of a record from a file.
 
     Raises:
-        MemtrainError: it has not.
+        MemtrainError: it is not a record.
     """
     right = isinstance(plain, dict) and plain.keys() <= {"task", "cell"}
     for part in plain.values() if right else ():
@@ -195,16 +195,16 @@ def read_record(plain: Any, source: str) -> Record:
 
 
 def check_record(recorded: Record, found: Record, run: str, parts: tuple[str, ...]) -> list[str]:
-    """Refuse a task or a cell that is not what the run was made of.
+    """Refuse a task or a cell that differs from the run's.
 
     Args:
         recorded: the record of the run.
-        found: that of the objects which are here now.
+        found: the record of the current objects.
         run: the run's folder.
-        parts: what to compare, "task" and "cell".
+        parts: which to compare, "task" and "cell".
 
     Returns:
-        What could not be compared, in words.
+        Warnings about differences that another version of torch may explain.
     """
     doubts = []
     for part in parts:
@@ -243,8 +243,8 @@ def _arguments(part: Mapping[str, Any]) -> str:
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The first thing in which two behaviours differ; nothing if they are alike."""
-    other_device = old.get("device") != new.get("device")  # whose generator draws other numbers
+    """The first field in which two behaviours differ; empty if they are equal."""
+    other_device = old.get("device") != new.get("device")  # its generator samples other numbers
     for name, value in new.items():
         if name == "device" or (other_device and name in ("sample", "held_out")):
             continue

@@ -1,9 +1,9 @@
-"""Heartbeats of a run's processes: one that hangs is named within a minute, and the run ends.
+"""Heartbeats between a run's processes: one that hangs is named within a minute, and the run ends.
 
-A collective waits for a stopped process, or one on a lost machine, for half an hour. So a thread
-of each process writes to torchrun's store once per second that the process lives, and how far it
-is; another looks at what all of them wrote. Silence is frozen, and ends the run. A process that
-answers but keeps the others waiting is slow: that is reported, and ends the run much later.
+A collective waits half an hour for a stopped process, or one on a lost machine. So a thread of each
+process writes a beat to torchrun's store once per second, with its progress; another judges the
+beats of all. A silent process is frozen, and ends the run. A process that sends beats but keeps the
+others waiting is slow: that is reported, and ends the run much later.
 """
 
 import json
@@ -23,12 +23,12 @@ from memtrain.training.processes import PARENT
 TICK = 1.0
 """Seconds between two beats."""
 FROZEN = 45.0
-"""Seconds of silence of a process that trains, after which the run ends."""
+"""Seconds of silence during training after which the run ends."""
 SLOW = 60.0
 """Seconds for which a process keeps the others waiting before that is reported."""
 LOST = 600.0
 """Seconds after which a slow process ends the run, and silence outside of training, where a long
-call of a library may keep Python's lock."""
+library call may hold Python's lock."""
 
 OUTSIDE, TRAINING, GONE = range(3)
 """Phases of a process: before or after training; in it; ended by an exception, expected silence."""
@@ -36,7 +36,7 @@ STATUS = 2
 
 
 class Beat(NamedTuple):
-    """What a process says of itself."""
+    """The state of a process."""
 
     count: int
     phase: int
@@ -46,7 +46,7 @@ class Beat(NamedTuple):
 
 
 class Watch:
-    """Judges beats. Time is counted in looks, so that a machine that slept accuses nobody."""
+    """Judges beats. It adds up the time between calls, so a machine that slept blames nobody."""
 
     def __init__(self, rank: int, size: int, *, main_keeps_store: bool) -> None:
         self.rank = rank
@@ -56,17 +56,17 @@ class Watch:
         self.late = [0.0] * size
         self.unanswered = 0.0
         """Seconds since the store answered."""
-        self._since = 0.0
         self.idle = 0.0
         """Seconds since this process began an exchange: while it does, nobody hangs."""
         self.reported: set[int] = set()
+        self._since = 0.0
         self._own = -1
 
     def look(self, passed: float, beats: list[Beat] | None, own: int) -> str:
-        """Take up what was heard since the last look; returns why the run ends, if it does.
+        """Judge the beats since the last call; returns why the run ends, or an empty string.
 
         Args:
-            passed: seconds since the last look.
+            passed: seconds since the last call.
             beats: the last beat of each process; None if the store did not answer.
             own: how many exchanges this process has begun.
         """
@@ -75,11 +75,11 @@ class Watch:
         self.unanswered = self.unanswered + passed if beats is None else 0.0
         self._since += passed
         if beats is not None:
-            self._listen(self._since, beats)
+            self._compare(self._since, beats)
             self._since = 0.0
         return self._verdict()
 
-    def _listen(self, passed: float, beats: list[Beat]) -> None:
+    def _compare(self, passed: float, beats: list[Beat]) -> None:
         furthest = max(beat.exchanges for beat in beats)
         for rank, (old, new) in enumerate(zip(self.beats or beats, beats, strict=True)):
             self.silent[rank] = self.silent[rank] + passed if new.count == old.count else 0.0
@@ -104,11 +104,11 @@ class Watch:
 
     def _frozen(self, rank: int, beat: Beat) -> bool:
         limit = {OUTSIDE: LOST, TRAINING: FROZEN}.get(beat.phase, float("inf"))
-        # As long as exchanges succeed nobody is frozen, whatever became of the beats.
+        # While exchanges succeed nobody is frozen, even if beats are missing.
         return self.silent[rank] >= limit and self.idle >= limit / 3
 
     def slow(self) -> str:
-        """Processes that keep the others waiting and were not reported yet, in words."""
+        """A message about processes that keep the others waiting and were not reported yet."""
         found = []
         for rank, beat in enumerate(self.beats or []):
             if self.late[rank] >= SLOW and rank not in self.reported:
@@ -120,20 +120,20 @@ class Watch:
         return "; ".join(found)
 
     def speaks(self) -> bool:
-        """Whether this process is the first that answers: it speaks for all."""
+        """Whether this process is the first that answers: it prints for all."""
         lost = self.unanswered >= FROZEN / 3 and self.main_keeps_store
         mute = [silent >= FROZEN / 3 for silent in self.silent[: self.rank]]
         return all(silent or (lost and rank == 0) for rank, silent in enumerate(mute))
 
 
 class Heartbeat:
-    """The threads of one process: one exchanges beats, one looks at them.
+    """The threads of one process: one exchanges beats, one judges them.
 
     Args:
-        store: reaches all processes; nobody else uses this client of it.
+        store: shared by all processes; this client of it is for the heartbeat alone.
         rank: this process.
-        size: how many there are.
-        progress: the step this process is in, and how many exchanges it has begun.
+        size: the number of processes.
+        progress: returns the step this process is in, and how many exchanges it has begun.
     """
 
     def __init__(
@@ -144,24 +144,24 @@ class Heartbeat:
         self.watch = Watch(rank, size, main_keeps_store=not agents)
         self.keys = [f"beat/{one}" for one in range(size)]
         self.phase, self.count = OUTSIDE, 0
-        self.heard: list[Beat] | None = None
-        """What all said, since the last look."""
+        self.received: list[Beat] | None = None
+        """The beats of all processes that were not judged yet."""
         self.saved: Callable[[], str] = lambda: "it was not training"
-        self._soon, self._told, self._over = (threading.Event() for _ in range(3))
+        self._soon, self._sent, self._over = (threading.Event() for _ in range(3))
 
     def announce(self) -> None:
-        """Write a first beat."""
+        """Write a beat."""
         self.count += 1
         beat = Beat(self.count, self.phase, *self.progress(), socket.gethostname())
         self.store.set(self.keys[self.rank], json.dumps(beat))
 
     def start(self) -> None:
-        for target in (self._exchange, self._look):
+        for target in (self._exchange, self._judge):
             threading.Thread(target=target, daemon=True, name="heartbeat").start()
 
     @contextmanager
     def training(self, saved: Callable[[], str]) -> Iterator[None]:
-        """The processes train together; `saved` says what is on disk if they have to end."""
+        """Mark this process as training; `saved` describes what is on disk if the run ends."""
         self.saved, self.phase = saved, TRAINING
         try:
             yield
@@ -169,13 +169,13 @@ class Heartbeat:
         except BaseException:
             self.phase = GONE
             raise
-        finally:  # at once: the process may be about to end, and another still writes for long
-            self._told.clear()
+        finally:  # at once: this process may be about to end while another writes for long
+            self._sent.clear()
             self._soon.set()
-            self._told.wait(2 * TICK)
+            self._sent.wait(2 * TICK)
 
     def close(self) -> None:
-        """No more beats; the others have parted, too."""
+        """Send no more beats; all processes have left training."""
         self._over.set()
         self._soon.set()
 
@@ -183,22 +183,22 @@ class Heartbeat:
         while not self._over.is_set() and os.getppid() == PARENT:  # else the store is gone
             try:
                 self.announce()
-                self.heard = [Beat(*json.loads(said)) for said in self.store.multi_get(self.keys)]
+                self.received = [Beat(*json.loads(b)) for b in self.store.multi_get(self.keys)]
                 ended = self.store.check(["ended"])
             except RuntimeError:  # the store is gone, with the launcher or the main process
                 return
             if ended:
-                os._exit(STATUS)  # another process has said why
-            self._told.set()
+                os._exit(STATUS)  # another process has printed why
+            self._sent.set()
             self._soon.wait(TICK)
             self._soon.clear()
 
-    def _look(self) -> None:
+    def _judge(self) -> None:
         before = time.monotonic()
         while not self._over.wait(TICK):
             now = time.monotonic()
-            heard, self.heard = self.heard, None
-            reason = self.watch.look(min(now - before, 2 * TICK), heard, self.progress()[1])
+            received, self.received = self.received, None
+            reason = self.watch.look(min(now - before, 2 * TICK), received, self.progress()[1])
             before = now
             if reason:
                 self._end(reason)
@@ -206,19 +206,19 @@ class Heartbeat:
                 print(f"memtrain: {slow}", file=sys.stderr, flush=True)
 
     def _end(self, reason: str) -> None:
-        """End all processes. Those that hang are the launcher's to kill."""
+        """End all processes that still run; the launcher kills those that hang."""
         if self.watch.speaks():
-            said: list[str] = []
-            asking = threading.Thread(target=lambda: said.append(self.saved()), daemon=True)
-            asking.start()
-            asking.join(30)  # a checkpoint may be being written
-            words = said[0] if said else "a checkpoint was being written"
-            print(f"memtrain: {reason}; the run ends; {words}", file=sys.stderr, flush=True)
+            found: list[str] = []
+            query = threading.Thread(target=lambda: found.append(self.saved()), daemon=True)
+            query.start()
+            query.join(30)  # a checkpoint may be being written
+            saved = found[0] if found else "a checkpoint was being written"
+            print(f"memtrain: {reason}; the run ends; {saved}", file=sys.stderr, flush=True)
             if self.watch.unanswered < FROZEN / 3:
                 self.store.set("ended", reason)
                 time.sleep(3 * TICK)  # in which the others read it
         else:
-            time.sleep(40.0)  # the one that speaks ends this process
+            time.sleep(40.0)  # the one that prints ends this process
         os._exit(STATUS)
 
 

@@ -1,7 +1,7 @@
-"""Processes and signals: starting and ending processes, and stopping on Ctrl-C, SIGTERM or SIGHUP.
+"""Processes and signals: starting and ending processes, stopping on Ctrl-C, SIGTERM or SIGHUP.
 
 A training run notes the first signal, saves after the step and ends. Any other command ends at
-the first signal, in one line. A second signal ends the process at once.
+the first signal, with one line of output. A second signal ends the process at once.
 """
 
 import multiprocessing
@@ -18,38 +18,36 @@ from types import FrameType
 from typing import Any, NoReturn
 
 PARENT = os.getppid()
-"""The process that started this one, which is not its parent any more once it has died."""
+"""The process that started this one; the parent changes when it dies."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = 5.0
-"""Seconds in which one of several processes takes a further signal for the same request: a
-scheduler signals the workers and their launcher, which passes it on to the workers."""
+"""Seconds within which a second signal counts as the same request under torchrun: a scheduler
+signals the workers and also the launcher, which forwards the signal to the workers."""
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """How many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a spawned process in which Ctrl-C waits until it calls `hear_interrupts`.
+    """Start a spawned process with Ctrl-C blocked until it calls `hear_interrupts`.
 
-    It would otherwise end with a traceback somewhere in its imports. Nothing is lost: a blocked
-    signal stays pending, here for the moment of the start, there until it is heard.
+    It would otherwise end with a traceback somewhere in its imports. No signal is lost: a blocked
+    signal stays pending, in the parent during the start, in the child until it is unblocked.
     """
     resource_tracker.ensure_running()  # its own start, if within ours, would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        process.start()  # which inherits what is blocked
+        process.start()  # the child inherits the mask
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def hear_interrupts(
-    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
-) -> None:
-    """In a process of `start_process`: from here on the handler gets Ctrl-C, an earlier one too.
+def hear_interrupts(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Unblock Ctrl-C in a process of `start_process`; the handler also gets a pending one.
 
-    Where Ctrl-C is ignored, as for a command in a shell's background, it stays so.
+    Where Ctrl-C is ignored, as in a shell's background job, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
@@ -57,10 +55,10 @@ def hear_interrupts(
 
 
 def die_with_parent(grace: float = 0.0) -> None:
-    """End this spawned process when its parent is gone, so that no process is left that trains.
+    """End this spawned process when its parent is gone, so that no orphan keeps training.
 
     Args:
-        grace: seconds in which a training may save itself first, as after SIGTERM.
+        grace: seconds in which a run may save itself first, after SIGTERM.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -76,7 +74,7 @@ def die_with_parent(grace: float = 0.0) -> None:
 
 
 def stop_with_parent() -> None:
-    """Stop this process as SIGTERM does when the launcher that started it is gone."""
+    """Send SIGTERM to this process when the launcher that started it is gone."""
 
     def watch() -> None:
         while os.getppid() == PARENT:
@@ -87,31 +85,30 @@ def stop_with_parent() -> None:
 
 
 def size_of_group() -> int:
-    """How many processes torchrun has started; 1 without it, whatever the variable says then."""
+    """How many processes torchrun has started; 1 without torchrun."""
     size = os.environ.get("WORLD_SIZE", "")
     return max(1, int(size)) if size.isdecimal() else 1
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process at once, with what it has printed, but without Python's own end.
+    """Flush the output and end this process at once, without Python's finalization.
 
-    torch's threads may still run while Python takes itself down, which now and then ended a
-    process with a traceback or SIGABRT, whatever its status was.
+    torch's threads may still run during finalization, which now and then ended a process with a
+    traceback or SIGABRT, whatever its status was.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # the reader may be gone
             stream.flush()
     os._exit(status)
 
 
 def end_if_one_of_several(status: int) -> None:
-    """End this process at once, if torchrun started it as one of several: were it to end with
-    SIGABRT, torchrun would start all of them again."""
+    """`end_process` under torchrun: after a SIGABRT torchrun would restart all processes."""
     if size_of_group() > 1:
         end_process(status)
 
 
-# ---------------------------------------------------------------------------------------- signals
+# ------------------------------------------------------------------------- signals of a command
 
 
 class Interrupted(Exception):
@@ -123,8 +120,7 @@ class Interrupted(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal ends a command: raised in its main thread for SIGTERM and SIGHUP, as Python raises
-    KeyboardInterrupt for Ctrl-C."""
+    """SIGTERM or SIGHUP ended a command; raised as Python raises KeyboardInterrupt for Ctrl-C."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -136,19 +132,16 @@ def exit_status(stopped: Interrupted | KeyboardInterrupt) -> int:
     return 128 + getattr(stopped, "signal_number", signal.SIGINT)
 
 
-# ------------------------------------------------------------------------------------- commands
-
-
 class CommandSignals:
-    """The handler of a command's signals: the first one raises, a second one ends the process."""
+    """A command's signal handler: the first signal raises, a second one ends the process."""
 
     def __init__(self) -> None:
         self.first = 0
-        """The first signal, here or in a training within the command."""
+        """The first signal, here or in a training run within the command."""
         self._at = 0.0
 
     def note(self, number: int) -> None:
-        """Take a signal as the first."""
+        """Record a signal as the first."""
         self.first, self._at = number, time.monotonic()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -163,14 +156,14 @@ class CommandSignals:
 
 @contextmanager
 def command_signals() -> Iterator[CommandSignals]:
-    """Handle the signals of a command. What is ignored, as SIGHUP under nohup, stays so."""
+    """Handle the signals of a command. Ignored signals, as SIGHUP under nohup, stay ignored."""
     handler = CommandSignals()
     if threading.current_thread() is not threading.main_thread():
         yield handler
         return
 
     def unraisable(problem: Any) -> None:
-        """A signal that met code which cannot raise, such as a destructor, still ends it."""
+        """End also where a signal met code that cannot raise, such as a destructor."""
         if isinstance(problem.exc_value, KeyboardInterrupt):
             end_by_signal(handler.first or signal.SIGINT)
         hook(problem)
@@ -181,16 +174,20 @@ def command_signals() -> Iterator[CommandSignals]:
     try:
         yield handler
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        _restore(before)
         sys.unraisablehook = hook
 
 
 def end_by_signal(number: int, frame: object = None) -> None:
-    """End this process at once, in one line, as a handler of a signal."""
+    """A signal handler that ends this process at once, with one line of output."""
     shown = b"\x1b[?25h\n" if os.isatty(2) else b""  # a progress bar hides the cursor
     os.write(2, shown + b"memtrain: stopped\n")
     os._exit(128 + number)
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for number, previous in handlers.items():
+        signal.signal(number, previous)
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -202,32 +199,31 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _same_request(first_at: float) -> bool:
-    """Whether a further signal is the first one, which came by another way.
+    """Whether a second signal is the first one, delivered a second time.
 
-    A process that we spawned may get it from the terminal and from its parent, which kills it when
-    it has waited long enough.
+    A process that we spawned may get it from the terminal and from its parent, which kills it if
+    it takes too long.
     """
     if multiprocessing.parent_process() is not None:
         return True
     return size_of_group() > 1 and time.monotonic() - first_at < REPEATED
 
 
-# ------------------------------------------------------------------------------------- training
+# ---------------------------------------------------------------------- signals during training
 
 
 class StopRequest:
-    """Which signal requested a stop, if any did."""
+    """The signal that requested a stop, if any did."""
 
     def __init__(self) -> None:
         self.signal_number = 0
         self.taken = False
-        """Whether the stop has been acted upon; else the signal is sent again when
-        `stop_signals` ends, so that it is not lost."""
+        """Whether the run stopped because of it; if not, `stop_signals` sends the signal again."""
 
 
 @contextmanager
 def stop_signals(*, second_ends: bool = False) -> Iterator[StopRequest]:
-    """Note the first signal instead of raising; a second one does what it did before.
+    """Note the first signal instead of raising; a second one gets the handler of before.
 
     Args:
         second_ends: a second signal ends a command's process at once, without raising.
@@ -242,23 +238,18 @@ def stop_signals(*, second_ends: bool = False) -> Iterator[StopRequest]:
         nonlocal first_at
         if not stop.signal_number:
             stop.signal_number, first_at = number, time.monotonic()
-            if second_ends and isinstance(
-                command := before[signal.Signals(number)], CommandSignals
-            ):
+            command = before[signal.Signals(number)]
+            if second_ends and isinstance(command, CommandSignals):
                 command.note(number)
         elif not _same_request(first_at):
-            restore()
+            _restore(before)
             signal.raise_signal(number)
-
-    def restore() -> None:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
     heeded = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, request) for number in heeded}
     try:
         yield stop
     finally:
-        restore()
+        _restore(before)
     if stop.signal_number and not stop.taken:
         signal.raise_signal(stop.signal_number)

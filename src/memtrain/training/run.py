@@ -1,13 +1,14 @@
 """A run: a folder, its models, and the stages that train them.
 
 runs/NAME/config.json       the whole RunConfig
-          run.json          the run's identity, and what it was made of beside the config
+          run.json          the run's identity, and a record of its task and cell
           metrics.jsonl     a line every few steps: losses, counters, evaluations
-          checkpoints/      the last few and the best, each enough to go on to the bit
+          checkpoints/      the last few and the best; each resumes bit-exactly
 """
 
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,36 +26,17 @@ from memtrain.objectives.base import Objective
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
 from memtrain.objectives.smt import SMT
+from memtrain.training import fingerprint, run_folder
 from memtrain.training.async_checkpoint import CheckpointWriter
 from memtrain.training.checkpoint import Checkpoint, latest_checkpoint, load_weights
 from memtrain.training.console import Reporter, make_reporter
 from memtrain.training.distributed import ALONE, Group, full_tensors, last_saved, lost_worker
-from memtrain.training.fingerprint import (
-    check_record,
-    class_path,
-    describe,
-    importable,
-    read_record,
-)
 from memtrain.training.loop import Agreement, StageLoop
 from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import Interrupted, stop_signals
 from memtrain.training.progress import Progress, StageProgress
-from memtrain.training.run_folder import (
-    Guard,
-    RunFile,
-    check_data,
-    check_imports,
-    check_unchanged,
-    clear_leftovers,
-    find_data,
-    held,
-    make_folder,
-    newest_number,
-    read_folder,
-    whole_run_file,
-)
-from memtrain.training.step import Trainer, check_batch_size
+from memtrain.training.run_folder import Guard, RunFile, newest_number
+from memtrain.training.step import Trainer, check_batch_sizes
 
 __all__ = ["Interrupted", "Run"]
 
@@ -75,8 +57,7 @@ class Run:
         self.config = config
         self.folder = folder
         self.id = ""
-        """The run's identity, which its checkpoints carry; empty if it has no folder yet, or if an
-        older memtrain made it."""
+        """The run's identity, also in its checkpoints; empty without a folder and in old runs."""
         self.group = group
         self.engine = Engine(config.engine, group.local_rank)
         self.engine.apply_globals()
@@ -84,12 +65,14 @@ class Run:
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.task = check_task(task) if task is not None else build_task(data or config.data)
         rnn, teacher = build_models(config, self.task.vocab_size, cell)
-        self.made_of = describe(
+        self.made_of = fingerprint.describe(
             config, self.task, rnn.cell, task_given=task is not None, cell_given=cell is not None
         )
         self.rnn = rnn.to(self.engine.device)
         self.teacher = teacher.to(self.engine.device) if teacher is not None else None
-        self.engine.prepare(self._models())
+        models: dict[str, nn.Module] = {"rnn": self.rnn}
+        self.models = nn.ModuleDict(models if teacher is None else models | {"teacher": teacher})
+        self.engine.prepare(self.models)
         self.task.to(self.engine.device)
         self.progress = Progress(
             data=self.task.identity,
@@ -99,7 +82,7 @@ class Run:
         self.pending: Checkpoint | None = None
         self._newest = -1
 
-    # ------------------------------------------------------------------------ make and open
+    # ---------------------------------------------------------------------- create and open
 
     @classmethod
     def create(
@@ -112,14 +95,14 @@ class Run:
         task: Task | None = None,
         group: Group = ALONE,
     ) -> "Run":
-        """A new run in an empty folder, runs/NAME unless another is given.
+        """Create a run in an empty folder.
 
         Args:
             config: the whole run.
-            folder: where it will live; it must not hold a run already.
+            folder: the run's folder, by default runs/NAME; it must not hold a run already.
             overwrite: delete the run that is there.
-            cell: a cell of yours as an object, instead of what `config.cell` names.
-            task: a task of yours as an object, instead of what `config.data` names.
+            cell: your own cell as an object, instead of the one that `config.cell` names.
+            task: your own task as an object, instead of the one that `config.data` names.
             group: the processes that train it together.
 
         Raises:
@@ -134,20 +117,16 @@ class Run:
                 raise MemtrainError(
                     f"{name}={thing.__name__}: is a class; pass an object, {thing.__name__}(...)"
                 )
-        group.from_main(lambda: _check_batch_sizes(config, group.size))
+        group.from_main(lambda: check_batch_sizes(config, group.size))
         folder = Path(folder) if folder is not None else Path("runs") / config.name
-        if cell is not None and importable(path := class_path(cell)):
+        if cell is not None and fingerprint.importable(path := fingerprint.class_path(cell)):
             config = replace(config, cell=replace(config.cell, kind=path))
-        if task is not None and importable(path := class_path(task)):
+        if task is not None and fingerprint.importable(path := fingerprint.class_path(task)):
             config = replace(config, data=Custom(path=path))
         run = cls(config, folder, cell=cell, task=task, group=group)
-        run._set_id(
-            group.from_main(lambda: make_folder(config, folder, overwrite, made_of=run.made_of))
-        )
+        made = partial(run_folder.make_folder, config, folder, overwrite, made_of=run.made_of)
+        run.id = run.progress.run = group.from_main(made)
         return run
-
-    def _set_id(self, identity: str) -> None:
-        self.id = self.progress.run = identity
 
     @classmethod
     def open(
@@ -161,66 +140,63 @@ class Run:
         reporter: Reporter | None = None,
         group: Group = ALONE,
     ) -> "Run":
-        """A run from its folder, at its newest whole checkpoint.
+        """Open a run at its newest whole checkpoint.
 
         Args:
             folder: the run's folder.
             allow_code: import the classes that the run's config names.
-            cell: the cell as an object, if it was given as one: the same, or it is refused.
-            task: the task as an object, likewise.
-            best: take the checkpoint with the lowest held-out loss instead.
-            reporter: hears of checkpoints that had to be passed over.
+            best: open the checkpoint with the lowest held-out loss instead.
+            cell: the cell as an object, if the run was created with one; it must be the same.
+            task: the task as an object, if the run was created with one; it must be the same.
+            reporter: receives warnings about damaged checkpoints.
             group: the processes that train it together; all must see the folder.
         """
         folder = Path(folder)
-        config = read_folder(folder)
+        config = run_folder.read_folder(folder)
         if not allow_code:
-            check_imports(folder, config, cell_given=cell is not None, task_given=task is not None)
-        recorded = whole_run_file(folder)
+            run_folder.check_imports(
+                folder, config, cell_given=cell is not None, task_given=task is not None
+            )
+        recorded = run_folder.whole_run_file(folder)
         newest = newest_number(folder)
         checkpoint, problems = latest_checkpoint(
             folder / "checkpoints", best=best, run=recorded.id if recorded else ""
         )
         progress = checkpoint.progress if checkpoint is not None else Progress()
         learned = progress.data
-        data = find_data(folder, config.data, learned) if task is None else config.data
+        data = (
+            config.data if task is not None else run_folder.find_data(folder, config.data, learned)
+        )
         run = cls(config, folder, cell=cell, task=task, data=data, group=group)
         if recorded is None and progress.made_of is not None:  # a copy without run.json
-            made_of = read_record(progress.made_of, f"{folder}: its checkpoint")
+            made_of = fingerprint.read_record(progress.made_of, f"{folder}: its checkpoint")
             recorded = RunFile(progress.run, made_of)
         doubts = []
         if recorded is not None:
-            doubts = check_record(recorded.made_of, run.made_of, str(folder), ("task", "cell"))
-            run.made_of = recorded.made_of
+            old, parts = recorded.made_of, ("task", "cell")
+            doubts = fingerprint.check_record(old, run.made_of, str(folder), parts)
+            run.made_of = old
         if task is None:
-            check_data(folder, data, learned, run.task.identity)
+            run_folder.check_data(folder, data, learned, run.task.identity)
         reporter = reporter if reporter and group.main else Reporter()
-        for problem in problems:
-            reporter.say(f"passed over a checkpoint: {problem}")
-        for doubt in doubts:
-            reporter.say(doubt)
+        for message in [*(f"passed over a checkpoint: {one}" for one in problems), *doubts]:
+            reporter.say(message)
         if checkpoint is not None:
             run._load(checkpoint)
-        run._set_id(recorded.id if recorded else "")
+        run.id = run.progress.run = recorded.id if recorded else ""
         run._newest = newest
         return run
 
     def _load(self, checkpoint: Checkpoint) -> None:
         progress, fresh = checkpoint.progress, self.progress
         progress.check_fits(self.config, self.folder)
-        load_weights(self._models(), checkpoint.weights, self.folder)
+        load_weights(self.models, checkpoint.weights, self.folder)
         progress.data = progress.data or fresh.data  # an old checkpoint does not have all
         progress.spelling = fresh.spelling if progress.spelling == {} else progress.spelling
         progress.made_of = fresh.made_of if progress.made_of is None else progress.made_of
         self.progress = progress
         self.writer.saved = self.writer.begun = progress.global_step
         self.pending = checkpoint
-
-    def _models(self) -> nn.ModuleDict:
-        models: dict[str, nn.Module] = {"rnn": self.rnn}
-        if self.teacher is not None:
-            models["teacher"] = self.teacher
-        return nn.ModuleDict(models)
 
     def __repr__(self) -> str:
         stages = self.config.stages()
@@ -232,7 +208,7 @@ class Run:
 
     @property
     def spelling(self) -> TokenCodec | None:
-        """What the RNN writes; None if its task asks for answers."""
+        """The codec of the RNN's tokens; None if the task is not generative."""
         return self.task.spelling
 
     # ------------------------------------------------------------------------------- train
@@ -256,16 +232,16 @@ class Run:
         return DMT(self.config.dmt, self.teacher, self.rnn, stream=stream)
 
     def train(self, reporter: Reporter | None = None, *, until: str | None = None) -> "Run":
-        """Run the stages that are left, from where the run stands.
+        """Train the stages that are left.
 
         Args:
-            reporter: receives how it proceeds. By default a bar in a terminal, lines elsewhere;
+            reporter: shows the progress; by default a bar in a terminal, lines elsewhere.
                 `memtrain.Reporter()` shows nothing.
-            until: the last stage to run now (None: all).
+            until: the last stage to train now (None: all).
 
         Raises:
             Interrupted: Ctrl-C, SIGTERM or SIGHUP; a checkpoint of the last full step is on disk.
-                After the last step of all, the run is `finished`.
+                After the very last step, the run is `finished`.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
             CheckpointError: a checkpoint could not be written.
             MemtrainError: another process holds the run, or trained or replaced it since it was
@@ -313,41 +289,43 @@ class Run:
     def _prepare_engine(self, reporter: Reporter) -> None:
         """Report the fast paths, and compile an evaluation's kernels together, not one by one."""
         if self.engine.fast:
-            reporter.say(self.engine.summary(self._models()))
+            reporter.say(self.engine.summary(self.models))
         if self.config.engine.compile and self.group.size == 1:
             sequences = self.config.log.evaluate_sequences
-            self.engine.precompile(self._models(), lambda: self.evaluate(sequences))
+            self.engine.precompile(self.models, lambda: self.evaluate(sequences))
 
     def _saved(self) -> str:
-        """What a run that ends abruptly leaves, in words."""
+        """Describes what is on disk, for a run that ends abruptly."""
         saved = last_saved(self.writer.last_whole())
         return f"{saved}; continue with: memtrain resume {self.folder}"
 
     def _take(self, stack: ExitStack, reporter: Reporter) -> None:
-        """Hold the run's folder until the stack ends, if it is as it was opened."""
-        stack.enter_context(held(self.folder))
-        check_unchanged(self.folder, self.id, self._newest)
-        clear_leftovers(self.folder)
+        """Lock the run's folder until the stack ends, if it has not changed since it was opened."""
+        stack.enter_context(run_folder.held(self.folder))
+        run_folder.check_unchanged(self.folder, self.id, self._newest)
+        run_folder.clear_leftovers(self.folder)
         if problem := self.metrics.cut(self.progress.metrics_bytes):
             reporter.say(problem)
-        if lost := self.progress.metrics_lost:
-            reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
+        if self.progress.metrics_lost:
+            self._warn_of_lost_metrics(reporter, self.progress.metrics_lost)
         guard = Guard(self.folder, self.config, RunFile(self.id, self.made_of))
-        self.writer.guard = lambda: self._look_after(guard, reporter)
+        self.writer.guard = lambda: self._check_folder(guard, reporter)
 
-    def _look_after(self, guard: Guard, reporter: Reporter) -> None:
-        """Before a checkpoint: the folder is the run's own, and what was deleted there is said."""
+    def _check_folder(self, guard: Guard, reporter: Reporter) -> None:
+        """Before a checkpoint: check that the folder is the run's own; report deleted files."""
         for message in guard.check():
             reporter.say(message)
-        if self.metrics.lost:
-            lost = self.metrics.lost
-            reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
+        if lost := self.metrics.lost:
+            self._warn_of_lost_metrics(reporter, lost)
             self.progress.metrics_lost += lost
             self.metrics.lost = 0
 
+    def _warn_of_lost_metrics(self, reporter: Reporter, lost: int) -> None:
+        reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
+
     def _stage_loop(self, name: str, reporter: Reporter, stop: Agreement) -> StageLoop:
-        seed = self._stage_seed()
         stage = self.config.stages()[name]
+        seed = self.config.seed * 8 + self.progress.stage  # every stage has its own random numbers
         trainer = Trainer(self.objective(name), stage, self.task, self.engine, seed, self.group)
         return StageLoop(
             name=name,
@@ -358,37 +336,32 @@ class Run:
             writer=self.writer,
             reporter=reporter,
             stop=stop,
-            weights=lambda: full_tensors(self._models().state_dict()),
+            weights=lambda: full_tensors(self.models.state_dict()),
             evaluate=self.evaluate,
         )
 
-    def _stage_seed(self) -> int:
-        """Every stage has random numbers of its own."""
-        return self.config.seed * 8 + self.progress.stage
-
     def _start_stage(self, loop: StageLoop) -> None:
-        """Restore a stage that had begun, from the run's checkpoint; else begin it."""
+        """Restore a stage from the checkpoint, or start its counters."""
         trainer, progress = loop.trainer, self.progress
         if progress.step:
             assert self.pending is not None
             trainer.load_tensors(self.pending.optimizer)
             trainer.restore(progress.step, progress.stages[progress.stage])
         else:
-            torch.manual_seed(self._stage_seed())
+            torch.manual_seed(trainer.generator.initial_seed())
             cost = self._sequential_ops(trainer.objective)
             progress.stages.append(StageProgress(loop.name, sequential_ops_a_step=cost))
         self.pending = None
 
     def _sequential_ops(self, objective: Objective) -> int:
-        """Operations on the critical path of one step, counted on a batch of two sequences as
-        training draws them."""
+        """Operations on the critical path of one step, counted with two training sequences."""
         generator = torch.Generator().manual_seed(0)
         task = self.task.windows(objective.tokens_needed(), objective.empty_start_rows(2))
         batch = task.sample(2, generator).to(self.engine.device)
-        with self.engine.reference(self._models()):  # kernels and graphs would hide operations
+        with self.engine.reference(self.models):  # kernels and graphs hide operations
             return sequential_ops(lambda: objective(batch, generator).total)
 
-    # -------------------------------------------------------------------------------- look
+    # ---------------------------------------------------------------------------- evaluate
 
     def totals(self) -> dict[str, int | float]:
         """Steps, tokens, sequential operations and training seconds of all stages so far."""
@@ -401,12 +374,12 @@ class Run:
         length: int | None = None,
         baselines: bool = False,
     ) -> Evaluation:
-        """Score the models as they are now on held-out sequences.
+        """Score the current models on held-out sequences.
 
         Args:
-            sequences: how many; by default seconds' worth.
-            length: tokens in each, for streams; by default `data.evaluate_length`.
-            baselines: also score count models, fitted to the training data.
+            sequences: how many; by default as many as take seconds.
+            length: tokens per sequence, for streams; by default `data.evaluate_length`.
+            baselines: also score n-gram models, fitted to the training data.
         """
         task = self.task
         if length is not None:
@@ -433,19 +406,12 @@ class Run:
             )
 
     def _affordable_tokens(self) -> int:
-        """How many held-out tokens are looked at in seconds.
+        """How many held-out tokens can be evaluated in seconds.
 
-        The bidirectional encoder reads a whole window for each, which only a GPU does quickly.
+        The bidirectional encoder reads a whole window per token, which only a GPU does quickly.
         """
         tokens, positions = (2**18, 2**28) if self.engine.device.type == "cuda" else (2**14, 2**20)
         teacher = self.config.teacher
         if self.teacher is None or teacher.encoder == "causal":
             return tokens
         return min(tokens, positions // teacher.context_length)
-
-
-def _check_batch_sizes(config: RunConfig, processes: int) -> None:
-    """Refuse batches that the processes cannot divide, before there is a folder."""
-    for name, stage in config.stages().items():
-        if stage.steps:
-            check_batch_size(stage, processes, f"{name}.")

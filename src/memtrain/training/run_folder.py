@@ -1,7 +1,7 @@
-"""Who owns a run folder: made by one process, trained by one at a time, never mixed with another.
+"""The folder of a run: created by one process, trained by one at a time, never mixed with another.
 
 Every run has a random identity, in run.json and in each of its checkpoints, so that a checkpoint of
-another run is never taken for one of its own. Whoever makes, replaces or trains a run holds the
+another run is never taken for its own. The process that creates, replaces or trains a run holds the
 lock of its folder; the kernel releases it when the process dies.
 """
 
@@ -24,7 +24,7 @@ RUN_VERSION = 1
 RUN_FILE, LOCK = "run.json", ".lock"
 MAX_RUN_BYTES = 2**20
 OURS = (".draft-", ".trash-")
-"""How the names of what a crash may leave begin."""
+"""Prefixes of files that a crash may leave behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class RunFile:
     """The content of run.json."""
 
     id: str
-    """Random; empty while the run is being made."""
+    """Random; empty while the run is being created."""
     made_of: Record = field(default_factory=dict)
-    """The task and the cell, where the config does not describe them; see made_of.py."""
+    """A record of the task and cell, where the config does not describe them (fingerprint.py)."""
 
     def to_json(self) -> bytes:
         plain = {"version": RUN_VERSION, "id": self.id, "made_of": self.made_of}
@@ -42,7 +42,7 @@ class RunFile:
 
 
 def read_run_file(folder: Path) -> RunFile | None:
-    """What run.json says; None if there is none, as in the run of an older memtrain.
+    """Read run.json; None if there is none, as in a run of an older memtrain.
 
     Raises:
         MemtrainError: it is damaged.
@@ -63,7 +63,7 @@ def read_run_file(folder: Path) -> RunFile | None:
 
 
 def whole_run_file(folder: Path) -> RunFile | None:
-    """As `read_run_file`, of a run that was made to the end."""
+    """As `read_run_file`, but refuse a run whose creation was interrupted."""
     found = read_run_file(folder)
     if found is not None and not found.id:
         raise MemtrainError(
@@ -74,26 +74,26 @@ def whole_run_file(folder: Path) -> RunFile | None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the run: no other process may train or replace it meanwhile.
+    """Lock the run: no other process may train or replace it meanwhile.
 
     Raises:
-        Locked: another process holds it; the message names process and machine.
+        Locked: another process holds the lock; the message names process and machine.
     """
     busy = f"{folder}: another process trains or replaces this run; wait for it, or stop it"
     with locked(folder / LOCK, busy):
         yield
 
 
-# ----------------------------------------------------------------------------------------- make
+# --------------------------------------------------------------------------------------- create
 
 
 def make_folder(
     config: RunConfig, folder: Path, overwrite: bool, made_of: Record, files: Files = DISK
 ) -> str:
-    """Make the run's folder with its config; returns the run's identity.
+    """Create the run's folder with its config; returns the run's identity.
 
-    What is there and not a run is never touched. With `overwrite`, all checkpoints of the old run
-    are gone before anything of the new one is there, wherever a crash comes.
+    Files that are not a run's are never touched. With `overwrite`, all checkpoints of the old run
+    are deleted before anything of the new one is written, whenever a crash comes.
 
     Raises:
         MemtrainError: a run or other files are there, or the old run cannot be removed.
@@ -136,7 +136,7 @@ def _half_made(folder: Path) -> bool:
 
 
 def _clear(folder: Path, files: Files) -> None:
-    """Remove a run's own files but for config and identity, the checkpoints first and at once."""
+    """Remove a run's files except config and identity; the checkpoints first, atomically."""
     path = folder / "checkpoints"
     try:
         if path.exists():
@@ -156,14 +156,14 @@ def _clear(folder: Path, files: Files) -> None:
 
 
 def clear_leftovers(folder: Path, files: Files = DISK) -> None:
-    """Remove what a process left that was killed while it made or replaced the run."""
+    """Remove files of a process that was killed while it created or replaced the run."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(OURS):
             files.remove(path)
 
 
 def _write_atomic(path: Path, content: bytes, files: Files) -> None:
-    """As `memtrain.files.write_atomic`, by operations that a test can fail."""
+    """As `memtrain.files.write_atomic`, with operations that tests can make fail."""
     draft = path.with_name(unique_name(f".draft-{path.name}-"))
     files.write(draft, content)
     files.sync(draft)
@@ -175,18 +175,18 @@ def _write_atomic(path: Path, content: bytes, files: Files) -> None:
 
 
 def newest_number(folder: Path) -> int:
-    """The highest number among a run's checkpoints, whole or not; -1 if there are none."""
+    """The highest number of a run's checkpoints, whole or not; -1 if there are none."""
     found = [path.name.removesuffix(".old") for path in numbered(folder / "checkpoints")]
     return max(map(int, found), default=-1)
 
 
 def check_unchanged(folder: Path, run: str, newest: int) -> None:
-    """Refuse to train a run that is not as it was opened. Its lock must be held.
+    """Refuse to train a run that changed since it was opened. Its lock must be held.
 
     Args:
         folder: the run's folder.
         run: the run's identity when it was opened.
-        newest: its `newest_number` then.
+        newest: its `newest_number` when it was opened.
     """
     if not (folder / "config.json").is_file():
         raise MemtrainError(f"{folder}: the run is gone since it was opened (no config.json)")
@@ -203,10 +203,10 @@ def check_unchanged(folder: Path, run: str, newest: int) -> None:
 
 
 class Guard:
-    """Sees to it, before each checkpoint, that the folder is still the run's own.
+    """Checks before each checkpoint that the folder still belongs to the run.
 
-    What was deleted of config.json and run.json is written again: without them the checkpoints
-    could not be used. Make it when the lock is held.
+    Deleted config.json and run.json are written again: without them the checkpoints could not be
+    used. Create it while the lock is held.
     """
 
     def __init__(self, folder: Path, config: RunConfig, run: RunFile) -> None:
@@ -224,13 +224,13 @@ class Guard:
             return None
 
     def check(self) -> list[str]:
-        """Returns what was written again, in words.
+        """Check the folder; returns messages about files that were written again.
 
         Raises:
             CheckpointError: another run, or another process, has taken the folder.
         """
         if not self.folder.is_dir():
-            return []  # the write that follows says so
+            return []  # the write that follows fails
         found = read_run_file(self.folder)
         if found is not None and self.run.id and found.id != self.run.id:
             raise CheckpointError(f"{self.folder}: another run was made there while it was trained")
@@ -253,12 +253,12 @@ class Guard:
 
 
 def is_run(folder: Path | str) -> bool:
-    """Whether a run is there."""
+    """Whether a folder holds a run."""
     return (Path(folder) / "config.json").is_file()
 
 
 def read_folder(folder: Path) -> RunConfig:
-    """The config of the run that is there."""
+    """Read the config of the run in a folder."""
     if not is_run(folder):
         raise MemtrainError(
             f"{folder}: no run there (config.json is missing); memtrain train makes one"
@@ -267,7 +267,7 @@ def read_folder(folder: Path) -> RunConfig:
 
 
 def check_imports(folder: Path, config: RunConfig, *, cell_given: bool, task_given: bool) -> None:
-    """Refuse a config that names a class to import, unless that is given as an object."""
+    """Refuse a config that names a class to import, unless it is given as an object."""
     named = [config.cell.kind] if ":" in config.cell.kind and not cell_given else []
     named += [config.data.path] if config.data.kind == "custom" and not task_given else []
     if named:
@@ -279,12 +279,12 @@ def check_imports(folder: Path, config: RunConfig, *, cell_given: bool, task_giv
 
 
 def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
-    """The data of a run, wherever the command was called: here, or beside the folder of runs.
+    """Find a run's data relative to the working directory, or to the folder of runs.
 
     Args:
-        folder: the run's.
-        data: what its config names.
-        learned: the identity of what it learned from, if it is known.
+        folder: the run's folder.
+        data: the data of its config.
+        learned: the identity of its training data, if that is known.
     """
     if not isinstance(data, Stream) or Path(data.path).is_absolute():
         return data
@@ -292,7 +292,7 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
     there = [place for place in places if (place / "meta.json").is_file()]
     if not there:
         raise MemtrainError(
-            f"{folder}: its data, {data.path}, is not here and not beside the run; go to the "
+            f"{folder}: its data, {data.path}, is neither here nor next to the runs; go to the "
             f"folder that holds it, or prepare it again: memtrain data SOURCE --out {data.path}, "
             "with the --option of before"
         )
@@ -302,10 +302,10 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
 
 
 def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None:
-    """Refuse data that a run did not learn from: what is held out may be what it learned."""
+    """Refuse other data than the run's: its held-out part may be in the run's training data."""
     if learned and found != learned:
         name = data.path if isinstance(data, Stream) else data.kind
         raise MemtrainError(
             f"{name}: is not the data that {folder} learned from; prepare that again, with "
-            "the same options, or train anew"
+            "the same options, or train a new run"
         )

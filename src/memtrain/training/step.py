@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from memtrain.accel.engine import Engine
-from memtrain.config import StageConfig
+from memtrain.config import RunConfig, StageConfig
 from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.objectives.base import (
@@ -45,6 +45,13 @@ def check_batch_size(stage: StageConfig, processes: int, name: str = "") -> None
             f"{name}batch_size={stage.batch_size}: {processes} processes with "
             f"accumulate={stage.accumulate} divide it, so it must be a multiple of {shards}"
         )
+
+
+def check_batch_sizes(config: RunConfig, processes: int) -> None:
+    """`check_batch_size` for all stages of a run, before its folder is made."""
+    for name, stage in config.stages().items():
+        if stage.steps:
+            check_batch_size(stage, processes, f"{name}.")
 
 
 class Trainer:
