@@ -25,7 +25,7 @@ from memtrain.paper.sweep import results_of
 from memtrain.plotting.style import COLOURS, panels, save
 from memtrain.recipes import recipe
 from memtrain.shapes import Batch
-from memtrain.training.metrics import MetricsFile
+from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Run
 
 NAME = "bptt_comparison_plan:BPTTComparison"

@@ -40,8 +40,8 @@ from memtrain.recipes.sizes import SIZES
 from memtrain.training.checkpoint import Files, load_checkpoint, numbered
 from memtrain.training.console import Reporter
 from memtrain.training.loop import Agreement, StageLoop
-from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import Interrupted
+from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Run
 
 STAGES = ("smt", "dmt", "bptt")

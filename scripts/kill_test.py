@@ -34,7 +34,7 @@ from memtrain.config import (
 )
 from memtrain.config.serialize import to_json
 from memtrain.training.checkpoint import latest_checkpoint
-from memtrain.training.metrics import MetricsFile
+from memtrain.training.progress import MetricsFile
 
 TEACHER = TeacherConfig(
     encoder="causal",

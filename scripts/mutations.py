@@ -28,9 +28,9 @@ SMT = ("objectives/test_smt.py",)
 DMT = ("objectives/test_dmt.py",)
 BPTT = ("objectives/test_bptt.py",)
 WINDOWS = ("objectives/test_futures.py",)
-TRAINER = ("training/test_step.py",)
+TRAINER = ("training/test_step.py", "training/test_optimizer.py")
 CHECKPOINT = ("training/test_checkpoint.py",)
-STAGE = ("training/test_loop.py",)
+STAGE = ("training/test_loop.py", "training/test_progress.py")
 STREAM = ("data/test_stream.py",)
 STORE = ("data/test_store.py",)
 TEACHER = ("models/test_teacher.py",)
@@ -461,10 +461,10 @@ MUTATIONS = [
     ),
     Mutation(
         "metrics-sync",
-        "training/metrics.py",
+        "training/progress.py",
         "            sync(self.path)",
         "            pass",
-        ("training/test_metrics.py",),
+        ("training/test_progress.py",),
         "a power cut loses lines that a checkpoint counts on",
     ),
     Mutation(
@@ -472,7 +472,7 @@ MUTATIONS = [
         "files.py",
         "return begin + at + 1",
         "return begin + at",
-        ("training/test_metrics.py",),
+        ("training/test_progress.py",),
         "the last line before a checkpoint loses its end",
     ),
     Mutation(

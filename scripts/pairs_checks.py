@@ -14,7 +14,7 @@ import torch
 from memtrain.config.serialize import read_config
 from memtrain.data.store import open_store
 from memtrain.training.checkpoint import latest_checkpoint
-from memtrain.training.metrics import MetricsFile
+from memtrain.training.progress import MetricsFile
 
 SIGNALLED = (0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 """How a command may end that was told to."""

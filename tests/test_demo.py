@@ -11,7 +11,7 @@ from memtrain.config import RunConfig
 from memtrain.demo import BaselineProcess, run_demo
 from memtrain.errors import MemtrainError
 from memtrain.training.console import Reporter
-from memtrain.training.metrics import MetricsFile
+from memtrain.training.progress import MetricsFile
 
 
 def tiny_recipe(name: str) -> RunConfig:

@@ -26,8 +26,8 @@ from memtrain.plotting.html import Chart, Columns, Heading, Mark, Series, Text, 
 from memtrain.plotting.html import Table as PageTable
 from memtrain.recipes import recipe
 from memtrain.training.console import Reporter
-from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import die_with_parent, hear_interrupts, start_process
+from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Interrupted, Run
 from memtrain.training.step import Trainer
 

@@ -18,7 +18,7 @@ from memtrain.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from memtrain.training.progress import Best, Progress, StageProgress, read_progress
+from memtrain.training.progress import Best, Progress
 
 
 def make(value: float) -> Checkpoint:
@@ -162,52 +162,15 @@ def test_our_files_are_what_safetensors_writes(tmp_path: Path):
         assert read[name].dtype == value.dtype and torch.equal(read[name], value), name
 
 
-STAGE = {"name": "smt", "tokens": 8, "seconds": 0.5, "sequential_ops_a_step": 7}
-
-
-@pytest.mark.parametrize(
-    "progress, named",
-    [
-        ([], "progress"),
-        ({"stage": -1}, "progress.stage=-1"),
-        ({"step": "7"}, "progress.step='7'"),
-        ({"global_step": 1e9}, "progress.global_step"),
-        ({"metrics_bytes": True}, "progress.metrics_bytes=True"),
-        ({"metrics_lost": -1}, "progress.metrics_lost=-1"),
-        ({"stages": 1}, "progress.stages"),
-        ({"stages": [1]}, "progress.stages"),
-        ({"stages": [STAGE | {"name": 3}]}, "progress.stages: name=3"),
-        ({"stages": [STAGE | {"tokens": "many"}]}, "progress.stages: tokens='many'"),
-        ({"stages": [{"name": "smt"}]}, "progress.stages: tokens: is missing"),
-        ({"stages": [STAGE | {"skipped_in_a_row": 2**70}]}, "skipped_in_a_row=.*: must be a non-"),
-        ({"stages": [STAGE | {"skipped": 0.5}]}, "progress.stages: skipped=0.5: must be a non-neg"),
-        ({"best": {"global_step": "../../etc"}}, "progress.best"),
-        ({"best": {"global_step": "../../etc", "nats": 1}}, "progress.best.global_step"),
-        ({"data": 7}, "progress.data"),
-        ({"run": 7}, "progress.run"),
-        ({"spelling": 7}, "progress.spelling"),
-    ],
-)
-def test_progress_of_another_shape_is_refused_by_name(tmp_path: Path, progress, named: str):
+@pytest.mark.parametrize("progress", [[], {"stage": -1}, {"best": {"global_step": "../../etc"}}])
+def test_progress_of_another_shape_is_refused(tmp_path: Path, progress):
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)
     state = json.loads((path / "state.json").read_text())
     state["progress"] = progress
     del state["progress_sha256"]
     (path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(CheckpointError, match=named):
+    with pytest.raises(CheckpointError, match="checkpoint 00000005: state.json: progress"):
         load_checkpoint(path)
-
-
-def test_progress_of_another_version_is_read_and_saved_again():
-    old = read_progress(
-        {"stage": 1, "step": 0, "stages": [STAGE | {"watts": 3.5}], "colour": "red"}
-    )
-    assert (old.stage, old.spelling, old.made_of, old.run) == (1, {}, None, "")
-    assert old.stages[0] == StageProgress(**STAGE, other={"watts": 3.5})
-    plain = old.to_json()
-    assert plain["colour"] == "red" and plain["stages"][0]["watts"] == 3.5
-    assert {"spelling", "made_of", "best", "metrics_lost"}.isdisjoint(plain)
-    assert read_progress(json.loads(json.dumps(plain))) == old
 
 
 def test_changed_progress_is_seen(tmp_path: Path):

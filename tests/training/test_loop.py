@@ -1,7 +1,6 @@
 """What a stage notes along the way."""
 
 import copy
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,8 @@ import pytest
 
 from conftest import TINY
 from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.progress import Best, Progress, StageProgress
+from memtrain.training.progress import Progress
 from memtrain.training.run import Run
-
-
-def test_the_best_is_the_lowest_finite_loss():
-    progress = Progress(stages=[StageProgress("smt", 7)])
-    noted = []
-    for nats in (math.nan, 2.0, 1.0, math.nan, 3.0, -math.inf, 0.5, 0.5):
-        progress.global_step += 1
-        if progress.is_best(nats):
-            assert progress.best is not None
-            noted.append(progress.best.nats)
-    assert noted == [2.0, 1.0, 0.5]
-    assert progress.best == Best(global_step=7, nats=0.5, stage="smt", step=0)
 
 
 @pytest.fixture

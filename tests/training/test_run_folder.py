@@ -27,7 +27,7 @@ from memtrain.training import checkpoint as checkpoints
 from memtrain.training.checkpoint import latest_checkpoint
 from memtrain.training.console import Reporter
 from memtrain.training.distributed import Group
-from memtrain.training.metrics import MetricsFile
+from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Run
 from memtrain.training.run_folder import make_folder, read_run_file
 

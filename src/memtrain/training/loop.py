@@ -16,9 +16,8 @@ from memtrain.training.async_checkpoint import CheckpointWriter
 from memtrain.training.checkpoint import Checkpoint
 from memtrain.training.console import Reporter
 from memtrain.training.distributed import Group, full_tensors
-from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import Interrupted, StopRequest
-from memtrain.training.progress import Progress
+from memtrain.training.progress import MetricsFile, Progress
 from memtrain.training.step import Trainer
 
 EXCHANGE = 1.0

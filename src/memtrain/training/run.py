@@ -32,9 +32,8 @@ from memtrain.training.checkpoint import Checkpoint, latest_checkpoint, load_wei
 from memtrain.training.console import Reporter, make_reporter
 from memtrain.training.distributed import ALONE, Group, full_tensors, last_saved, lost_worker
 from memtrain.training.loop import Agreement, StageLoop
-from memtrain.training.metrics import MetricsFile
 from memtrain.training.processes import Interrupted, stop_signals
-from memtrain.training.progress import Progress, StageProgress
+from memtrain.training.progress import MetricsFile, Progress, StageProgress
 from memtrain.training.run_folder import Guard, RunFile, newest_number
 from memtrain.training.step import Trainer, check_batch_sizes
 

@@ -1,20 +1,68 @@
-"""Stages that end by the clock: their schedule, their end, and going on."""
+"""AdamW, the schedule by steps and by the clock, and stages that end by the clock."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from test_run import StopAt
 from test_step import Pull, trainer
+from torch import nn
 
 from conftest import TINY
 from memtrain.config import StageConfig
 from memtrain.errors import MemtrainError
 from memtrain.training import optimizer
 from memtrain.training.console import ETA
-from memtrain.training.optimizer import START_STEPS
+from memtrain.training.optimizer import START_STEPS, learning_rate
 from memtrain.training.run import Interrupted, Run
+
+
+def test_the_schedule_warms_up_linearly_and_then_holds():
+    rates = [
+        learning_rate(StageConfig(steps=100, learning_rate=1.0, warmup=0.1), step)
+        for step in range(100)
+    ]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert set(rates[10:]) == {1.0}
+
+
+def test_cosine_ends_near_zero():
+    stage = StageConfig(steps=100, learning_rate=1.0, warmup=0.0, schedule="cosine")
+    assert learning_rate(stage, 50) == pytest.approx(0.5 * (1 + math.cos(math.pi * 49 / 99)))
+    assert learning_rate(stage, 99) < 1e-3
+
+
+def test_norms_and_biases_do_not_decay():
+    stage = StageConfig(steps=1, weight_decay=0.5)
+    groups = trainer(Pull(), stage).optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+    assert all(p.dim() > 1 for p in groups[0]["params"])
+    assert all(p.dim() == 1 for p in groups[1]["params"])
+
+
+def test_restored_moments_lie_in_memory_as_their_parameters_do():
+    objective = Pull()
+    objective.left.weight = nn.Parameter(torch.randn(3, 4).T)
+    objective.left.bias = nn.Parameter(torch.zeros(4))
+    saved = trainer(objective, StageConfig(steps=3))
+    saved.train_step()
+    contiguous = {name: value.contiguous() for name, value in saved.tensors().items()}
+    restored = trainer(objective, StageConfig(steps=3))
+    restored.load_tensors(contiguous)
+    for parameter in restored.ordered:
+        state, expected = restored.optimizer.state[parameter], saved.optimizer.state[parameter]
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert state[key].stride() == parameter.stride() == expected[key].stride()
+            assert torch.equal(state[key], expected[key])
+
+
+def test_the_optimizer_has_the_betas_of_the_stage():
+    groups = trainer(Pull(), StageConfig(steps=1, betas=(0.5, 0.6))).optimizer.param_groups
+    assert {tuple(group["betas"]) for group in groups} == {(0.5, 0.6)}
+
 
 TICK = 0.125
 """Seconds that a step takes here: half of them between two looks at the clock."""
