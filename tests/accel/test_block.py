@@ -39,9 +39,9 @@ def block_cases():
     ]
     cases.append((3, 17, *heads[0], "all", False, False))
     for case in cases:
-        name = shape_id("NLHE", *case[:4]) + f"-{case[4]}"
-        name += "-causal" * case[5] + "-no_update" * (not case[6])
-        yield pytest.param(*case, id=name)
+        *shape, kept, causal, update = case
+        name = f"{shape_id('NLHE', *shape)}-{kept}{'' if update else '-no_update'}"
+        yield pytest.param(*case, id=name + ("-causal" if causal else ""))
 
 
 def new_block(heads: int, head_dim: int) -> Block:

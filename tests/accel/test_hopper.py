@@ -1,4 +1,4 @@
-"""The Hopper kernels say why they are off."""
+"""Why the Hopper kernels are off."""
 
 import sys
 from types import ModuleType

@@ -201,11 +201,7 @@ def hopper_attention(heads: Heads, out: Tensor, log_sum: Tensor | None) -> None:
         head_descriptor(heads.key, TAIL.value),
         head_descriptor(heads.value, BK.value),
         head_descriptor(heads.value, TAIL.value),
-        out,
-        out if log_sum is None else log_sum,
-        count,
-        H=heads.heads,
-        KEEP=log_sum is not None,
-        num_warps=4,
+        out, out if log_sum is None else log_sum, count,
+        H=heads.heads, KEEP=log_sum is not None, num_warps=4,
         maxnreg=168,  # per thread of three warpgroups; the one that fetches gives most of them away
-    )
+    )  # fmt: skip

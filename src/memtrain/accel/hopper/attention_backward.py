@@ -1,7 +1,7 @@
 """The backward pass of attention for Hopper in Gluon, at the encoder's shape.
 
 It computes the same as `triton.attention_backward`. Sequences have 4 x 64 + 16 rows, heads have 64
-numbers, and nothing is masked. A program, one group of four warps, has one head and passes over it
+numbers, and zero is masked. A program, one group of four warps, has one head and passes over it
 twice: with all keys and values in shared memory, looping over queries, and the other way round, in
 blocks of 64 rows. Products are started ahead of time, so that the matrix units are busy while
 weights are computed.
@@ -24,34 +24,34 @@ from memtrain.accel.triton.common import LOG2_E
 
 @gluon.jit
 def _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, stride):
-    """Queries carried scale · log2(e); the gradient of the keys wants scale alone."""
+    """Queries carry scale · log2(e); the gradient of the keys needs the scale alone."""
     L.store_rows(key_gradient, L.rotated_back(dk / LOG2_E, cosine, sine, first, 0), first, stride)
     L.store_rows(value_gradient, dv, first, stride)
 
 
 # --------------------------------------------------------------------------------------- passes
 
-# Products run one behind the other, in the order they were begun. `warpgroup_mma_wait(n)` waits
-# until at most n of them are left: those begun after the one that is wanted.
+# Products run one after another, in the order they were started. `warpgroup_mma_wait(n)` waits
+# until at most n of them are left: those started after the one that is needed.
 
 
 @gluon.jit
 def _queries_pass(
     queries, gradients, outs, k_tiles, v_tiles, offsets, blocks, came, block_came,
-    log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing,
+    log_sum, query_gradient, cosine, sine, start, scale, row, column, zero,
     STRIDE: gl.constexpr,
 ):  # fmt: skip
-    """The gradients of the queries but the tail's, and all sums over out · its gradient."""
+    """The gradients of the queries except the tail's, and their sums over out · its gradient."""
     for block in range(L.TILES):
         first = block * L.SIDE
-        hidden = block * nothing
+        no_offset = block * zero
         top = gl.load(log_sum + first + gl.arange(0, L.SIDE, gl.SliceLayout(1, L.SUMS)))
         mbarrier.wait(block_came, block & 1)
         q = blocks.index(0).load(L.FACTOR)
         do = blocks.index(1).load(L.FACTOR)
         mbarrier.wait(came[0], 0)
-        score = L.start_scores(q, L.rows_of(k_tiles, 0, hidden))
-        dweight = L.start_scores(do, L.rows_of(v_tiles, 0, hidden))
+        score = L.start_scores(q, L.rows_of(k_tiles, 0, no_offset))
+        dweight = L.start_scores(do, L.rows_of(v_tiles, 0, no_offset))
         sums = L.row_products(blocks.index(1), blocks.index(2))
         offset = gl.convert_layout(sums, gl.SliceLayout(1, L.SUMS))
         offsets.index(block).store(offset)
@@ -64,18 +64,20 @@ def _queries_pass(
         tma.async_copy_global_to_shared(outs, at, block_came, blocks.index(2))
         dq = gl.zeros((L.SIDE, L.E), gl.float32, L.SUMS)
         for tile in gl.static_range(L.ALL_TILES):
-            # Begun since these scores: dq of the tile before, dweight.
+            # Started since these scores: dq of the previous tile, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
             weight = gl.exp2(score - L.per_row(top, tile))
             if tile < L.TILES:
                 mbarrier.wait(came[tile + 1], 0)
-                score = L.start_scores(q, L.rows_of(k_tiles, tile + 1, hidden))
-            # Begun since dweight: the next scores.
+                score = L.start_scores(q, L.rows_of(k_tiles, tile + 1, no_offset))
+            # Started since dweight: the next scores.
             dweight = warpgroup_mma_wait(1 if tile < L.TILES else 0, (dweight,))
             ds = weight * (dweight - L.per_row(offset, tile))
-            dq = warpgroup_mma(L.as_factor(ds), L.rows_of(k_tiles, tile, hidden), dq, is_async=True)
+            dq = warpgroup_mma(
+                L.as_factor(ds), L.rows_of(k_tiles, tile, no_offset), dq, is_async=True
+            )
             if tile < L.TILES:
-                dweight = L.start_scores(do, L.rows_of(v_tiles, tile + 1, hidden))
+                dweight = L.start_scores(do, L.rows_of(v_tiles, tile + 1, no_offset))
         dq = warpgroup_mma_wait(0, (dq,))
         gradient = L.rotated_back(dq * scale, cosine, sine, first, start)
         L.store_rows(query_gradient, gradient, first, STRIDE)
@@ -84,20 +86,20 @@ def _queries_pass(
 @gluon.jit
 def _keys_pass(
     keys, values, q_tiles, d_tiles, tops, offsets, blocks, came, block_came,
-    key_gradient, value_gradient, cosine, sine, row, column, nothing,
+    key_gradient, value_gradient, cosine, sine, row, column, zero,
     STRIDE: gl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys and values but the tail's. Scores lie transposed, keys x queries."""
+    """The gradients of keys and values except the tail's. Scores are transposed, keys x queries."""
     for block in range(L.TILES):
         first = block * L.SIDE
-        hidden = block * nothing
-        # An odd number of blocks came before these.
+        no_offset = block * zero
+        # An odd number of blocks were fetched before these.
         mbarrier.wait(block_came, block + 1 & 1)
         k = blocks.index(0).load(L.FACTOR)
         v = blocks.index(1 + (block & 1))
         mbarrier.wait(came[0], 1)
-        score = L.start_scores(k, L.rows_of(q_tiles, 0, hidden))
-        dweight = L.start_scores(v, L.rows_of(d_tiles, 0, hidden))
+        score = L.start_scores(k, L.rows_of(q_tiles, 0, no_offset))
+        dweight = L.start_scores(v, L.rows_of(d_tiles, 0, no_offset))
         gl.thread_barrier()
         fence_async_shared()
         at = [row + first + L.SIDE, column]
@@ -107,22 +109,22 @@ def _keys_pass(
         dk = gl.zeros((L.SIDE, L.E), gl.float32, L.SUMS)
         dv = gl.zeros((L.SIDE, L.E), gl.float32, L.SUMS)
         for tile in gl.static_range(L.ALL_TILES):
-            q, do = L.rows_of(q_tiles, tile, hidden), L.rows_of(d_tiles, tile, hidden)
+            q, do = L.rows_of(q_tiles, tile, no_offset), L.rows_of(d_tiles, tile, no_offset)
             top = L.per_column(tops, tile, L.SUMS if tile < L.TILES else L.SUMS_OF_TAIL)
-            # Begun since these scores: dk of the tile before, dweight.
+            # Started since these scores: dk of the previous tile, dweight.
             score = warpgroup_mma_wait(2 if tile else 1, (score,))
             weight = gl.exp2(score - top)
             dv = warpgroup_mma(L.as_factor(weight), do, dv, is_async=True)
             if tile < L.TILES:
                 mbarrier.wait(came[tile + 1], 1)
-                score = L.start_scores(k, L.rows_of(q_tiles, tile + 1, hidden))
-            # Begun since dweight: dv, the next scores.
+                score = L.start_scores(k, L.rows_of(q_tiles, tile + 1, no_offset))
+            # Started since dweight: dv, the next scores.
             dweight = warpgroup_mma_wait(2 if tile < L.TILES else 1, (dweight,))
             offset = L.per_column(offsets, tile, L.SUMS if tile < L.TILES else L.SUMS_OF_TAIL)
             ds = weight * (dweight - offset)
             dk = warpgroup_mma(L.as_factor(ds), q, dk, is_async=True)
             if tile < L.TILES:
-                dweight = L.start_scores(v, L.rows_of(d_tiles, tile + 1, hidden))
+                dweight = L.start_scores(v, L.rows_of(d_tiles, tile + 1, no_offset))
         dk, dv = warpgroup_mma_wait(0, (dk, dv))
         _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, STRIDE)
 
@@ -175,10 +177,10 @@ def _keys_tail(keys, values, q_tiles, d_tiles, tops, offsets):
 # ---------------------------------------------------------------------------------------- kernel
 
 
-@gluon.jit(do_not_specialize=["start", "nothing"])
+@gluon.jit(do_not_specialize=["start", "zero"])
 def _backward(
     queries, queries_tail, keys, keys_tail, values, values_tail, gradients, gradients_tail, outs,
-    log_sum, query_gradient, key_gradient, value_gradient, cosine, sine, start, scale, nothing,
+    log_sum, query_gradient, key_gradient, value_gradient, cosine, sine, start, scale, zero,
     H: gl.constexpr, STRIDE: gl.constexpr,
 ):  # fmt: skip
     """All gradients of one head of one row of the batch."""
@@ -189,16 +191,16 @@ def _backward(
     key_gradient += at_row
     value_gradient += at_row
     log_sum += row_head * L.LENGTH
-    # Keys and their values; then queries and the gradients of what they got.
+    # Keys and values; then queries and the gradients of their results.
     main = gl.allocate_shared_memory(gl.bfloat16, [L.TILES, L.SIDE, L.E], L.SHARED)
     other_main = gl.allocate_shared_memory(gl.bfloat16, [L.TILES, L.SIDE, L.E], L.SHARED)
     tail = gl.allocate_shared_memory(gl.bfloat16, [L.TAIL, L.E], L.SHARED)
     other_tail = gl.allocate_shared_memory(gl.bfloat16, [L.TAIL, L.E], L.SHARED)
     tiles, other_tiles = (main, tail), (other_main, other_tail)
-    # A block of queries, of gradients and of what they got; then one of keys, and two of values.
+    # A block of queries, of gradients and of results; then one of keys and two of values.
     blocks = gl.allocate_shared_memory(gl.bfloat16, [3, L.SIDE, L.E], L.SHARED)
     offsets = gl.allocate_shared_memory(gl.float32, [L.ALL_TILES, L.SIDE], L.NUMBERS)
-    # Each in a place of its own: the compiler lets all warps meet between uses of one place.
+    # Separate allocations: the compiler synchronizes all warps between uses of the same one.
     came = (L.new_barrier(), L.new_barrier(), L.new_barrier(), L.new_barrier(), L.new_barrier())
     block_came = L.new_barrier()
 
@@ -210,7 +212,7 @@ def _backward(
     tops = L.to_shared(log_sum)
     _queries_pass(
         queries, gradients, outs, tiles, other_tiles, offsets, blocks, came, block_came,
-        log_sum, query_gradient, cosine, sine, start, scale, row, column, nothing, STRIDE,
+        log_sum, query_gradient, cosine, sine, start, scale, row, column, zero, STRIDE,
     )  # fmt: skip
     mbarrier.wait(block_came, L.TILES & 1)
     dq = _queries_tail(
@@ -225,14 +227,14 @@ def _backward(
     tma.async_copy_global_to_shared(values, [row, column], block_came, blocks.index(1))
     L.copy_heads(
         queries, queries_tail, tiles, gradients, gradients_tail, other_tiles, came, row, column
-    )  # fmt: skip
+    )
     first: gl.constexpr = L.TILES * L.SIDE
     L.store_rows(
         query_gradient, L.rotated_back(dq * scale, cosine, sine, first, start), first, STRIDE
     )
     _keys_pass(
         keys, values, tiles, other_tiles, tops, offsets, blocks, came, block_came,
-        key_gradient, value_gradient, cosine, sine, row, column, nothing, STRIDE,
+        key_gradient, value_gradient, cosine, sine, row, column, zero, STRIDE,
     )  # fmt: skip
     mbarrier.wait(block_came, L.TILES + 1 & 1)
     dk, dv = _keys_tail(
@@ -240,9 +242,6 @@ def _backward(
         tiles, other_tiles, tops, offsets,
     )  # fmt: skip
     _store_keys(key_gradient, value_gradient, dk, dv, cosine, sine, first, STRIDE)
-
-
-# ---------------------------------------------------------------------------------------- launch
 
 
 def hopper_attention_backward(given: AttentionBackward) -> None:

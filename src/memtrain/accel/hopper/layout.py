@@ -255,8 +255,8 @@ def new_buffers(weight, STAGES: gl.constexpr):
     barriers for each part: of the weight and of tiles that it has arrived, of tiles that it may be
     overwritten.
 
-    Each group has its own barriers for arriving rows, since it could not tell the other's phase
-    from its next. `order` makes the groups alternate: if both started at once, both would write at
+    Each group has its own barriers for arriving rows, to not confuse the other's phase with its
+    next one. `order` makes the groups alternate: if both started at once, both would write at
     once while nothing is multiplied.
     """
     size: gl.constexpr = weight.block_shape

@@ -311,14 +311,7 @@ def hopper_qkv(
     """Write `qkv.run_qkv`'s result, (R, O), to `out`."""
     outer = len(weight)
     _qkv[L.lanes(x, outer) * (outer // L.COLUMNS.value),](
-        L.tile_descriptor(x),
-        L.descriptor(weight, [L.COLUMNS.value, L.PART.value]),
-        L.tile_descriptor(out),
-        cosine,
-        sine,
-        first,
-        scale,
-        len(x),
-        **constants,
-        **L.product_options(outer, TILES_OF_X),
-    )
+        L.tile_descriptor(x), L.descriptor(weight, [L.COLUMNS.value, L.PART.value]),
+        L.tile_descriptor(out), cosine, sine, first, scale, len(x),
+        **constants, **L.product_options(outer, TILES_OF_X),
+    )  # fmt: skip

@@ -4,7 +4,7 @@
 A program stays on its multiprocessor with the weights of one head. One of its warps fetches rows,
 in tiles of 64 that hold whole sequences; two warpgroups take alternate tiles. One starts
 multiplying when the other has almost finished: at the same time, products would take twice as long,
-and nothing would overlap with the exponentials. A tile is in registers while it is multiplied, so
+and zero would overlap with the exponentials. A tile is in registers while it is multiplied, so
 the next one can take its place in shared memory.
 """
 
@@ -103,11 +103,11 @@ def _attend_tiles(
 ):  # fmt: skip
     """One warpgroup's tiles.
 
-    `nothing` is 0 at run time: the compiler would otherwise compute all addresses and masks before
+    `zero` is 0 at run time: the compiler would otherwise compute all addresses and masks before
     the loop, for which there are no registers.
     """
     squares, cosine, sine = tables
-    rows, scale, epsilon, tiles, nothing = numbers
+    rows, scale, epsilon, tiles, zero = numbers
     fetched, weights, keys, values, results = buffers
     ready, free, weights_ready = barriers
     ROWS: gl.constexpr = SIDE // L * L
@@ -135,7 +135,7 @@ def _attend_tiles(
     own, made = results.index(group), rows  # no results yet
     mbarrier.wait(weights_ready, 0)
     for index in range(group, gl.cdiv(tiles - start, step), GROUPS):
-        none = index * nothing
+        none = index * zero
         key, value = keys.index(group + none), values.index(group + none)
         first = (start + index * step) * ROWS
         mbarrier.wait(ready.index(group), (index // GROUPS) & 1)
@@ -183,9 +183,9 @@ def _attend_tiles(
     _write(own, out, made, rows, H, ROWS)
 
 
-@gluon.jit(do_not_specialize=["rows", "tiles", "nothing"])
+@gluon.jit(do_not_specialize=["rows", "tiles", "zero"])
 def _attention(
-    x, weight, out, squares, cosine, sine, rows, scale, epsilon, tiles, nothing,
+    x, weight, out, squares, cosine, sine, rows, scale, epsilon, tiles, zero,
     H: gl.constexpr, L: gl.constexpr, CAUSAL: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = x.layout
@@ -203,7 +203,7 @@ def _attention(
     mbarrier.init(weights_ready, count=1)
     fence_async_shared()
     buffers, barriers = (fetched, weights, keys, values, results), (ready, free, weights_ready)
-    tables, numbers = (squares, cosine, sine), (rows, scale, epsilon, tiles, nothing)
+    tables, numbers = (squares, cosine, sine), (rows, scale, epsilon, tiles, zero)
     gl.warp_specialize(
         [
             (_attend_tiles, (out, tables, buffers, barriers, numbers, H, L, CAUSAL, PARTS, 0)),
@@ -231,22 +231,11 @@ def hopper_rollout_attention(
     tiles = -(-rows // (SIDE.value // length * length))
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     _attention[min(tiles, processors // heads) * heads,](
-        descriptor(x, [SIDE.value, WIDTH.value]),
-        descriptor(weight, [SIDE.value, WIDTH.value]),
-        out,
-        x if squares is None else squares,
-        cosine,
-        sine,
-        rows,
-        LOG2_E.value / math.sqrt(E.value),
-        RMS_EPSILON,
-        tiles,
-        0,
-        H=heads,
-        L=length,
-        CAUSAL=causal,
-        PARTS=0 if squares is None else len(squares),
+        descriptor(x, [SIDE.value, WIDTH.value]), descriptor(weight, [SIDE.value, WIDTH.value]),
+        out, x if squares is None else squares, cosine, sine,
+        rows, LOG2_E.value / math.sqrt(E.value), RMS_EPSILON, tiles, 0,
+        H=heads, L=length, CAUSAL=causal, PARTS=0 if squares is None else len(squares),
         num_warps=4,
         maxnreg=168,  # per thread of three warpgroups; the one that fetches gives most of them away
-    )
+    )  # fmt: skip
     return out

@@ -342,16 +342,8 @@ def hopper_rollout_mlp(
         descriptor(project, [WIDTH.value, side]),
         descriptor(up, [side, WIDTH.value]),
         descriptor(down, [WIDTH.value, side]),
-        *biases,
-        out,
-        measured,
-        rows,
-        length,
-        len(keep),
-        keep.start,
-        RMS_EPSILON,
-        tasks,
-        whole,
+        *biases, out, measured,
+        rows, length, len(keep), keep.start, RMS_EPSILON, tasks, whole,
         num_warps=4,
         maxnreg=168,  # per thread of three warpgroups; the one that fetches gives most of them away
-    )
+    )  # fmt: skip

@@ -247,17 +247,8 @@ def run_attention(
         hopper_attention(heads, out, log_sum)
         return out, log_sum
     _attention[rows * heads.heads,](
-        heads.query,
-        heads.key,
-        heads.value,
-        out,
-        out if log_sum is None else log_sum,
-        first,
-        queries,
-        CAUSAL=causal,
-        KEEP=keep,
-        **heads.constants,
-        **key_tiles(heads.keys),
-        **forward_tiles(queries, heads.keys),
-    )
+        heads.query, heads.key, heads.value, out, out if log_sum is None else log_sum,
+        first, queries, CAUSAL=causal, KEEP=keep, **heads.constants,
+        **key_tiles(heads.keys), **forward_tiles(queries, heads.keys),
+    )  # fmt: skip
     return out, log_sum

@@ -28,24 +28,19 @@ class KernelBlock:
     def __init__(self, block: Block) -> None:
         self.block = block
 
-    @staticmethod
-    def fits(block: Block) -> bool:
-        """Whether all rows are aligned as tensor descriptors require."""
-        return block.mlp_norm.weight.numel() % 16 == 0
-
     def serves(self, length: int) -> bool:
         """Whether `attend` supports sequences of this length; `finish` supports all."""
         return fits_heads(self.block.attention) and keys_fit(length)
 
     def attend(
-        self, x: Tensor, update: Tensor | None, rotary: Rotary, keep: slice | None, causal: bool
+        self, x: Tensor, update: Tensor | None, rotary: Rotary, queries: slice | None, causal: bool
     ) -> tuple[Tensor, Tensor]:
         """Add the update to the residual stream x; return it and attention at the kept positions.
 
         Args:
             x: The residual stream, (N, L, W).
             update: The previous block's MLP output, not yet added.
-            keep: Positions whose queries are computed; None for all.
+            queries: Positions whose queries are computed; None for all.
         """
         kind = _precision(x)
         layer = self.block.attention
@@ -57,7 +52,7 @@ class KernelBlock:
             layer.project_out.weight.to(kind),
             *rotary.tables(kind),
             layer.heads,
-            keep,
+            queries,
             causal,
         )
 

@@ -97,8 +97,8 @@ def hopper_serves_matmul(x: Tensor, weight: Tensor, columns: int) -> bool:
 def precompile(kernels: type = JITFunction, *, wait: bool = False) -> Iterator[None]:
     """Compile all kernels called inside in background threads, instead of launching them.
 
-    Results computed inside are meaningless. Unless told to `wait`, compilation continues after the
-    context ends; Triton's compiler releases Python's lock.
+    Results computed inside are meaningless. Compilation continues after the context ends, unless
+    `wait`; Triton's compiler releases Python's lock.
     """
     cuda = torch.cuda.is_available()
     pool = ThreadPoolExecutor(

@@ -121,15 +121,9 @@ def run_norm(
     normed = torch.empty_like(x, dtype=kind)
     total = x if update is None else torch.empty_like(normed)
     _norm[launch.programs,](
-        x,
-        x if update is None else update,
-        weight,
-        total,
-        normed,
-        len(x),
-        ADD=update is not None,
-        **launch.constants,
-    )
+        x, x if update is None else update, weight, total, normed, len(x),
+        ADD=update is not None, **launch.constants,
+    )  # fmt: skip
     return total, normed
 
 
@@ -146,17 +140,11 @@ def run_norm_backward(
     out = torch.empty_like(total, dtype=kind)
     sums = total.new_empty(launch.programs, total.shape[1], dtype=torch.float32)
     _norm_backward[launch.programs,](
-        total,
-        weight,
-        normed_gradient,
+        total, weight, normed_gradient,
         normed_gradient if total_gradient is None else total_gradient,
-        out,
-        sums,
-        len(total),
-        launch.programs,
-        ADD=total_gradient is not None,
-        **launch.constants,
-    )
+        out, sums, len(total), launch.programs,
+        ADD=total_gradient is not None, **launch.constants,
+    )  # fmt: skip
     return out, sums
 
 

@@ -109,11 +109,6 @@ def run_qkv(
         TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
         TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),
         TensorDescriptor.from_tensor(out, [launch.BR, launch.BO]),
-        cosine,
-        sine,
-        first,
-        scale,
-        **constants,
-        **launch.constants,
-    )
+        cosine, sine, first, scale, **constants, **launch.constants,
+    )  # fmt: skip
     return out

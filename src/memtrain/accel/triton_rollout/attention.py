@@ -217,21 +217,9 @@ def run_rollout_attention(
     kernel[triton.cdiv(rows // length, group) * heads,](
         source,
         *([weight] if fused else []),
-        out,
-        weight if squares is None else squares,
-        cosine,
-        sine,
-        rows,
-        scale,
-        RMS_EPSILON,
-        INNER=inner,
-        H=heads,
-        L=length,
-        E=head_dim,
-        GROUP=group,
-        CAUSAL=causal,
+        out, weight if squares is None else squares, cosine, sine, rows, scale, RMS_EPSILON,
+        INNER=inner, H=heads, L=length, E=head_dim, GROUP=group, CAUSAL=causal,
         PARTS=0 if squares is None else len(squares),
-        **dependent_launch(weight, rows, first and fused),
-        **tile,
-    )
+        **dependent_launch(weight, rows, first and fused), **tile,
+    )  # fmt: skip
     return Rows(out)

@@ -1,4 +1,4 @@
-"""A block of a rollout in two kernels, for so many rows that the L2 cache limits the speed.
+"""A block of a rollout in two kernels, for batches so large that the L2 cache limits the speed.
 
 Tiles of a plain product read every row and every weight many times. Here queries, keys and values
 never leave the processor that computes them: it keeps a head's weights in shared memory and loops
@@ -161,26 +161,12 @@ def run_large_batch_attention(
     kernel[step * heads,](
         x.view(torch.int32) if pairs else x,
         TensorDescriptor.from_tensor(weight, [head_dim, inner // 2]),
-        out,
-        x if squares is None else squares,
-        cosine,
-        sine,
-        rows,
-        1 / math.sqrt(head_dim),
-        RMS_EPSILON,
-        step,
-        iterations,
-        INNER=inner,
-        H=heads,
-        L=length,
-        E=head_dim,
-        GROUP=group,
-        CAUSAL=causal,
-        PARTS=0 if squares is None else len(squares),
-        PAIRS=pairs,
-        ITERATIONS=0 if HIDE.value else iterations,
-        **tile,
-    )
+        out, x if squares is None else squares, cosine, sine,
+        rows, 1 / math.sqrt(head_dim), RMS_EPSILON, step, iterations,
+        INNER=inner, H=heads, L=length, E=head_dim, GROUP=group, CAUSAL=causal,
+        PARTS=0 if squares is None else len(squares), PAIRS=pairs,
+        ITERATIONS=0 if HIDE.value else iterations, **tile,
+    )  # fmt: skip
     return out
 
 
@@ -308,15 +294,6 @@ def run_large_batch_mlp(
         TensorDescriptor.from_tensor(down, [width, tile["BH"]]),
         biases[1],
         torch.empty(tiles * tile["BR"], width, dtype=up.dtype, device=out.device),
-        out,
-        measured,
-        rows,
-        length,
-        len(keep),
-        keep.start,
-        RMS_EPSILON,
-        INNER=inner,
-        WIDTH=width,
-        HIDDEN=hidden,
-        **tile,
-    )
+        out, measured, rows, length, len(keep), keep.start, RMS_EPSILON,
+        INNER=inner, WIDTH=width, HIDDEN=hidden, **tile,
+    )  # fmt: skip

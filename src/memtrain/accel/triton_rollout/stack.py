@@ -60,13 +60,13 @@ class InferenceStack:
         return x.shape[1] <= LIMITS.max_length
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
+    def __call__(self, x: Tensor, queries: slice, causal: bool, head: nn.Linear | None) -> Tensor:
         """`Stack.forward` at the kept positions."""
         count, length, width = x.shape
         flat = x.reshape(count * length, width).contiguous()
         # While rows are few, a cast costs more than reading fp32.
         rows = Rows(flat if len(flat) <= LIMITS.wide_rows else flat.to(LIMITS.precision))
-        y = self.stream(rows, length, keep, causal)
+        y = self.stream(rows, length, queries, causal)
         if head is None or head is not self.head:
             y = self.stack.norm(y)
             y = y if head is None else head(y)
@@ -77,7 +77,7 @@ class InferenceStack:
         return y.unflatten(0, (count, -1))
 
     def stream(
-        self, x: Rows, length: int, keep: slice, causal: bool, *, first: bool = True
+        self, x: Rows, length: int, queries: slice, causal: bool, *, first: bool = True
     ) -> Float[Tensor, "R W"]:
         """The residual stream after the last block, in fp32, at the kept positions.
 
@@ -86,15 +86,17 @@ class InferenceStack:
         sequences = len(x.values) // length
         chunks = triton.cdiv(len(x.values), LIMITS.chunk_rows)
         pieces = x.split(triton.cdiv(sequences, chunks) * length)
-        parts = [self._blocks(piece, length, keep, causal, first) for piece in pieces]
+        parts = [self._blocks(piece, length, queries, causal, first) for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _blocks(self, stream: Rows, length: int, keep: slice, causal: bool, first: bool) -> Tensor:
+    def _blocks(
+        self, stream: Rows, length: int, queries: slice, causal: bool, first: bool
+    ) -> Tensor:
         rotary, positions = self.stack.rotary, range(length)
         large_batch = self._is_large_batch(stream.values, length)
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
-            kept = positions[keep] if last else positions
+            kept = positions[queries] if last else positions
             kind = torch.float32 if last else LIMITS.precision
             project_in = self.copies[0][index]
             heads = block.attention.heads

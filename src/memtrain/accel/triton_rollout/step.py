@@ -87,7 +87,7 @@ def _sample(
     weight = tl.exp2((score - tl.max(score, 0)) * sharpness)
     total = tl.cumsum(weight, 0)
     mark *= tl.max(total, 0)
-    # Whatever the rounding, only tokens of nonzero probability are sampled.
+    # Independent of rounding, only tokens of nonzero probability are sampled.
     likely = weight > 0
     passed = tl.min(tl.where(likely & (total > mark), symbol, BV), 0)
     final = tl.max(tl.where(likely, symbol, 0), 0)
@@ -116,19 +116,10 @@ def cell_input(
     tile = _tile(rows, width)
     kernel: Any = _cell_input
     kernel[triton.cdiv(rows, tile["BR"]),](
-        memory.contiguous(),
-        token,
-        table,
-        out,
-        out if squares is None else squares,
-        rows,
-        token.stride(0),
-        MEASURE=squares is not None,
-        L=length,
-        W=width,
-        **dependent_launch(out, rows, first=True),
-        **tile,
-    )
+        memory.contiguous(), token, table, out, out if squares is None else squares,
+        rows, token.stride(0), MEASURE=squares is not None, L=length, W=width,
+        **dependent_launch(out, rows, first=True), **tile,
+    )  # fmt: skip
     return Rows(out, squares)
 
 
@@ -191,14 +182,8 @@ class KernelSampler:
         out = torch.empty(rows, dtype=torch.long, device=logits.device)
         kernel: Any = _sample
         kernel[rows,](
-            logits,
-            uniform,
-            out,
-            logits.stride(0),
-            uniform.stride(0),
+            logits, uniform, out, logits.stride(0), uniform.stride(0),
             LOG2_E.value / self.temperature,
-            V=symbols,
-            BV=span,
-            num_warps=min(8, max(1, span // 256)),
-        )
+            V=symbols, BV=span, num_warps=min(8, max(1, span // 256)),
+        )  # fmt: skip
         return out
