@@ -7,7 +7,7 @@ import torch
 
 from memtrain.bench import measure as measuring
 from memtrain.bench.cases import SUITES, Noise, cases
-from memtrain.bench.measure import _goes_on, differs, matrix_peak, measure
+from memtrain.bench.measure import _continues, differs, matrix_peak, measure
 from memtrain.bench.report import print_results
 from memtrain.cli import main
 from memtrain.config import EngineConfig
@@ -93,8 +93,8 @@ def test_what_does_not_train_is_frozen_while_a_step_is_timed(monkeypatch):
 
 
 def test_steps_that_take_long_are_few():
-    assert _goes_on([], 1.0) and _goes_on([0.1, 0.1], 1.0) and _goes_on([0.1] * 3, 1.0)
-    assert not _goes_on([4.0], 1.0) and not _goes_on([0.4] * 3, 1.0)
+    assert _continues([], 1.0) and _continues([0.1, 0.1], 1.0) and _continues([0.1] * 3, 1.0)
+    assert not _continues([4.0], 1.0) and not _continues([0.4] * 3, 1.0)
 
 
 def test_the_papers_cases_have_the_papers_size():
@@ -142,7 +142,7 @@ def test_no_time_is_refused(capsys):
 )
 def test_rates_are_in_the_unit_that_suits_the_machine(capsys, peak: float, expected: tuple):
     timing = measuring.Timing(seconds=1.0, start_up=1.0, peak_bytes=None)
-    result = measuring.Result(
+    result = measuring.CaseResult(
         suite="smt",
         label="SMT step",
         batch=4,

@@ -310,7 +310,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "results are a pipe": (replaced("results.jsonl", os.mkfifo), "is not a regular file"),
     "results are a folder": (replaced("results.jsonl", os.mkdir), "is not a regular file"),
     "a blank line": (written("results.jsonl", b"\n"), "line 1"),
-    "bytes": (written("results.jsonl", b"\xff\n"), "line 1: not UTF-8"),
+    "bytes": (written("results.jsonl", b"\xff\n"), "line 1: 'utf-8' codec can't decode"),
     "deep": (written("results.jsonl", b"[" * 10**5 + b"\n"), "line 1"),
     "no object": (written("results.jsonl", b"3\n"), "line 1: damaged: must be an object"),
     "unknown field": (edit_line(2, more=1), "line 2: damaged: must be an object with"),

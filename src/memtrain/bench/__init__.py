@@ -1,5 +1,5 @@
-"""Benchmarks: how long a step takes here, fast path and plain reference side by side.
+"""Benchmarks: the time of a step here, on the fast path and on the plain reference.
 
-What is trained is noise, since only seconds and bytes count. The reference is the same
-mathematics as plain PyTorch runs it: no compilation, no captured graphs, no kernels of our own.
+Models train on random tokens, because only seconds and bytes matter. The reference is the same
+mathematics in plain PyTorch: no compilation, no captured graphs, none of our kernels.
 """

@@ -1,28 +1,21 @@
-"""What is timed."""
+"""The benchmark cases, on random tokens."""
 
 from dataclasses import dataclass, replace
 
 import torch
 
-from memtrain.config import (
-    BPTTConfig,
-    CellConfig,
-    DMTConfig,
-    RunConfig,
-    SMTConfig,
-    TeacherConfig,
-)
+from memtrain.config import BPTTConfig, CellConfig, DMTConfig, RunConfig, SMTConfig, TeacherConfig
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
 
 SUITES = ("smt", "dmt", "generate", "bptt")
 FOREVER = 10**6
-"""Steps of a stage that is timed, not finished."""
+"""Steps of a stage that is timed but never finished."""
 
 
 class Noise(Task):
-    """Windows of a stream of random tokens, drawn on the device as those of real streams are."""
+    """Windows of a stream of random tokens, sampled on the device like those of real streams."""
 
     stream = True
 
@@ -53,18 +46,18 @@ class Noise(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to time."""
+    """One step to time."""
 
     suite: str
     label: str
     batch: int
     tokens: int
-    """Tokens that one step reads or writes."""
+    """Tokens read or generated per step."""
     config: RunConfig
 
 
 def cases(suite: str, size: str) -> list[Case]:
-    """What a suite times at a size."""
+    """The cases of a suite."""
     base, length = models(size), 256 if size == "paper" else 32
     batch = {"dmt": 32, "bptt": 128} if size == "paper" else {"dmt": 4, "bptt": 8}
     if suite == "smt":
@@ -88,7 +81,7 @@ def cases(suite: str, size: str) -> list[Case]:
 
 
 def models(size: str) -> RunConfig:
-    """The paper's models, or tiny ones that a CPU steps through quickly."""
+    """The paper's models, or tiny ones for a CPU."""
     if size == "paper":
         return RunConfig(
             name="bench",
@@ -119,11 +112,7 @@ def smt_case(base: RunConfig, label: str) -> Case:
 
 def dmt_case(base: RunConfig, label: str, batch: int, length: int, stride: int) -> Case:
     stage = DMTConfig(
-        steps=FOREVER,
-        batch_size=batch,
-        rollout_length=length,
-        empty_start=0.5,
-        label_stride=stride,
+        steps=FOREVER, batch_size=batch, rollout_length=length, empty_start=0.5, label_stride=stride
     )
     config = replace(base, dmt=stage)
     return Case(suite="dmt", label=label, batch=batch, tokens=batch * length, config=config)

@@ -1,4 +1,4 @@
-"""How the cost of a step grows: with length, memory tokens, width and batch, one at a time."""
+"""The cost of a step against length, memory tokens, width and batch, one at a time."""
 
 import json
 import math
@@ -8,23 +8,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import linear_regression
 
-import cattrs
 import torch
 
 from memtrain.accel.engine import pick_device
 from memtrain.bench.cases import Case, bptt_case, dmt_case, models, smt_case
 from memtrain.bench.measure import Timing, machine, time_case
 from memtrain.config import EngineConfig
+from memtrain.config.serialize import structure
 from memtrain.errors import MemtrainError
 from memtrain.files import parse_json, read_text
+from memtrain.training.console import format_time
 from memtrain.training.processes import stop_signals
 
 MIDDLE = {
     "paper": {"length": 64, "batch": 32, "memory tokens": 16, "width": 256},
     "tiny": {"length": 8, "batch": 4, "memory tokens": 4, "width": 32},
 }
-"""Where each stays while another grows. The length is the shortest: before BPTT can be timed it
-is unrolled and captured, which takes a minute where there are 512 steps."""
+"""Values of the other axes while one grows. The length is the shortest: BPTT is unrolled and
+captured before it can be timed, which takes a minute for 512 steps."""
 VALUES = {
     "paper": {
         "length": (64, 128, 256, 512),
@@ -40,14 +41,19 @@ VALUES = {
     },
 }
 KINDS = ("SMT", "DMT", "BPTT", "recomputed BPTT")
-"""Of steps; those that start quickly first."""
+"""Kinds of steps; those with a short start-up first."""
 LABEL_STRIDE = 16
 NO_MEMORY, STOPPED, FAILED = "not enough memory", "stopped", "failed"
+MAX_BYTES = 2**20
+MEASURES = ("seconds", "peak_bytes")
+
+
+# ----------------------------------------------------------------------------------- time steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One point of a curve: a step of one kind while one thing grows."""
+    """One point of a curve: a step of one kind at one value of an axis."""
 
     axis: str
     value: int
@@ -57,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What was timed, what was not and why, and the signal that ended it, if one did."""
+    """The timings, the points without one and why, and the signal that ended it, if any."""
 
     points: Sequence[tuple[Point, Timing]]
     left_out: Sequence[tuple[Point, str]]
@@ -65,16 +71,15 @@ class Timed:
 
     @property
     def failed(self) -> bool:
-        """Whether a step could not be timed for want of something else than time and memory."""
+        """Whether a step failed for a reason other than time and memory."""
         return any(why.startswith(FAILED) for _, why in self.left_out)
 
 
 def points(size: str) -> list[Point]:
     """Steps of all kinds on each axis, in the order in which they are timed.
 
-    The length is that of a rollout and of BPTT's sequences. SMT sees a window of the sequence
-    whatever its length: that it has no such knob is the point. Two lengths come first, the long
-    ones last: whoever stops early has some of every curve.
+    The length is that of DMT's rollouts and of BPTT's sequences; SMT's windows do not depend on it.
+    Two lengths come first and the long ones last, so that every curve has points if it is stopped.
     """
     lengths, middle = VALUES[size]["length"], MIDDLE[size]
     others = [
@@ -93,11 +98,10 @@ def _steps(size: str, setting: dict[str, int]) -> list[Case]:
     """A step of each kind."""
     base, width = models(size), setting["width"]
     length, batch = setting["length"], setting["batch"]
+    memory = {"memory_tokens": setting["memory tokens"], "memory_dim": width}
     config = replace(
         base,
-        cell=replace(
-            base.cell, memory_tokens=setting["memory tokens"], width=width, memory_dim=width
-        ),
+        cell=replace(base.cell, width=width, **memory),
         teacher=replace(base.teacher, width=width),
         smt=replace(base.smt, batch_size=batch),
     )
@@ -117,14 +121,14 @@ def time_points(
     say: Callable[[str], None],
     minutes: float = math.inf,
 ) -> Timed:
-    """Time each case once, however many curves meet in it.
+    """Time each case once, even if several curves share it.
 
     Args:
         points: in the order in which they are timed.
-        engine: the path that is timed.
-        seconds: how long a case is timed.
-        say: told what is timed, and how long all will take.
-        minutes: after that many no case is begun.
+        engine: the path to time.
+        seconds: how long each case is timed.
+        say: receives progress messages.
+        minutes: no case starts after this time.
     """
     todo: list[Point] = []
     for point in points:
@@ -134,22 +138,22 @@ def time_points(
     spent: list[tuple[Point, float]] = []
     ends = time.monotonic() + 60 * minutes
     with stop_signals() as stop:
-        stop.taken = True  # it is told in what is returned
+        stop.taken = True  # `Timed.signal_number` reports it
         for point in todo:
             if stop.signal_number or time.monotonic() >= ends:
                 late = f"not begun within {minutes:g} minutes"
                 found.append(STOPPED if stop.signal_number else late)
                 continue
-            begun = len(found)
+            number = len(found)
             title = f"{point.case.label}, {point.axis} {point.value}"
-            say(f"{begun + 1}/{len(todo)}  {title}{_left(todo[begun:], spent)}")
+            say(f"{number + 1}/{len(todo)}  {title}{_left(todo[number:], spent)}")
             began = time.monotonic()
             try:
                 found.append(time_case(point.case, engine, seconds))
             except KeyboardInterrupt:
                 found.append(STOPPED)
-            except Exception as error:  # one kernel that fails does not lose the rest
-                # A capture that was cut short fails in its own way.
+            except Exception as error:  # the other cases are still timed
+                # An interrupted graph capture raises an error of its own.
                 found.append(STOPPED if stop.signal_number else _reason(error))
                 say(f"  left out: {found[-1]}")
             spent.append((point, time.monotonic() - began))
@@ -170,9 +174,10 @@ def _reason(error: Exception) -> str:
 
 
 def _left(todo: Sequence[Point], spent: Sequence[tuple[Point, float]]) -> str:
-    """The time left, once a step of each kind that is to come has been timed.
+    """The time left, once a step of each remaining kind has been timed.
 
-    A kind takes as long again for each unit of length: unrolling it is most of the work.
+    Not an `ETA`: each kind has its own rate, proportional to the length, because unrolling
+    dominates.
     """
     rates = {
         label: sum(took for _, took in same) / sum(point.length for point, _ in same)
@@ -181,17 +186,16 @@ def _left(todo: Sequence[Point], spent: Sequence[tuple[Point, float]]) -> str:
     }
     if any(point.case.label not in rates for point in todo):
         return ""
-    left = round(sum(rates[point.case.label] * point.length for point in todo))
-    return f"  left {left // 60}:{left % 60:02d}"
+    left = sum(rates[point.case.label] * point.length for point in todo)
+    return f"  left {format_time(float(round(left)))}"
 
 
-MAX_BYTES = 2**20
-MEASURES = ("seconds", "peak_bytes")
+# ------------------------------------------------------------------------------- curves as JSON
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A step of one kind at one value of what grows."""
+class CurvePoint:
+    """The timing of a step of one kind at one value of an axis."""
 
     step: str
     axis: str
@@ -203,7 +207,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A point without a figure, and why."""
+    """A point without a timing, and why."""
 
     step: str
     axis: str
@@ -213,20 +217,20 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Everything measured, as it is written to JSON."""
+    """All measurements, as written to JSON."""
 
     machine: str
     size: str
     window: int
     """Tokens of SMT's windows, which do not grow with the length."""
     held: dict[str, dict[str, int]]
-    """For each axis, where the others stay."""
-    points: list[Measured]
+    """For each axis, the values of the others."""
+    points: list[CurvePoint]
     left_out: list[LeftOut]
 
     @property
     def measures(self) -> list[str]:
-        """What is known of every point: a CPU tells no peak of memory."""
+        """The measures that every point has: a CPU has no peak of memory."""
         return [m for m in MEASURES if all(getattr(p, m) is not None for p in self.points)]
 
     @property
@@ -238,12 +242,12 @@ class Curves:
         return list(dict.fromkeys(point.axis for point in self.points))
 
     def line(self, step: str, axis: str, measure: str) -> list[tuple[int, float]]:
-        """One curve, in order."""
+        """One curve, sorted by value."""
         same = (p for p in self.points if (p.step, p.axis) == (step, axis))
         return sorted((point.value, float(getattr(point, measure))) for point in same)
 
     def powers(self) -> dict[str, dict[str, float]]:
-        """The powers of the length with which steps grow: slopes between logarithms."""
+        """The power of the length with which each kind of step grows, by measure."""
         found = {}
         for measure in self.measures:
             lines = {step: self.line(step, "length", measure) for step in self.steps}
@@ -252,25 +256,25 @@ class Curves:
 
 
 def power(line: Sequence[tuple[int, float]]) -> float:
-    """The exponent p of the best fitting y = c x^p."""
+    """The exponent p of the best fit y = c x^p."""
     return linear_regression(
         *zip(*((math.log(x), math.log(y)) for x, y in line), strict=True)
     ).slope
 
 
 def as_curves(timed: Timed, engine: EngineConfig, size: str) -> Curves:
-    """What was timed, with all it takes to draw it again."""
-    smt, teacher = timed.points[0][0].case.config.smt, timed.points[0][0].case.config.teacher
+    """The timings, with everything needed to draw them."""
+    config = timed.points[0][0].case.config
     return Curves(
         machine=machine(pick_device(engine.device)),
         size=size,
-        window=teacher.context_length + smt.future_length,
+        window=config.teacher.context_length + config.smt.future_length,
         held={
             axis: {name: at for name, at in MIDDLE[size].items() if name != axis}
             for axis in VALUES[size]
         },
         points=[
-            Measured(step=point.case.label, axis=point.axis, value=point.value, **asdict(timing))
+            CurvePoint(step=point.case.label, axis=point.axis, value=point.value, **asdict(timing))
             for point, timing in timed.points
         ],
         left_out=[
@@ -281,26 +285,24 @@ def as_curves(timed: Timed, engine: EngineConfig, size: str) -> Curves:
 
 
 def to_json(curves: Curves) -> str:
-    """One line, powers of the length included."""
+    """One line of JSON, with the powers of the length."""
     return json.dumps(asdict(curves) | {"powers_of_length": curves.powers()})
 
 
 def read_curves(path: Path) -> Curves:
-    """Read what `to_json` wrote."""
+    """Read the JSON of `to_json`."""
     try:
         plain = parse_json(read_text(path, MAX_BYTES), path.name)
+        if isinstance(plain, dict):
+            plain.pop("powers_of_length", None)
+        curves = structure(plain, Curves)
     except MemtrainError:
-        plain = None
-    try:
-        curves = cattrs.structure(plain, Curves)
-        steps = {point.step for point in curves.points}
-        positive = all(
-            0 < number < math.inf
-            for point in curves.points
-            for number in (point.value, point.seconds, point.peak_bytes or 1)
-        )
-    except Exception:  # cattrs lets pass whatever a wrong type raises
-        curves, steps, positive = None, set(), False
-    if curves is None or not steps or not steps <= set(KINDS) or not positive:
+        curves = None
+    if curves is None or not curves.points or not all(map(_is_valid, curves.points)):
         raise MemtrainError(f"{path}: not written by memtrain bench growth")
     return curves
+
+
+def _is_valid(point: CurvePoint) -> bool:
+    numbers = (point.value, point.seconds, point.peak_bytes or 1)
+    return point.step in KINDS and all(0 < number < math.inf for number in numbers)

@@ -1,4 +1,4 @@
-"""How long it takes: seconds, bytes, operations."""
+"""Time benchmark cases: seconds, bytes and floating-point operations."""
 
 import gc
 import platform
@@ -25,28 +25,28 @@ from memtrain.training.step import Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How one path did on one case."""
+    """The timing of one path on one case."""
 
     seconds: float
-    """Median of a step; of a token of every sequence when generating."""
+    """Median per step; when generating, per token of every sequence."""
     start_up: float
-    """Until the first steps were done: compilation, capture, choice of kernels."""
+    """Seconds until the first steps were done: compilation, capture, choice of kernels."""
     peak_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """A case on both paths."""
+class CaseResult:
+    """The timings of both paths on one case."""
 
     suite: str
     label: str
     batch: int
     tokens_per_second: float
     flops: int | None
-    """Floating-point operations of a step, counted on the reference."""
+    """Floating-point operations per step, counted on the reference."""
     fast: Timing
     reference: Timing | None
-    """None where it is the same, was not asked for, or found no memory."""
+    """None if it is the same path, was not requested, or was out of memory."""
 
     @property
     def ratio(self) -> float | None:
@@ -54,20 +54,20 @@ class Result:
 
 
 COUNTED = 4
-"""Sequences that operations of rollouts are counted on: they grow with the batch."""
+"""Batch on which the operations of rollouts are counted; they are proportional to the batch."""
 FAST_STEPS, PLAIN_STEPS = 4, 1
-"""Steps before anything is timed: three as usual and one that captures; the reference needs one."""
+"""Warm-up steps: three and one that captures a graph; the reference needs one."""
 
 
-def measure(case: Case, engine: EngineConfig, seconds: float, reference: bool = True) -> Result:
+def measure(case: Case, engine: EngineConfig, seconds: float, reference: bool = True) -> CaseResult:
     """Time a case for about `seconds` on each path."""
     plain = None
     plain_engine = replace(engine, compile=False, fast=False)
     if reference and differs(engine):
-        with suppress(torch.OutOfMemoryError):  # it keeps more than the fast path does
+        with suppress(torch.OutOfMemoryError):  # it needs more memory than the fast path
             plain = time_case(case, plain_engine, seconds)
     fast = time_case(case, engine, seconds)
-    return Result(
+    return CaseResult(
         suite=case.suite,
         label=case.label,
         batch=case.batch,
@@ -79,7 +79,7 @@ def measure(case: Case, engine: EngineConfig, seconds: float, reference: bool = 
 
 
 def differs(engine: EngineConfig) -> bool:
-    """Whether the fast path is another one."""
+    """Whether the fast path differs from the reference."""
     known = pick_device(engine.device).type in ("cuda", "cpu")
     return engine.compile or (engine.fast and known)
 
@@ -96,7 +96,7 @@ def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
         _wait(run.engine)
         start_up = time.perf_counter() - began
         taken: list[float] = []
-        while _goes_on(taken, seconds):
+        while _continues(taken, seconds):
             began = time.perf_counter()
             step()
             _wait(run.engine)
@@ -107,8 +107,8 @@ def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
     return Timing(seconds=median(taken) / repeats, start_up=start_up, peak_bytes=peak)
 
 
-def _goes_on(taken: list[float], seconds: float) -> bool:
-    """For so many seconds, at least three steps, but no more of them if they take very long."""
+def _continues(taken: list[float], seconds: float) -> bool:
+    """Time for `seconds`, and at least three steps unless they are very slow."""
     if len(taken) < 3:
         return sum(taken) < 3 * seconds
     return sum(taken) < seconds and len(taken) < 500
@@ -118,17 +118,15 @@ def _build(case: Case, engine: EngineConfig) -> Run:
     return Run(replace(case.config, engine=engine), Path("bench"), task=Noise())
 
 
+def _trainer(case: Case, run: Run) -> Trainer:
+    stage = run.config.stages()[case.suite]
+    return Trainer(run.objective(case.suite), stage, run.task, run.engine, seed=0)
+
+
 def _step(case: Case, run: Run, frozen: ExitStack) -> tuple[Callable[[], object], int]:
-    """What is timed, and how many steps of the table's unit it takes; what does not train is
-    frozen."""
+    """The function to time, and how many steps it does; untrained parameters are frozen."""
     if case.suite != "generate":
-        trainer = Trainer(
-            run.objective(case.suite),
-            run.config.stages()[case.suite],
-            run.task,
-            run.engine,
-            seed=0,
-        )
+        trainer = _trainer(case, run)
         frozen.enter_context(trainer.frozen_rest())
         return trainer.train_step, 1
     length = 256 if run.engine.device.type == "cuda" else 16
@@ -144,7 +142,7 @@ def _step(case: Case, run: Run, frozen: ExitStack) -> tuple[Callable[[], object]
 
 
 def _flops(case: Case, engine: EngineConfig) -> int | None:
-    """Counted by torch as the reference runs; a step of generation is a cell and a readout."""
+    """Operations of the reference; a step of generation is a cell step and a readout."""
     _clear()
     config, counted = case.config, case.batch
     if case.suite in ("dmt", "bptt"):
@@ -152,7 +150,7 @@ def _flops(case: Case, engine: EngineConfig) -> int | None:
         stage = replace(config.stages()[case.suite], batch_size=counted)
         config = replace(config, **{case.suite: stage})
     run = _build(replace(case, config=config), engine)
-    # The counter does not know the CPU's fused attention.
+    # torch's counter does not count the CPU's fused attention.
     plain = sdpa_kernel(SDPBackend.MATH) if run.engine.device.type == "cpu" else nullcontext()
     with FlopCounterMode(display=False) as counter, plain, run.engine.autocast():
         if case.suite == "generate":
@@ -161,12 +159,10 @@ def _flops(case: Case, engine: EngineConfig) -> int | None:
                 token = torch.zeros(case.batch, dtype=torch.long, device=run.engine.device)
                 run.rnn.step(memory, token)
         else:
-            objective = run.objective(case.suite)
-            stage = run.config.stages()[case.suite]
-            trainer = Trainer(objective, stage, run.task, run.engine, seed=0)
+            trainer = _trainer(case, run)
             with trainer.frozen_rest():
-                batch = trainer.task.sample(stage.batch_size, trainer.generator)
-                objective(batch, trainer.generator).total.backward()
+                batch = trainer.task.sample(counted, trainer.generator)
+                trainer.objective(batch, trainer.generator).total.backward()
     return counter.get_total_flops() * case.batch // counted
 
 
@@ -180,7 +176,7 @@ def explain_models(size: str, engine: EngineConfig) -> list[str]:
 
 
 def matrix_peak(device: torch.device, seconds: float = 1.0) -> float:
-    """The rate of a large matrix product on random numbers, in FLOP/s: what can be reached."""
+    """The rate of a large matrix product on random numbers, in FLOP/s."""
     size, kind = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
     engine = Engine(EngineConfig(device=str(device)))
@@ -194,7 +190,7 @@ def matrix_peak(device: torch.device, seconds: float = 1.0) -> float:
 
 
 def machine(device: torch.device) -> str:
-    """The device in words, and what runs on it."""
+    """The device and torch's version, in words."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     threads = torch.get_num_threads()
@@ -208,11 +204,11 @@ def _wait(engine: Engine) -> None:
 
 
 def _clear() -> int:
-    """Free what earlier cases held; the bytes that stay."""
+    """Free the memory of earlier cases; returns the bytes still allocated."""
     gc.collect()
     if not torch.cuda.is_available():
         return 0
-    # cuBLAS keeps memory for every stream that it worked on, and a case has streams of its own.
+    # cuBLAS keeps a workspace per stream, and every case has its own streams.
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""What was measured, as a table and a record."""
+"""Benchmark results as tables, a figure and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,48 +12,45 @@ from rich.table import Table
 
 from memtrain.accel.engine import pick_device
 from memtrain.bench.growth import Curves
-from memtrain.bench.measure import Result, Timing, machine
+from memtrain.bench.measure import CaseResult, Timing, machine
 from memtrain.config import EngineConfig
-from memtrain.plotting.style import (
-    COLOURS,
-    legend,
-    log_x_axis,
-    log_y_axis,
-    panels,
-    save,
-)
+from memtrain.plotting.style import COLOURS, legend, log_x_axis, log_y_axis, panels, save
 
 WIDEST = 120
-"""Columns of a terminal that the whole table takes; with fewer it comes in two parts."""
+"""Width of the whole table; a narrower terminal shows it in two parts."""
 RATES = {"TFLOP/s": 1e12, "GFLOP/s": 1e9}
-"""Units of operations per second: whichever suits the machine."""
 PARTS = (
     ("batch", "plain", "fast", "ratio", "start-up"),
     ("tokens/s", *RATES, "peak", "GB, plain", "GB, fast"),
 )
 
 
-def print_results(results: Sequence[Result], peak: float, device: torch.device) -> None:
-    """One line a case; what this machine cannot tell has no column."""
+def print_results(results: Sequence[CaseResult], peak: float, device: torch.device) -> None:
+    """Print one line per case; columns without a value on this machine are omitted."""
     unit = "TFLOP/s" if peak >= 1e12 else "GFLOP/s"
     rows = [_row(result, peak, unit) for result in results]
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file has room
+    if not console.is_terminal:  # a file has no width
         console = Console(highlight=False, width=max(WIDEST, console.width))
     console.print(f"{machine(device)}; a matrix product reaches {peak / RATES[unit]:.3g} {unit}")
     parts = PARTS if console.width < WIDEST else (sum(PARTS, ()),)
     for part in parts:
         columns = [name for name in part if any(row[name] for row in rows)]
-        table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-        table.add_column("", no_wrap=True)
-        for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
+        table = _table("", columns)
         for result, row in zip(results, rows, strict=True):
             table.add_row(result.label, *(row[name] for name in columns))
         console.print(table)
 
 
-def _row(result: Result, peak: float, unit: str) -> dict[str, str]:
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(title, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _row(result: CaseResult, peak: float, unit: str) -> dict[str, str]:
     rate = result.flops / result.fast.seconds if result.flops else None
     reference = result.reference
     return {
@@ -81,8 +78,8 @@ def _gigabytes(timing: Timing | None) -> str:
     return f"{timing.peak_bytes / 1e9:.1f}" if timing and timing.peak_bytes is not None else ""
 
 
-def as_record(results: Sequence[Result], engine: EngineConfig, size: str, peak: float) -> dict:
-    """Everything measured, for JSON."""
+def as_record(results: Sequence[CaseResult], engine: EngineConfig, size: str, peak: float) -> dict:
+    """All measurements, for JSON."""
     return {
         "machine": machine(pick_device(engine.device)),
         "size": size,
@@ -92,59 +89,60 @@ def as_record(results: Sequence[Result], engine: EngineConfig, size: str, peak: 
     }
 
 
-LOOKS: dict[str, dict[str, Any]] = {
+# --------------------------------------------------------------------------------------- growth
+
+LINE_STYLES: dict[str, dict[str, Any]] = {
     "SMT": dict(color=COLOURS[0], marker="o", linewidth=2.2),
     "DMT": dict(color=COLOURS[2], marker="s"),
     "BPTT": dict(color=COLOURS[1], marker="^"),
     "recomputed BPTT": dict(color=COLOURS[4], marker="v", linestyle="--"),
 }
-"""Kinds of steps, coloured as in the figures of the paper."""
-UNITS = {"seconds": ("ms a step", 1e-3, ".3g"), "peak_bytes": ("peak GB", 1e9, ".2f")}
-"""Of the table."""
-AXIS_LABELS = {"seconds": ("seconds a step", 1.0), "peak_bytes": ("peak memory, GB", 1e9)}
+"""By kind of step, coloured as in the paper's figures."""
+UNITS = {"seconds": ("ms per step", 1e-3, ".3g"), "peak_bytes": ("peak GB", 1e9, ".2f")}
+"""Title, unit and format of each measure in the table."""
+AXIS_LABELS = {"seconds": ("seconds per step", 1.0), "peak_bytes": ("peak memory, GB", 1e9)}
 QUIET = "#666666"
 CAPTION_WIDTH = 7.0
-"""Inches that the lines below the panels take."""
+"""Inches that the lines below the panels need."""
 WORDS = {"seconds": "time", "peak_bytes": "memory"}
 
 
 def print_curves(curves: Curves) -> None:
-    """A table of each measure, the powers of the length, and what was left out."""
+    """Print a table per measure, the powers of the length, and the points left out."""
     console = Console(highlight=False)
     console.print(curves.machine)
     for measure in curves.measures:
         title, unit, form = UNITS[measure]
-        table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-        table.add_column(title, no_wrap=True)
-        for step in curves.steps:
-            table.add_column(step, justify="right")
+        table = _table(title, curves.steps)
         for axis in curves.axes:
             lines = {step: dict(curves.line(step, axis, measure)) for step in curves.steps}
+            before: list[float | None] = [None] * len(lines)
             for value in sorted(set().union(*lines.values())):
                 cells = [line.get(value) for line in lines.values()]
-                shown = ["" if cell is None else f"{cell / unit:{form}}" for cell in cells]
+                shown = [
+                    "" if cell is None else "same" if cell == last else f"{cell / unit:{form}}"
+                    for cell, last in zip(cells, before, strict=True)
+                ]
                 table.add_row(f"{axis} {value}", *shown)
+                before = cells
             table.add_section()
         console.print(table)
     for axis in curves.axes:
         console.print(f"against {axis}: {held(curves, axis)}")
-    for line in powers(curves):
-        console.print(line, soft_wrap=True)
-    for line in left_out(curves):
+    for line in powers(curves) + left_out(curves):
         console.print(line, soft_wrap=True)
 
 
 def held(curves: Curves, axis: str) -> str:
-    """What stays as it is while an axis grows."""
-    named = {
-        name: f"{at} {name}" if name == "memory tokens" else f"{name} {at}"
+    """The values of the other axes."""
+    return ", ".join(
+        f"{at} {name}" if name == "memory tokens" else f"{name} {at}"
         for name, at in curves.held.get(axis, {}).items()
-    }
-    return ", ".join(named.values())
+    )
 
 
 def powers(curves: Curves) -> list[str]:
-    """With which power of the length each measure grows, a line each."""
+    """One line per measure: the power of the length with which each kind of step grows."""
     return [
         f"power of the length in {WORDS[measure]}: "
         + ", ".join(f"{step} {slope:.2f}" for step, slope in slopes.items())
@@ -154,23 +152,23 @@ def powers(curves: Curves) -> list[str]:
 
 
 def left_out(curves: Curves) -> list[str]:
-    """What was not timed, a line for each reason and kind of step."""
-    together: dict[tuple[str, str], dict[str, list[str]]] = {}
+    """The points that were not timed: one line per reason and kind of step."""
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for one in curves.left_out:
-        axes = together.setdefault((one.why, one.step), {})
+        axes = groups.setdefault((one.why, one.step), {})
         axes.setdefault(one.axis, []).append(str(one.value))
     return [
         f"left out, {why}: {step} at "
         + "; ".join(f"{axis} {', '.join(values)}" for axis, values in axes.items())
-        for (why, step), axes in together.items()
+        for (why, step), axes in groups.items()
     ]
 
 
 def draw_curves(curves: Curves, path: Path) -> None:
-    """Seconds, and bytes where they are known, against each thing that grows."""
+    """Draw seconds, and bytes where they are known, against each axis."""
     rows, columns = len(curves.measures), len(curves.axes)
-    height = 2.3 + 1.2 / rows  # what stands above and below takes the same room under one row
-    width = max(3.0, CAPTION_WIDTH / columns)  # a run that was stopped may have one axis alone
+    height = 2.3 + 1.2 / rows  # title and legend need the same space with one row
+    width = max(3.0, CAPTION_WIDTH / columns)  # an interrupted benchmark may have a single axis
     figure, grid = panels(rows, columns, width=width, height=height, sharey="row", sharex="col")
     for row, measure in zip(grid, curves.measures, strict=True):
         label, unit = AXIS_LABELS[measure]
@@ -178,28 +176,25 @@ def draw_curves(curves: Curves, path: Path) -> None:
             for step in curves.steps:
                 line = curves.line(step, axis, measure)
                 x, y = [x for x, _ in line], [y / unit for _, y in line]
-                place.plot(x, y, label=step, markersize=5, **LOOKS[step])
+                place.plot(x, y, label=step, markersize=5, **LINE_STYLES[step])
         row[0].set_ylabel(label)
-        numbers = [getattr(point, measure) / unit for point in curves.points]
-        log_y_axis(row[0], numbers)
+        log_y_axis(row[0], [getattr(point, measure) / unit for point in curves.points])
     for column, axis in zip(grid.T, curves.axes, strict=True):
-        values = sorted({point.value for point in curves.points if point.axis == axis})
-        log_x_axis(column[0], values)
+        log_x_axis(column[0], sorted({p.value for p in curves.points if p.axis == axis}))
         column[0].set_title(held(curves, axis), fontsize=8, color=QUIET)
         column[-1].set_xlabel(axis)
     figure.suptitle(f"A training step on {curves.machine}", fontsize=10)
     legend(figure, grid[0, 0])
-    # Of the legend, so that room is made for both.
+    # The caption is the legend's title, so that the layout reserves space for it.
     figure.legends[0].set_title("\n".join(_caption(curves)))
     figure.legends[0].get_title().set(fontsize=8, color=QUIET, multialignment="center")
     save(figure, path)
 
 
 def _caption(curves: Curves) -> list[str]:
-    """What the panels do not say."""
     windows = f"windows of {curves.window} tokens"
-    said = [f"SMT takes {windows} whatever the length, so that its step is timed once for all."]
+    line = f"SMT uses {windows} at every length, so that its step is timed only once."
     if curves.left_out:
-        asked = len(curves.points) + len(curves.left_out)
-        said[0] += f" {len(curves.left_out)} of {asked} points were left out."
-    return said + powers(curves)
+        total = len(curves.points) + len(curves.left_out)
+        line += f" {len(curves.left_out)} of {total} points were left out."
+    return [line, *powers(curves)]

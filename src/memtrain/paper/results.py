@@ -1,7 +1,6 @@
 """setup.json and results.jsonl of a sweep's folder, validated as untrusted files."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -9,14 +8,7 @@ from typing import Any
 
 from memtrain.config.validation import check_device
 from memtrain.errors import MemtrainError
-from memtrain.files import (
-    open_append,
-    parse_json,
-    read_bytes,
-    read_text,
-    refuse_links,
-    write_atomic,
-)
+from memtrain.files import JsonLines, parse_json, read_text, refuse_links, write_atomic
 from memtrain.paper import is_figure
 from memtrain.paper.base import SCALES, TOY_DATA, Experiment, Job, Result, Scale
 
@@ -106,6 +98,7 @@ class ResultsFile:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "results.jsonl"
+        self.lines = JsonLines(self.path, MAX_RESULTS_BYTES)
 
     def read(self) -> list[Result]:
         """All complete lines, in order; a last line truncated by a crash is ignored.
@@ -113,45 +106,25 @@ class ResultsFile:
         Raises:
             MemtrainError: a line is damaged; the message names it.
         """
-        lines = self._content().split(b"\n")[:-1]
-        return [self._result(number, line) for number, line in enumerate(lines, start=1)]
+        results = []
+        for number, plain in enumerate(self.lines.read(), start=1):
+            try:
+                results.append(checked_result(plain))
+            except MemtrainError as error:
+                raise MemtrainError(f"{self.path}: line {number}: damaged: {error}") from None
+        return results
 
     def by_id(self) -> dict[ResultId, Result]:
         """All results by `id_of`."""
         return {id_of(result): result for result in self.read()}
 
-    def _content(self) -> bytes:
-        try:
-            return read_bytes(self.path, MAX_RESULTS_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
-
-    def _result(self, number: int, line: bytes) -> Result:
-        place = f"{self.path}: line {number}"
-        try:
-            plain = parse_json(line.decode(), place)
-        except UnicodeDecodeError as error:
-            raise MemtrainError(f"{place}: not UTF-8 text ({error})") from None
-        try:
-            return checked_result(plain)
-        except MemtrainError as error:
-            raise MemtrainError(f"{place}: damaged: {error}") from None
-
     def append(self, result: Result) -> None:
         refuse_links(self.path, self.folder)
-        with open_append(self.path) as file:
-            file.write(json.dumps(asdict(result)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self.lines.append(asdict(result), durable=True)
 
     def repair(self) -> None:
         """Remove a last line truncated by a crash."""
-        if not self.path.exists():
-            return
-        whole = self._content().rfind(b"\n") + 1
-        refuse_links(self.path, self.folder)
-        with open_append(self.path) as file:
-            os.ftruncate(file.fileno(), whole)
+        self.lines.truncate()
 
 
 def id_of(result: Result) -> ResultId:
