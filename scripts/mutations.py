@@ -472,7 +472,7 @@ MUTATIONS = [
         "files.py",
         "return begin + at + 1",
         "return begin + at",
-        ("training/test_progress.py",),
+        ("test_files.py", "training/test_progress.py"),
         "the last line before a checkpoint loses its end",
     ),
     Mutation(
@@ -794,7 +794,7 @@ MUTATIONS = [
     Mutation(
         "json-strict",
         "config/serialize.py",
-        "isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted)",
+        "not isinstance(value, accepted) or boolean not in (None, isinstance(value, bool))",
         "False",
         CONFIG,
         "a text is taken for a number",

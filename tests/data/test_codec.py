@@ -34,13 +34,13 @@ def test_a_prompt_of_tokens_is_written_as_they_are_shown():
     ("spelling", "prompt", "message"),
     [
         (TEXT, "", "prompt='': must hold a character"),
-        (TEXT, "cab", "'b' is not in the text that the model learned from"),
-        (TEXT, "caf\u00e8", "'è' is not in the text"),
-        (PICTURE, "3", "prompt='3': this model writes pictures; complete one with --image"),
-        (TOKENS, "a", "prompt='a': this model writes tokens; must be numbers of 0..8"),
-        (TOKENS, "1 9", "must be numbers of 0..8"),
-        (TOKENS, "-1", "must be numbers of 0..8"),
-        (TOKENS, " ", "must be numbers of 0..8"),
+        (TEXT, "cab", "'b' does not occur in the training text"),
+        (TEXT, "caf\u00e8", "'è' does not occur"),
+        (PICTURE, "3", "prompt='3': this model generates images; complete one with --image"),
+        (TOKENS, "a", "prompt='a': this model generates tokens; must be numbers 0..8"),
+        (TOKENS, "1 9", "must be numbers 0..8"),
+        (TOKENS, "-1", "must be numbers 0..8"),
+        (TOKENS, " ", "must be numbers 0..8"),
     ],
 )
 def test_a_bad_prompt_is_one_line(spelling: TokenCodec, prompt: str, message: str):
@@ -75,9 +75,9 @@ def test_images_that_are_none_are_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(MemtrainError, match="pipe.png: is not a regular file"):
         PICTURE.encode_image(tmp_path / "pipe.png")
-    with pytest.raises(MemtrainError, match="writes text; begin one with --prompt"):
+    with pytest.raises(MemtrainError, match="generates text; begin one with --prompt"):
         TEXT.encode_image(tmp_path / "bad.png")
-    with pytest.raises(MemtrainError, match="no pictures"):
+    with pytest.raises(MemtrainError, match="are not images"):
         TOKENS.decode_images(np.zeros((1, 2), np.int64))
 
 
@@ -183,5 +183,5 @@ def test_what_is_no_utf8_is_replaced():
 
 @pytest.mark.parametrize("token", [256, -1])
 def test_what_is_no_byte_is_refused(token: int):
-    with pytest.raises(MemtrainError, match="are no text"):
+    with pytest.raises(MemtrainError, match="are not text"):
         decode_text(np.array([65, token]))

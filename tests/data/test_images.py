@@ -1,4 +1,4 @@
-"""Copies of pictures: mirrored and moved."""
+"""Data augmentation: horizontal flips and shifts."""
 
 from pathlib import Path
 
@@ -27,19 +27,19 @@ def sketches(folder: Path, count: int) -> Path:
     return save(folder / "raw", [f"cat/n{photo:03d}_7-1.png" for photo in range(count)], 64)
 
 
-def test_without_copies_there_is_the_picture_alone():
-    (only,) = Augmentation().of(GRAY)
+def test_without_augmentation_the_image_is_unchanged():
+    (only,) = Augmentation().apply(GRAY)
     assert np.array_equal(only, GRAY) and Augmentation().count == 1
 
 
 def test_a_mirror_exchanges_left_and_right():
-    same, mirrored = Augmentation(mirror=True).of(GRAY)
+    same, mirrored = Augmentation(mirror=True).apply(GRAY)
     assert np.array_equal(same, GRAY)
     assert np.array_equal(mirrored[0], [[3, 2, 1, 0], [7, 6, 5, 4], [11, 10, 9, 8]])
 
 
-def test_pictures_move_in_eight_directions_and_the_border_is_repeated():
-    copies = list(Augmentation(shift=1).of(GRAY))
+def test_images_shift_in_eight_directions_and_the_border_is_repeated():
+    copies = list(Augmentation(shift=1).apply(GRAY))
     assert len(copies) == Augmentation(shift=1).count == 9
     assert np.array_equal(copies[0], GRAY)
     assert len({copy.tobytes() for copy in copies}) == 9
@@ -50,7 +50,7 @@ def test_pictures_move_in_eight_directions_and_the_border_is_repeated():
 
 
 def test_both_give_all_pairs():
-    copies = list(Augmentation(mirror=True, shift=2).of(GRAY))
+    copies = list(Augmentation(mirror=True, shift=2).apply(GRAY))
     assert len(copies) == Augmentation(mirror=True, shift=2).count == 18
 
 
@@ -60,7 +60,7 @@ def test_both_give_all_pairs():
         ({"shift": -1}, "shift=-1: must be at least 0 pixels"),
         ({"shift": 1.5}, "shift=1.5: must be a whole number"),
         ({"mirror": 2}, "mirror=2: must be true or false"),
-        ({"shift": 64}, "shift=64: pictures have 64x64"),
+        ({"shift": 64}, "shift=64: images have 64x64"),
     ],
 )
 def test_copies_that_cannot_be_are_refused(tmp_path: Path, options: dict, said: str):
@@ -77,7 +77,7 @@ def test_only_what_is_learned_from_has_copies(tmp_path: Path):
     assert many.splits["train"].documents == 18 * plain.splits["train"].documents
     assert np.array_equal(many.tokens("test"), plain.tokens("test"))
     assert np.array_equal(many.tokens("train")[: len(plain.tokens("train"))], plain.tokens("train"))
-    assert many.meta.notes[-1] == "train holds 18 copies of a picture: mirrored and moved by 1"
+    assert many.meta.notes[-1] == "train holds 18 variants of each image: mirrored and shifted by 1"
 
 
 def test_images_of_yours_have_them_too(tmp_path: Path):

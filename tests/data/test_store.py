@@ -210,7 +210,7 @@ def test_a_store_is_replaced_only_when_asked(folder: Path):
 def test_nothing_but_a_store_is_ever_replaced(tmp_path: Path, folder: Path):
     (folder / "thesis.txt").write_text("ten years")
     said = refusal(lambda: write_store(folder, meta(), SPLITS, overwrite=True))
-    assert "holds something else" in said and (folder / "thesis.txt").exists()
+    assert "holds other files" in said and (folder / "thesis.txt").exists()
     (tmp_path / "file").write_text("")
     said = refusal(lambda: write_store(tmp_path / "file", meta(), SPLITS, overwrite=True))
     assert "is a file" in said
@@ -253,7 +253,7 @@ def test_the_old_store_comes_back_if_the_new_one_cannot_be_placed(folder: Path, 
 
 def test_drafts_that_nobody_has_written_to_for_long_are_cleared(tmp_path: Path, monkeypatch):
     left = [".draft-toy-0123456789ab", ".draft-other-0123456789ab-old", ".draft-toy-4711"]
-    kept = [".draft-toy-notes", ".draft-toy-ba9876543210"]  # named otherwise; holds something else
+    kept = [".draft-toy-notes", ".draft-toy-ba9876543210"]  # named otherwise; holds other files
     for name in left + kept:
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.bin").write_bytes(b"half")
@@ -355,7 +355,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
     assert "File name too long" in said
 
 
-def test_of_two_processes_that_write_one_store_the_second_waits_and_is_told(tmp_path: Path, capfd):
+def test_of_two_processes_that_write_one_store_the_second_waits_and_logs_it(tmp_path: Path, caplog):
     said = []
 
     def second() -> None:
@@ -365,17 +365,17 @@ def test_of_two_processes_that_write_one_store_the_second_waits_and_is_told(tmp_
             said.append(str(error))
 
     thread = threading.Thread(target=second)
-    with store_writer.alone(tmp_path / "toy"):
+    with store_writer.store_lock(tmp_path / "toy"):
         thread.start()
-        while not (told := capfd.readouterr().err):
+        while not caplog.messages:
             time.sleep(0.01)
         assert not (tmp_path / "toy").exists()
         (tmp_path / "toy").mkdir()
         write_store(tmp_path / "made", meta(name="first"), SPLITS)
         (tmp_path / "made").rename(tmp_path / "toy")
     thread.join(timeout=60)
-    line = rf"waiting for another process that prepares \S+toy \(process {os.getpid()} on \S+\)\n"
-    assert re.fullmatch(line, told)
+    line = rf"waiting for another process that prepares \S+toy \(process {os.getpid()} on \S+\)"
+    assert re.fullmatch(line, caplog.messages[0])
     assert said and "is prepared already" in said[0]
     assert open_store(tmp_path / "toy", verify=True).meta.name == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]

@@ -21,13 +21,13 @@ from memtrain.data.prepare import prepare_path, prepare_text, prepare_tokens
 from memtrain.data.store import Split, StoreMeta, open_store
 from memtrain.data.store_writer import write_store
 from memtrain.data.stream import (
-    LONG,
-    Offsets,
+    LONG_DOCUMENT,
     StreamTask,
-    beginnings,
-    of_long_documents,
-    spread_out,
-    spread_out_beside,
+    WindowSampler,
+    document_begins,
+    has_few_long_documents,
+    make_distinct,
+    make_distinct_from,
 )
 from memtrain.data.task import build_task, check_task
 from memtrain.errors import MemtrainError
@@ -157,11 +157,11 @@ def test_a_path_that_holds_nothing_is_named(tmp_path: Path):
 
 def test_pictures_held_out_are_whole_and_not_trained_on(pictures: Path):
     task = StreamTask.from_config(Stream(path=str(pictures), evaluate_length=20))
-    found = task.held_out_pictures(100, seeded())
+    found = task.held_out_images(100, seeded())
     assert found is not None
     test = np.array(task.store.tokens("test")).reshape(-1, 36)
     assert sorted(found.tolist()) == sorted(test.tolist())
-    one = task.held_out_pictures(1, seeded())
+    one = task.held_out_images(1, seeded())
     assert one is not None and len(one) == 1
 
 
@@ -173,7 +173,7 @@ def test_a_model_begins_as_documents_begin(tmp_path: Path, text: StreamTask):
     many = StreamTask.from_config(Stream(path=str(tmp_path / "many"), evaluate_length=8))
     assert many.spelling is not None and many.spelling.start_token == ord("O")
     assert many.windows(4).spelling is many.spelling
-    assert text.held_out_pictures(1, seeded()) is None
+    assert text.held_out_images(1, seeded()) is None
 
 
 @pytest.mark.parametrize("encoder", ["bidirectional", "causal"])
@@ -452,9 +452,9 @@ TOKENS = 20
 CPU = torch.device("cpu")
 
 
-def make(size: int, cross: bool, begins: list[int] | None = None) -> Offsets:
+def make(size: int, cross: bool, begins: list[int] | None = None) -> WindowSampler:
     given_begins = None if begins is None else np.array(begins, np.int64)
-    return Offsets(STARTS, TOKENS, size, cross, CPU, given_begins)
+    return WindowSampler(STARTS, TOKENS, size, cross, CPU, given_begins)
 
 
 PLACES = [
@@ -501,7 +501,7 @@ def test_no_window_comes_twice_while_there_are_others(cross, lengths, size, coun
     starts = np.cumsum([0, *lengths[:-1]])
     if size > (tokens if cross else max(lengths)):
         return
-    offsets = Offsets(starts, tokens, size, cross, CPU)
+    offsets = WindowSampler(starts, tokens, size, cross, CPU)
     starting = min(starting, count)
     drawn = offsets.draw(count, seeded(seed), starting).tolist()
     ends = [*starts[1:], tokens]
@@ -520,7 +520,7 @@ def test_no_window_comes_twice_while_there_are_others(cross, lengths, size, coun
 
 def test_draws_that_are_distinct_stay_as_they_are():
     """So batches of a corpus that is not tiny are what uniform draws give, nearly always."""
-    offsets = Offsets(np.arange(0, 10**6, 100), 10**6, 50, True, CPU)
+    offsets = WindowSampler(np.arange(0, 10**6, 100), 10**6, 50, True, CPU)
     places = torch.randint(10**6 - 49, (64,), generator=(chance := seeded(3)))
     starts = torch.randint(10**4, (16,), generator=chance) * 100
     expected = torch.cat([starts, places[16:]])
@@ -532,7 +532,7 @@ def test_draws_that_are_distinct_stay_as_they_are():
 def test_every_number_is_exactly_as_likely_in_every_row(count, size):
     """Over all draws there are, each equally likely."""
     drawn = torch.tensor(list(product(range(size), repeat=count)))
-    spread = torch.stack([spread_out(row, size) for row in drawn])
+    spread = torch.stack([make_distinct(row, size) for row in drawn])
     assert all(len(set(row)) == count for row in spread.tolist())
     for column in spread.T:
         assert torch.bincount(column, minlength=size).tolist() == [len(drawn) // size] * size
@@ -545,7 +545,7 @@ def test_numbers_beside_taken_ones_are_free_and_distinct(data):
     below = st.integers(0, size - 1)
     drawn = data.draw(st.lists(below, min_size=1, max_size=size - len(taken)))
     rows = torch.tensor(drawn), torch.tensor(taken, dtype=torch.long)
-    found = spread_out_beside(*rows, size).tolist()
+    found = make_distinct_from(*rows, size).tolist()
     assert len({*found, *taken}) == len(found) + len(taken) and max(found) < size
     if len({*drawn, *taken}) == len(drawn) + len(taken):
         assert found == drawn
@@ -556,8 +556,8 @@ def test_numbers_beside_taken_ones_are_free_and_distinct(data):
 
 def begins(content: bytes, starts: list[int], rows: int, **kind: bool) -> list[int]:
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    kind = {"text": True, "pictures": False, **kind}
-    return beginnings(np.array(starts), tokens, rows, **kind).tolist()
+    kind = {"text": True, "images": False, **kind}
+    return document_begins(np.array(starts), tokens, rows, **kind).tolist()
 
 
 def test_of_many_documents_the_starts_are_beginnings():
@@ -572,7 +572,7 @@ def test_of_one_text_every_line_is_a_beginning_with_the_line_end_before_it():
 def test_of_fewer_documents_than_rows_lines_are_beginnings_too_or_rows_are_fewer():
     assert begins(b"ab\ncd\nef\ngh", [0, 6], 4) == [0, 2, 5, 6, 8]
     assert begins(b"abcdefghijk", [0, 6], 4) == [0, 6]
-    assert begins(b"abcdefghijk", [0, 6], 4, text=False, pictures=True) == [0, 6]
+    assert begins(b"abcdefghijk", [0, 6], 4, text=False, images=True) == [0, 6]
 
 
 def test_a_stream_without_lines_begins_anywhere():
@@ -581,21 +581,21 @@ def test_a_stream_without_lines_begins_anywhere():
 
 
 def test_a_handful_of_long_documents_is_not_begun_over_and_over(monkeypatch):
-    monkeypatch.setattr(module, "LONG", 6)
+    monkeypatch.setattr(module, "LONG_DOCUMENT", 6)
     books = b"title\n" + b"x" * 9 + b"\nmore\n" + b"y" * 9 + b"\n"
     assert begins(books, [0, 16], 2) == [0, 5, 15, 16, 20, 30]
     assert begins(books.replace(b"\n", b" "), [0, 16], 2) == []
     assert begins(books, [0, 16], 2, text=False) == []
-    assert begins(books, [0, 16], 2, text=False, pictures=True) == [0, 16]
+    assert begins(books, [0, 16], 2, text=False, images=True) == [0, 16]
     assert begins(b"title\n" + b"x" * 80, [0], 2) == []  # one line of two is not worth it either
-    monkeypatch.setattr(module, "HANDFUL", 2)
+    monkeypatch.setattr(module, "FEW_DOCUMENTS", 2)
     assert begins(books, [0, 16], 2) == [0, 16]
 
 
 def test_stories_and_pictures_are_not_long_documents():
-    assert not of_long_documents(np.arange(0, 900 * 500, 900), 900 * 500)
-    assert not of_long_documents(np.arange(0, 784 * 60, 784), 784 * 60)
-    assert of_long_documents(np.array([0, 10]), 3 * LONG)
+    assert not has_few_long_documents(np.arange(0, 900 * 500, 900), 900 * 500)
+    assert not has_few_long_documents(np.arange(0, 784 * 60, 784), 784 * 60)
+    assert has_few_long_documents(np.array([0, 10]), 3 * LONG_DOCUMENT)
 
 
 # -------------------------------------------------------------------------------------- rest
@@ -608,12 +608,12 @@ def test_windows_that_no_document_holds_are_refused_in_words():
 
 def test_a_generator_may_live_elsewhere_than_the_stream():
     """ "meta" stands for a GPU."""
-    offsets = Offsets(np.array([0, 10]), 30, 5, True, torch.device("meta"))
+    offsets = WindowSampler(np.array([0, 10]), 30, 5, True, torch.device("meta"))
     generator = torch.Generator().manual_seed(0)
     assert offsets.draw(3, generator, 1).device.type == "meta"
 
 
 def test_drawing_makes_no_decision_on_the_host():
     """Which a CUDA graph could not replay: on "meta", a tensor has no values to decide by."""
-    offsets = Offsets(np.arange(0, 90, 10), 100, 5, False, torch.device("meta"))
+    offsets = WindowSampler(np.arange(0, 90, 10), 100, 5, False, torch.device("meta"))
     assert offsets.draw(40, seeded(), 6).shape == (40,)

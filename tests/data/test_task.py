@@ -41,7 +41,7 @@ def refusal(task):
 
 
 def test_the_docstrings_example_keeps_the_contract():
-    _, example = (Task.__doc__ or "").split("writes `sample`:\n")
+    _, example = (Task.__doc__ or "").split("implements `sample`:\n")
     names = {"Task": Task, "Batch": Batch, "torch": torch}
     exec(textwrap.dedent(example), names)
     parity = names["Parity"]()  # pyright: ignore[reportCallIssue]
@@ -172,7 +172,7 @@ class Rare(Task):
 
 def test_a_task_that_asks_nothing_is_refused():
     assert refusal(Rare(every=1000)) == (
-        "Rare.sample(256): all targets are IGNORE_INDEX (-100), so nothing is asked; "
+        "Rare.sample(256): all targets are IGNORE_INDEX (-100), so there is nothing to learn; "
         "at least one must be in 0..3"
     )
 
@@ -259,9 +259,19 @@ class Choosy:
     ("options", "said"),
     [({}, "KeyError: 'size 0'"), ({"width": 3}, "TypeError: .*unexpected keyword argument")],
 )
-def test_a_task_of_the_users_that_cannot_be_made_is_told_in_words(monkeypatch, options, said):
+def test_a_user_task_that_cannot_be_built_is_one_line(monkeypatch, options, said):
     module = types.ModuleType("choosy")
     module.__dict__["Choosy"] = Choosy
     monkeypatch.setitem(sys.modules, "choosy", module)
-    with pytest.raises(MemtrainError, match=f"data.path=choosy:Choosy: its making fails: {said}"):
+    with pytest.raises(MemtrainError, match=f"data.path=choosy:Choosy: cannot be built: {said}"):
         build_task(Custom(path="choosy:Choosy", options=options))
+
+
+def test_the_old_name_of_held_out_images_still_works():
+    class Old(Constant):
+        def held_out_pictures(self, count, generator):
+            return torch.zeros(count, 4, dtype=torch.long)
+
+    with pytest.warns(DeprecationWarning, match="held_out_images"):
+        task = check_task(Old(zeros(3, 5)))
+    assert task.held_out_images(2, torch.Generator()).shape == (2, 4)

@@ -169,7 +169,7 @@ def _originals(model: Any, options: Generate) -> "np.ndarray | None":
     if not hasattr(model, "task"):
         raise MemtrainError("--given: a pretrained model holds no images; complete --image FILE")
     generator = torch.Generator().manual_seed(options.seed)
-    images = model.task.held_out_pictures(options.count or 16, generator)
+    images = model.task.held_out_images(options.count or 16, generator)
     assert images is not None
     if options.count and len(images) < options.count:
         print(f"only {len(images)} images are held out", file=sys.stderr)

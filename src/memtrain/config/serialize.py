@@ -87,16 +87,18 @@ def _converter() -> Any:
     import cattrs  # not needed to print help
     from cattrs.gen import make_dict_structure_fn
 
-    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter = cattrs.Converter()
 
     def make_object(cls: type) -> Any:
         fill = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
         return lambda value, kind: fill(_require(value, dict, "a JSON object"), kind)
 
     def make_tuple(value: Any, kind: Any) -> tuple:
+        _require(value, list | tuple, "a list")
         kinds = get_args(kind)
-        kinds = kinds[:1] * len(_require(value, list | tuple, "a list")) if ... in kinds else kinds
-        _require(value, list | tuple if len(value) == len(kinds) else (), f"{len(kinds)} values")
+        kinds = kinds[:1] * len(value) if ... in kinds else kinds
+        if len(value) != len(kinds):
+            raise TypeError(f"={value!r}: must be {len(kinds)} values")
         return tuple(map(converter.structure, value, kinds))
 
     def make_scalar(kind: type, accepted: Any, rule: str) -> Any:
@@ -118,7 +120,7 @@ def _converter() -> Any:
 
 
 def _require(value: Any, accepted: Any, rule: str, boolean: bool | None = False) -> Any:
-    """Return a value of an accepted type; True and False count as numbers only if `boolean`."""
+    """Return a value of an accepted type; by default not True or False."""
     if not isinstance(value, accepted) or boolean not in (None, isinstance(value, bool)):
         raise TypeError(f"={value!r}: must be {rule}")
     return value

@@ -25,11 +25,11 @@ _BLOCK = 2**24
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text as tokens."""
+    """A text as tokens, and what was dropped or kept."""
 
     tokens: UInt8[np.ndarray, " N"]
     starts: Int64[np.ndarray, " K"]
-    """Where each document starts."""
+    """The start of each document."""
     dropped_characters: int
     dropped_bytes: int
     kept_bytes: int
@@ -39,14 +39,12 @@ class EncodedText:
 def encode_text(
     raw: bytes | bytearray, mode: str = "bytes", *, separator: bool = False
 ) -> EncodedText:
-    """Turn a text into tokens. It takes little more memory than the text and the tokens.
+    """Encode a text as tokens, in little more memory than the text and the tokens.
 
     Args:
         raw: UTF-8, or anything else in mode "bytes".
-        mode: "bytes" keeps every byte of every document, "ascii" drops characters beyond ASCII,
-            as the paper does.
-        separator: put token 0 between documents; without it they follow one another directly,
-            as in the paper.
+        mode: "bytes" keeps every byte, "ascii" drops non-ASCII characters, as the paper does.
+        separator: put token 0 between documents; the paper joins them directly.
     """
     if mode not in TEXT_MODES:
         raise MemtrainError(f"mode={mode!r}: {did_you_mean(mode, TEXT_MODES)}")
@@ -81,39 +79,39 @@ def encode_text(
 
 
 def _count_from(raw: bytes | bytearray, code: int) -> int:
-    """How many bytes are at least so high."""
+    """Count the bytes that are at least `code`."""
     whole = np.frombuffer(raw, np.uint8)
     parts = (whole[start : start + _BLOCK] for start in range(0, len(whole), _BLOCK))
     return sum(int((part >= code).sum()) for part in parts)
 
 
 def decode_text(tokens: Integer[np.ndarray, " N"]) -> str:
-    """The text that tokens spell; what is no UTF-8 becomes U+FFFD."""
+    """Decode tokens as UTF-8; invalid bytes become U+FFFD."""
     if tokens.size and not (tokens.min() >= 0 and tokens.max() < TEXT_VOCAB):
         raise MemtrainError(
-            f"tokens {tokens.min()}..{tokens.max()} are no text: must be 0..{TEXT_VOCAB - 1}"
+            f"tokens {tokens.min()}..{tokens.max()} are not text: must be 0..{TEXT_VOCAB - 1}"
         )
     return tokens.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCodec:
-    """All that generation asks of the data: it goes with the weights of a pretrained model."""
+    """The meaning of a data set's tokens; saved with the weights, for generation."""
 
     vocab_size: int
     start_token: int
-    """What is read before the first written token."""
+    """The token that is read before the first generated one."""
     start_written: bool = True
-    """Whether the start token is part of what is written; else it is a mark of its own, which
-    stands before every prompt and is never written."""
+    """Whether the start token is part of the output; if not, it is a special token that precedes
+    every prompt and is never generated."""
     text: bool = False
     """Whether tokens are the bytes of a text."""
     picture: ImageFormat | None = None
-    """How a sequence spells a picture, if it does."""
+    """The format of images, if sequences are images."""
     dark_ink: bool = False
     """Whether a higher grey level is darker."""
     alphabet: tuple[int, ...] = ()
-    """The tokens that the training text holds (text only)."""
+    """The tokens that occur in the training text (text only)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_token < self.vocab_size:
@@ -123,29 +121,31 @@ class TokenCodec:
 
     @property
     def writable(self) -> int:
-        """Only tokens below this number may be written."""
+        """Only tokens below this number may be generated."""
         return self.vocab_size if self.start_written else self.start_token
 
     def encode_text(self, prompt: str) -> Int64[np.ndarray, " P"]:
-        """A prompt as tokens; of a model that writes neither text nor pictures, its numbers.
+        """Encode a prompt: text, or token numbers if the model generates neither text nor images.
 
         Raises:
-            MemtrainError: the model writes pictures, or a character is none that it ever read.
+            MemtrainError: the model generates images, or never saw one of the characters.
         """
         if self.picture:
             raise MemtrainError(
-                f"prompt={_brief(prompt)}: this model writes pictures; complete one with "
+                f"prompt={_brief(prompt)}: this model generates images; complete one with "
                 "--image FILE"
             )
         if not self.text:
             return self._read_numbers(prompt)
         if not prompt:
-            raise MemtrainError("prompt='': must hold a character; leave it off to begin freely")
+            raise MemtrainError(
+                "prompt='': must hold a character; leave it off to start without one"
+            )
         for character in prompt:
             if self.alphabet and not set(character.encode()) <= set(self.alphabet):
                 raise MemtrainError(
-                    f"prompt={_brief(prompt)}: {character!r} is not in the text that the model "
-                    "learned from; leave it out"
+                    f"prompt={_brief(prompt)}: {character!r} does not occur in the training "
+                    "text; leave it out"
                 )
         return np.frombuffer(prompt.encode(), np.uint8).astype(np.int64)
 
@@ -155,32 +155,32 @@ class TokenCodec:
             word.isdecimal() and len(word) < 9 and int(word) < self.writable for word in words
         ):
             raise MemtrainError(
-                f"prompt={_brief(prompt)}: this model writes tokens; must be numbers of "
-                f"0..{self.writable - 1} with spaces between them"
+                f"prompt={_brief(prompt)}: this model generates tokens; must be "
+                f"numbers 0..{self.writable - 1} separated by spaces"
             )
         return np.array([int(word) for word in words], np.int64)
 
     def encode_image(self, path: Path) -> Int64[np.ndarray, " L"]:
-        """An image file as the tokens of one picture, resized to the data's size."""
-        picture = self.picture
-        if picture is None:
+        """Encode an image file as tokens, resized to the data's size."""
+        image = self.picture
+        if image is None:
             what = "text; begin one with --prompt" if self.text else "tokens"
-            raise MemtrainError(f"image={path}: this model writes {what}")
-        from memtrain.data.prepare.image_files import read_image  # imports this room
+            raise MemtrainError(f"image={path}: this model generates {what}")
+        from memtrain.data.prepare.image_files import read_image  # which imports this module
 
-        gray = read_image(path, (picture.height, picture.width))
+        gray = read_image(path, (image.height, image.width))
         gray = 255 - gray if self.dark_ink else gray
-        tokens = encode_images(gray[None], levels=picture.levels, patch=picture.patch)
+        tokens = encode_images(gray[None], levels=image.levels, patch=image.patch)
         return tokens[0].astype(np.int64)
 
     def decode_text(self, tokens: Integer[np.ndarray, " N"]) -> str:
-        """What a person reads: the text, or the tokens as numbers."""
+        """The text, or the tokens as numbers."""
         return decode_text(tokens) if self.text else " ".join(map(str, tokens.tolist()))
 
     def decode_images(self, tokens: Integer[np.ndarray, "N L"]) -> UInt8[np.ndarray, "N H W"]:
-        """Grey pictures, 0 black."""
+        """Grey images, 0 black."""
         if self.picture is None:
-            raise MemtrainError("these tokens spell no pictures")
+            raise MemtrainError("these tokens are not images")
         gray = decode_images(tokens, self.picture)
         return 255 - gray if self.dark_ink else gray
 

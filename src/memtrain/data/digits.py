@@ -1,4 +1,4 @@
-"""Images as sequences of pixels, and back."""
+"""The 8x8 digits of scikit-learn, as sequences of pixels."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ SIDE, LEVELS = 8, 17
 
 
 class DigitsTask(Task):
-    """The 8x8 digits that come with scikit-learn. Their writers' order is shuffled once."""
+    """Digits in a fixed shuffled order, because the original one is grouped by writer."""
 
     vocab_size = LEVELS + 1
     sequence_length = SIDE * SIDE
@@ -43,10 +43,10 @@ class DigitsTask(Task):
         return self._batch(self.train_images[chosen])
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        """Test images without repetition, all of them if more are asked for."""
-        return self._batch(self.held_out_pictures(count, generator))
+        """Distinct test images, at most all of them."""
+        return self._batch(self.held_out_images(count, generator))
 
-    def held_out_pictures(self, count: int, generator: torch.Generator) -> Int[Tensor, "B 64"]:
+    def held_out_images(self, count: int, generator: torch.Generator) -> Int[Tensor, "B 64"]:
         order = torch.randperm(len(self.test_images), generator=generator)
         return self.test_images[order[:count]]
 

@@ -1,4 +1,4 @@
-"""Images as tokens and back, and data augmentation (horizontal flips and shifts)."""
+"""Images as tokens and back, and data augmentation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,18 +9,17 @@ from jaxtyping import Integer, UInt8, UInt16
 from memtrain.errors import MemtrainError
 
 MAX_TOKENS = 2**16
-"""What 16 bits can name: 4x4 pixels of 2 levels, or 2x2 pixels of 16."""
+"""Tokens of 16 bits: 4x4 pixels of 2 levels, or 2x2 pixels of 16."""
 MAX_PATCH = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFormat:
-    """How the pictures of a data set are spelled.
+    """How the images of a data set are encoded as tokens.
 
     With more than two levels a pixel is a grey level, 0 black. With two levels it is ink, 1 dark
-    and 0 light. A token is a pixel, or a patch x patch square of them: written in base `levels`,
-    it is the square read left to right and top to bottom, so the first (highest) digit is the
-    top left.
+    and 0 light. A token is a pixel, or a patch x patch square of pixels: a number in base
+    `levels`, whose digits are the pixels in raster order, the top left one first (highest).
     """
 
     height: int
@@ -41,11 +40,11 @@ class ImageFormat:
         if self.vocab_size > MAX_TOKENS:
             raise MemtrainError(
                 f"levels={self.levels} with patch={self.patch}: {self.vocab_size:,} tokens, at "
-                f"most {MAX_TOKENS:,} can be told apart; set levels=2 or a smaller patch"
+                f"most {MAX_TOKENS:,} are possible; set levels=2 or a smaller patch"
             )
         if self.height % self.patch or self.width % self.patch:
             raise MemtrainError(
-                f"patch={self.patch}: must divide the picture, {self.height}x{self.width} "
+                f"patch={self.patch}: must divide the image, {self.height}x{self.width} "
                 "(height x width); choose another size"
             )
 
@@ -55,7 +54,7 @@ class ImageFormat:
 
     @property
     def length(self) -> int:
-        """Tokens of one picture."""
+        """Tokens per image."""
         return (self.height // self.patch) * (self.width // self.patch)
 
 
@@ -66,74 +65,67 @@ def encode_images(
     patch: int = 1,
     threshold: int | None = None,
 ) -> UInt8[np.ndarray, "N L"] | UInt16[np.ndarray, "N L"]:
-    """Spell grey pictures as tokens; see `Picture` for what a token means.
+    """Encode grey images as tokens; see `ImageFormat`.
 
     Args:
         gray: 0 is black.
-        levels: 2 binarises, 256 keeps every grey level, others take the nearest of `levels` greys.
+        levels: 2 binarises, 256 keeps every grey level, others round to the nearest level.
         patch: side of the squares of pixels that make one token.
-        threshold: with two levels only: darker than this is ink; 128 unless given.
+        threshold: with two levels only: darker pixels are ink; 128 by default.
     """
     count, height, width = gray.shape
-    picture = ImageFormat(height=height, width=width, levels=levels, patch=patch)
+    image = ImageFormat(height=height, width=width, levels=levels, patch=patch)
     if levels > 2:
         if threshold is not None:
             raise MemtrainError(f"threshold={threshold} with levels={levels}: only for levels=2")
-        did_you_mean = np.rint(np.arange(256) * ((levels - 1) / 255)).astype(np.uint8)
-        pixels = did_you_mean[gray]
+        pixels = np.rint(np.arange(256) * ((levels - 1) / 255)).astype(np.uint8)[gray]
     else:
         threshold = 128 if threshold is None else threshold
         if not 1 <= threshold <= 255:
             raise MemtrainError(f"threshold={threshold}: must be 1..255; darker than it is ink")
         pixels = (gray < threshold).astype(np.uint8)
     if patch == 1:
-        return pixels.reshape(count, picture.length)
-    dtype = np.uint8 if picture.vocab_size <= 256 else np.uint16
+        return pixels.reshape(count, image.length)
+    dtype = np.uint8 if image.vocab_size <= 256 else np.uint16
     tokens = np.zeros((count, height // patch, width // patch), dtype)
-    for row, column in _places(patch):
+    for row, column in np.ndindex(patch, patch):
         tokens *= dtype(levels)
         tokens += pixels[:, row::patch, column::patch]
-    return tokens.reshape(count, picture.length)
+    return tokens.reshape(count, image.length)
 
 
 def decode_images(
-    tokens: Integer[np.ndarray, "N L"], picture: ImageFormat
+    tokens: Integer[np.ndarray, "N L"], image: ImageFormat
 ) -> UInt8[np.ndarray, "N H W"]:
-    """The grey pictures that tokens spell: exact for all that `encode_pictures` can tell apart."""
+    """Decode tokens to grey images: the inverse of `encode_images` up to its rounding."""
     count, length = tokens.shape
-    if length != picture.length:
-        raise MemtrainError(f"a picture has {picture.length} tokens, not {length}")
-    if tokens.size and not (tokens.min() >= 0 and tokens.max() < picture.vocab_size):
+    if length != image.length:
+        raise MemtrainError(f"an image has {image.length} tokens, not {length}")
+    if tokens.size and not (tokens.min() >= 0 and tokens.max() < image.vocab_size):
         raise MemtrainError(
-            f"tokens {tokens.min()}..{tokens.max()} are no picture: "
-            f"must be 0..{picture.vocab_size - 1}"
+            f"tokens {tokens.min()}..{tokens.max()} are not an image: "
+            f"must be 0..{image.vocab_size - 1}"
         )
-    height, width, patch = picture.height, picture.width, picture.patch
+    height, width, patch = image.height, image.width, image.patch
     squares = tokens.astype(np.int64).reshape(count, height // patch, width // patch)
-    greys = np.rint(np.arange(picture.levels) * (255 / (picture.levels - 1))).astype(np.uint8)
-    if picture.levels == 2:
+    greys = np.rint(np.arange(image.levels) * (255 / (image.levels - 1))).astype(np.uint8)
+    if image.levels == 2:
         greys = greys[::-1]  # ink is dark
     gray = np.empty((count, height, width), np.uint8)
-    for index, (row, column) in enumerate(_places(patch)):
-        digit = squares // picture.levels ** (patch**2 - 1 - index) % picture.levels
+    for index, (row, column) in enumerate(np.ndindex(patch, patch)):
+        digit = squares // image.levels ** (patch**2 - 1 - index) % image.levels
         gray[:, row::patch, column::patch] = greys[digit]
     return gray
 
 
-def _places(patch: int) -> list[tuple[int, int]]:
-    """The pixels of a square in raster order."""
-    return [(row, column) for row in range(patch) for column in range(patch)]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """Which copies of a picture are learned beside it."""
+    """Data augmentation: horizontal flips and shifts."""
 
     mirror: bool = False
-    """Left and right exchanged."""
+    """Add mirrored images."""
     shift: int = 0
-    """Moved by so many pixels in each of eight directions; the border is repeated where it came
-    from."""
+    """Add images shifted by this many pixels in eight directions; the border is repeated."""
 
     def __post_init__(self) -> None:
         if self.shift < 0:
@@ -141,15 +133,15 @@ class Augmentation:
 
     @property
     def count(self) -> int:
-        """Pictures made of one, itself included."""
+        """Images made from one, itself included."""
         return (1 + self.mirror) * (9 if self.shift else 1)
 
-    def of(self, gray: UInt8[np.ndarray, "N H W"]) -> Iterator[UInt8[np.ndarray, "N H W"]]:
-        """The pictures as they are, then one copy of all after the other."""
+    def apply(self, gray: UInt8[np.ndarray, "N H W"]) -> Iterator[UInt8[np.ndarray, "N H W"]]:
+        """Yield the images unchanged, then each variant of all of them."""
         _, height, width = gray.shape
         if self.shift >= min(height, width):
             raise MemtrainError(
-                f"shift={self.shift}: pictures have {height}x{width} pixels (height x width)"
+                f"shift={self.shift}: images have {height}x{width} pixels (height x width)"
             )
         steps = (0, -self.shift, self.shift) if self.shift else (0,)
         margin = ((0, 0), (self.shift, self.shift), (self.shift, self.shift))

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -29,16 +29,18 @@ from memtrain.data.store import (
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import Locked, locked, open_new, sync, unique_name
 
-_FILES = {"meta.json", *(f"{s}.{end}" for s in SPLITS for end in ("bin", "starts.npy"))}
-_FILES |= {"options.json"}  # written by data/prepare/cache.py
+PROVENANCE = "options.json"
+"""Written by `prepare/cache.py`; a store is complete without it."""
+_FILES = {"meta.json", PROVENANCE}
+_FILES |= {f"{split}.{end}" for split in SPLITS for end in ("bin", "starts.npy")}
 _DRAFT = re.compile(r"\.draft-.+-([0-9a-f]{12}|\d+)(-old)?")  # digits: of earlier versions
 STALE_SECONDS = 3600
-"""A draft that nobody has written to for so long is left from a process that was killed. Where
-locks do not reach the other machine, nothing else says so."""
+"""A draft unchanged for this long is left over from a killed process. Its age is the only evidence
+where locks do not work between machines."""
 
 
 def check_place(folder: Path, overwrite: bool) -> None:
-    """Refuse a place where a store must not be written: nothing but a store is ever replaced."""
+    """Refuse to write a store over anything but a store."""
     if os.path.islink(folder):
         raise MemtrainError(
             f"{folder}: is a symbolic link; memtrain writes no data through a link: name the "
@@ -53,7 +55,7 @@ def check_place(folder: Path, overwrite: bool) -> None:
     except OSError as error:
         raise MemtrainError(f"{folder}: {error.strerror or error}") from None
     if inside and not ("meta.json" in inside and inside <= _FILES):
-        raise MemtrainError(f"{folder}: holds something else; choose another folder")
+        raise MemtrainError(f"{folder}: holds other files; choose another folder")
     if inside and not overwrite:
         raise MemtrainError(
             f"{folder}: is prepared already; --overwrite replaces it, --out takes another folder"
@@ -63,19 +65,19 @@ def check_place(folder: Path, overwrite: bool) -> None:
 def write_store(
     folder: Path, meta: StoreMeta, splits: Mapping[str, Split], *, overwrite: bool = False
 ) -> Store:
-    """Write a store and open it. On failure there is what there was before.
+    """Write a store and open it. On failure everything is as before.
 
     Raises:
-        MemtrainError: tokens outside the vocabulary, a split too short, a place that is taken.
+        MemtrainError: tokens outside the vocabulary, a split too short, or a folder in use.
     """
     check_place(folder, overwrite)
     for name in SPLITS:
         _check_split(meta, name, splits[name])
-    # What is above may be a link of the user's, what is written may not.
+    # The parent folder may be a link of the user's, the store itself may not.
     folder = folder.parent.resolve() / folder.name if folder.name else folder.resolve()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with alone(folder), drafted(folder) as draft:
+        with store_lock(folder), draft_folder(folder) as draft:
             infos = {name: _write_split(draft, meta, name, splits[name]) for name in SPLITS}
             plain = {
                 "version": STORE_VERSION,
@@ -92,12 +94,12 @@ def write_store(
 
 
 @contextmanager
-def alone(folder: Path, name: str = "") -> Iterator[None]:
-    """Hold the lock of a store that is being prepared; one line on stderr says whom it waits for.
+def store_lock(folder: Path, name: str = "") -> Iterator[None]:
+    """Hold the lock of a store that is being prepared; a wait for another process is logged.
 
     Args:
-        folder: the store; its lock is beside it, and goes when it is released.
-        name: of the store in that line.
+        folder: the store; the lock's file is next to it, and removed on release.
+        name: of the store in the log.
     """
     lock = folder.with_name(f".lock-{folder.name}")
     with ExitStack() as held:
@@ -105,14 +107,14 @@ def alone(folder: Path, name: str = "") -> Iterator[None]:
             held.enter_context(locked(lock, "", keep=False))
         except Locked as holder:
             line = f"waiting for another process that prepares {name or folder}{holder}"
-            print(printable(line), file=sys.stderr, flush=True)
+            logging.getLogger(__name__).warning("%s", printable(line))
             held.enter_context(locked(lock, "", wait=True, keep=False))
         yield
 
 
 @contextmanager
-def drafted(folder: Path) -> Iterator[Path]:
-    """A new folder beside the store, which is gone afterwards unless it was published."""
+def draft_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder next to the store, removed afterwards unless it was published."""
     draft = folder.with_name(unique_name(f".draft-{folder.name}-"))
     draft.mkdir()
     try:
@@ -125,12 +127,12 @@ def drafted(folder: Path) -> Iterator[Path]:
 def publish(draft: Path, folder: Path, overwrite: bool) -> None:
     """Sync a draft to disk and rename it into place.
 
-    What was there goes only when the new store stands. The old one is away for a moment; a store
-    that is there is always whole.
+    An old store is removed only when the new one is in place. Between the two there is none for a
+    moment, but never a partial one.
     """
     for path in (*draft.iterdir(), draft):
         sync(path)
-    check_place(folder, overwrite)  # again: another process may have been quicker
+    check_place(folder, overwrite)  # again: another process may have been faster
     old = draft.with_name(f"{draft.name}-old")
     if folder.exists():
         folder.rename(old)
@@ -181,14 +183,14 @@ def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> Split
 
 
 def _clear_drafts(draft: Path) -> None:
-    """Remove what killed processes left beside a new draft, which says what time it is there."""
+    """Remove drafts of killed processes; the new draft's ctime is the file system's clock."""
     now = draft.stat().st_ctime
     for path in draft.parent.iterdir():
         if path == draft or not _DRAFT.fullmatch(path.name):
             continue
         if path.is_symlink() or not path.is_dir():
             continue
-        with suppress(OSError):  # its process removes it itself
+        with suppress(OSError):  # its process is removing it
             inside = list(path.iterdir())
             changed = [max(p.lstat().st_mtime, p.lstat().st_ctime) for p in (path, *inside)]
             ours = {p.name for p in inside} <= _FILES

@@ -1,7 +1,7 @@
 """The paper's five synthetic tasks (appendix, "Synthetic Tasks").
 
-Each task is a draw, which only the generator decides, and a rendering, a function without chance
-that the paper's worked examples pin down. Beside the letters of `shapes.py`:
+Each task samples from its generator, then renders the sample with a deterministic function that the
+paper's worked examples test. In addition to the letters of `shapes.py`:
 
 | letter | meaning                          |
 | ------ | -------------------------------- |
@@ -22,12 +22,13 @@ from memtrain.config import Arithmetic, Copy, Recall, Retrieval, Stack
 from memtrain.data.task import Task
 from memtrain.shapes import IGNORE_INDEX, Batch
 
-LISTED = 4096
-"""Keys that a GPU ranks to draw some of them; of more it would have to look at what it drew."""
+MAX_RANKED_KEYS = 4096
+"""With more possible keys, sampling distinct ones needs host synchronisation, so it stays on the
+CPU."""
 
 
 class SyntheticTask(Task):
-    """A task that is drawn where its generator is: on a GPU, a captured step draws it too."""
+    """A task sampled on its generator's device, so that a CUDA graph of a step can include it."""
 
     _device = torch.device("cpu")
 
@@ -45,7 +46,7 @@ class SyntheticTask(Task):
 
 
 def retrieval_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Ask at the last position for the token behind the first 0."""
+    """The target at the last position is the token after the first 0."""
     marker = (inputs == 0).int().argmax(1, keepdim=True)  # (B, 1); of equals, the first
     targets = torch.full_like(inputs, IGNORE_INDEX)
     targets[:, -1:] = inputs.gather(1, marker + 1)
@@ -60,7 +61,7 @@ class RetrievalTask(SyntheticTask):
         self.vocab_size = config.vocab_size
         self.sequence_length = config.sequence_length
         self.noise = config.noise
-        # At most T-3, so that the token behind the marker is never the query.
+        # At most T-3, so that the token after the marker is never the query.
         within = round(config.needle_within * config.sequence_length)
         self.needle_positions = max(1, min(within, config.sequence_length - 2))
 
@@ -72,7 +73,7 @@ class RetrievalTask(SyntheticTask):
         inputs.scatter_(1, marker, 0)
         inputs[:, -1] = 0
         targets = retrieval_targets(inputs)
-        # Drawn even without noise: a seed then gives the same inputs at every noise level.
+        # Sampled even without noise: a seed then gives the same inputs at every noise level.
         noisy = torch.rand(count, **drawn) < self.noise
         noise = torch.randint(1, self.vocab_size, (count,), **drawn)
         targets[:, -1] = torch.where(noisy, noise, targets[:, -1])
@@ -83,7 +84,7 @@ class RetrievalTask(SyntheticTask):
 
 
 def copy_batch(strings: Int[Tensor, "B L"]) -> Batch:
-    """Read the strings, then say them backwards while reading zeros."""
+    """Read the strings, then predict them in reverse while reading zeros."""
     return Batch(
         inputs=torch.cat([strings, torch.zeros_like(strings)], 1),
         targets=torch.cat([torch.full_like(strings, IGNORE_INDEX), strings.flip(1)], 1),
@@ -108,7 +109,7 @@ class CopyTask(SyntheticTask):
 
 
 def stack_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Ask at every pop, 0, for the symbol that it takes; no pop may meet an empty stack."""
+    """The target at every pop (0) is the symbol it removes; the stack must not be empty then."""
     pop = inputs == 0
     # The slot of the stack that an operation fills or empties.
     slot = torch.where(pop, -1, 1).cumsum(1) - (~pop).long()
@@ -147,38 +148,38 @@ class StackTask(SyntheticTask):
 def recall_batch(
     keys: Int[Tensor, "B P K"], values: Int[Tensor, "B P L"], query: Int[Tensor, " B"]
 ) -> Batch:
-    """Read all pairs, then the key number `query`; say its value from the key's last symbol on."""
+    """Read all pairs, then key `query`; predict its value from the key's last symbol on."""
     rows = torch.arange(len(query), device=query.device)
-    asked, answer = keys[rows, query], values[rows, query]  # (B, K), (B, L)
+    key, answer = keys[rows, query], values[rows, query]  # (B, K), (B, L)
     pairs = torch.cat([keys, values], 2).flatten(1)  # (B, P * (K + L))
     blanks = torch.zeros_like(answer[:, 1:])
-    inputs = torch.cat([pairs, asked, blanks], 1)
+    inputs = torch.cat([pairs, key, blanks], 1)
     targets = torch.full_like(inputs, IGNORE_INDEX)
     targets[:, -answer.shape[1] :] = answer
     return Batch(inputs, targets)
 
 
-def spellable(config: Recall) -> int:
-    """How many keys there are."""
+def key_count(config: Recall) -> int:
+    """The number of possible keys."""
     return config.key_symbols**config.key_length
 
 
 def draw_distinct_keys(
     config: Recall, count: int, generator: torch.Generator, *, rank: bool = False
 ) -> Int[Tensor, "B P K"]:
-    """Draw the keys of each sequence without replacement, as strings over 0..key_symbols-1.
+    """Sample the keys of each sequence without replacement, as strings over 0..key_symbols-1.
 
-    With `rank` nothing on the host depends on what was drawn, however many keys there are.
+    With `rank` no decision on the host depends on the sample, however many keys there are.
     """
     symbols, length = config.key_symbols, config.key_length
     drawn = {"generator": generator, "device": generator.device}
-    if rank or spellable(config) <= 4 * config.pairs:
-        ranks = torch.rand(count, spellable(config), dtype=torch.float64, **drawn)
+    if rank or key_count(config) <= 4 * config.pairs:
+        ranks = torch.rand(count, key_count(config), dtype=torch.float64, **drawn)
         numbers = ranks.argsort(1)[:, : config.pairs, None]  # (B, P, 1)
         return numbers // symbols ** torch.arange(length, device=numbers.device) % symbols
-    # Too many to list, perhaps beyond int64. Redrawing repeats until none is left favours no key:
-    # only equality is looked at, so every choice of distinct keys is as likely as any other.
-    # A key repeats with probability below 1/4, so the loop is short.
+    # Too many to enumerate, perhaps beyond int64. Resampling repeats until none is left keeps all
+    # choices of distinct keys equally likely, because only equality is compared. A key repeats
+    # with probability below 1/4, so the loop is short.
     keys = torch.randint(symbols, (count, config.pairs, length), **drawn)
     unsure = torch.arange(count, device=keys.device)
     while len(unsure):
@@ -205,7 +206,7 @@ class RecallTask(SyntheticTask):
         self.config = config
 
     def to(self, device: torch.device) -> Task:
-        return super().to(device) if spellable(self.config) <= LISTED else self
+        return super().to(device) if key_count(self.config) <= MAX_RANKED_KEYS else self
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         config = self.config
@@ -223,8 +224,8 @@ class RecallTask(SyntheticTask):
             return super().describe(inputs, targets)
         letters = ascii_letters[: self.config.key_symbols]
         names = ["_", *letters, *map(str, range(1, self.config.value_symbols + 1))]
-        asked = " ".join("·" if y == IGNORE_INDEX else names[y] for y in targets)
-        return f"x  {' '.join(names[x] for x in inputs)}\ny  {asked}"
+        answers = " ".join("·" if y == IGNORE_INDEX else names[y] for y in targets)
+        return f"x  {' '.join(names[x] for x in inputs)}\ny  {answers}"
 
 
 # ----------------------------------------------------------------------------------- arithmetic
@@ -233,7 +234,7 @@ class RecallTask(SyntheticTask):
 def arithmetic_batch(
     x: Int[Tensor, "B E"], a: Int[Tensor, " B"], b: Int[Tensor, " B"], vocab_size: int
 ) -> Batch:
-    """Read x and say y = (a x + b) mod V, then read that y, for each example in turn."""
+    """For each example, read x and predict y = (a x + b) mod V, then read that y."""
     y = (a[:, None] * x + b[:, None]) % vocab_size
     return Batch(
         inputs=torch.stack([x, y], 2).flatten(1),  # (B, 2E)
@@ -265,4 +266,4 @@ TASKS: dict[type, Callable[..., Task]] = {
     Recall: RecallTask,
     Arithmetic: ArithmeticTask,
 }
-"""The task that each config makes."""
+"""The task of each config."""

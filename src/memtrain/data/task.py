@@ -1,5 +1,6 @@
 """The task contract: anything that makes batches of sequences can be learned."""
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -13,27 +14,27 @@ from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError, describe_error
 from memtrain.shapes import IGNORE_INDEX, Batch
 
-MANY = 256
-"""Sequences of which at least one must have a target."""
+CHECKED = 256
+"""Of this many sequences at least one must have a target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training data as one stream of tokens, for count models."""
+    """Training data as one stream of tokens, for n-gram models."""
 
     tokens: Integer[Tensor, " N"]
     vocab_size: int
     unit: str
     width: int | None = None
-    """Tokens in a row of a picture, if documents are pictures."""
+    """Tokens in a row of an image, if documents are images."""
     document_length: int | None = None
-    """Tokens in every document, if they all have as many."""
+    """Tokens in every document, if all have the same length."""
 
 
 class Task(ABC):
-    """A source of sequences, all of one length.
+    """A source of sequences of one length.
 
-    A task of your own sets the two numbers and writes `sample`:
+    Your own task sets two numbers and implements `sample`:
 
         class Parity(Task):
             vocab_size, sequence_length = 2, 24
@@ -48,51 +49,49 @@ class Task(ABC):
     sequence_length: int
     """Tokens in a sequence."""
     unit: str = "target"
-    """What one target is called in results: nats a target, nats a pixel."""
+    """The name of one target in results, as in "nats per pixel"."""
     stream: bool = False
-    """Whether it has no sequences of its own: `windows` draws some of any length."""
+    """Whether it is one long sequence, of which `windows` samples pieces of any length."""
     identity: str = ""
-    """By which data is told from other data; empty if sequences are made as they are drawn."""
+    """Identifies the data; empty if sequences are generated as they are sampled."""
     spelling: TokenCodec | None = None
-    """What the tokens spell, if a model that learned them can write; None: it answers."""
+    """The meaning of the tokens, if a model can generate them; None for question answering."""
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Batch:
-        """Draw training sequences; the generator is the only source of chance."""
+        """Sample training sequences; the generator is the only source of randomness."""
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        """Draw sequences for evaluation. Fresh draws are held out; finite data must override."""
+        """Sample sequences for evaluation. Tasks with finite data must override this."""
         return self.sample(count, generator)
 
     def corpus(self) -> Corpus | None:
-        """All training data as one stream; None if sequences are made as they are drawn."""
+        """All training data as one stream; None if sequences are generated."""
         return None
 
     @property
     def device(self) -> torch.device:
-        """Where batches are drawn, and so where the generator has to be."""
+        """Where batches are sampled; the generator must be on this device."""
         return torch.device("cpu")
 
     def to(self, device: torch.device) -> "Task":
-        """Put the data where the model is, if that spares work later."""
+        """Move the data to the model's device, if that saves copies later."""
         return self
 
     def windows(self, length: int, empty_start_rows: int = 0) -> "Task":
-        """The same data in sequences of this length, if it has no length of its own.
+        """The same data in sequences of this length, if it is a stream.
 
-        The first `from_nothing` sequences of a batch are read from the empty memory.
+        The first `empty_start_rows` sequences of a batch are read from the empty memory.
         """
         return self
 
     def describe(self, inputs: list[int], targets: list[int]) -> str:
-        """One sequence as text for a person."""
-        asked = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)
-        return f"x  {' '.join(map(str, inputs))}\ny  {asked}"
+        """One sequence as readable text."""
+        answers = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)
+        return f"x  {' '.join(map(str, inputs))}\ny  {answers}"
 
-    def held_out_pictures(
-        self, count: int, generator: torch.Generator
-    ) -> Int[Tensor, "B L"] | None:
-        """Whole pictures for evaluation, as tokens; None if the task has none."""
+    def held_out_images(self, count: int, generator: torch.Generator) -> Int[Tensor, "B L"] | None:
+        """Complete images for evaluation, as tokens; None if the task has none."""
         return None
 
 
@@ -100,7 +99,7 @@ def check_task(task: object) -> Task:
     """Return the task if it keeps the contract.
 
     Raises:
-        MemtrainError: says in words which rule is broken, and what was seen.
+        MemtrainError: it breaks a rule; the message names the rule and the value found.
     """
     name = type(task).__name__
     if isinstance(task, type) and issubclass(task, Task):
@@ -111,39 +110,43 @@ def check_task(task: object) -> Task:
         value = getattr(task, attribute, None)
         if not isinstance(value, int) or value < 1:
             raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
+    if hasattr(task, "held_out_pictures"):
+        message = f"{name}.held_out_pictures is called held_out_images now; rename it"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        task.held_out_images = task.held_out_pictures  # pyright: ignore
     with preserve_rng_state():
         few = _checked_batch(task, "sample", 3)
         # Where targets are rare, three sequences may have none.
-        if not _asks(few) and not _asks(_checked_batch(task, "sample", MANY)):
+        if not _has_target(few) and not _has_target(_checked_batch(task, "sample", CHECKED)):
             raise MemtrainError(
-                f"{name}.sample({MANY}): all targets are IGNORE_INDEX ({IGNORE_INDEX}), so nothing "
-                f"is asked; at least one must be in 0..{task.vocab_size - 1}"
+                f"{name}.sample({CHECKED}): all targets are IGNORE_INDEX ({IGNORE_INDEX}), so "
+                f"there is nothing to learn; at least one must be in 0..{task.vocab_size - 1}"
             )
-        _check_chance(task, "sample", few)
+        _check_reproducible(task, "sample", few)
         if type(task).held_out is not Task.held_out:
-            _check_chance(task, "held_out", _checked_batch(task, "held_out", 3))
+            _check_reproducible(task, "held_out", _checked_batch(task, "held_out", 3))
     return task
 
 
-def _asks(batch: Batch) -> bool:
+def _has_target(batch: Batch) -> bool:
     return bool((batch.targets != IGNORE_INDEX).any())
 
 
-def _check_chance(task: Task, method: str, first: Batch) -> None:
-    """The generator decides what is drawn: a resumed run has to draw what the whole one did."""
+def _check_reproducible(task: Task, method: str, first: Batch) -> None:
+    """Equal generators must give equal batches, or a resumed run would differ."""
     second = _checked_batch(task, method, len(first.inputs))
     if not (
         torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
     ):
         raise MemtrainError(
             f"{type(task).__name__}.{method}: two calls with equally seeded generators differ, so "
-            "a resumed run would differ; draw with generator=generator alone, and keep nothing "
-            "between calls"
+            "a resumed run would differ; sample with generator=generator only, and keep "
+            "no state between calls"
         )
 
 
 def _checked_batch(task: Task, method: str, count: int) -> Batch:
-    """Some sequences of the task's, by `sample` or `held_out`, if they keep the contract."""
+    """Sequences from `sample` or `held_out`, checked against the contract."""
     name = f"{type(task).__name__}.{method}"
     generator = torch.Generator(task.device).manual_seed(0)
     try:
@@ -181,7 +184,7 @@ def _checked_batch(task: Task, method: str, count: int) -> Batch:
 
 
 def build_task(config: DataConfig) -> Task:
-    """The task a config names; a task of the user's is checked against the contract."""
+    """Build the task that a config names; the user's own task is checked against the contract."""
     # These modules import this one.
     from memtrain.data.digits import DigitsTask
     from memtrain.data.stream import StreamTask
@@ -198,7 +201,7 @@ def build_task(config: DataConfig) -> Task:
         except MemtrainError:
             raise
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise MemtrainError(f"data.path={config.path}: its making fails: {said}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise MemtrainError(f"data.path={config.path}: cannot be built: {reason}") from error
         return check_task(task)
     return TASKS[type(config)](config)

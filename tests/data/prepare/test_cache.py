@@ -31,7 +31,10 @@ def book(tmp_path: Path, monkeypatch) -> Path:
 
 
 def ready(path: Path | str, recipe: str = "text", **options) -> Store:
-    return prepared_store(recipe, Path(path), options, Path("data"))
+    def report(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    return prepared_store(recipe, Path(path), options, Path("data"), report)
 
 
 def text_of(store: Store) -> bytes:
@@ -88,7 +91,7 @@ def test_a_source_that_changed_just_now_is_read_again(book: Path, monkeypatch, c
     first = ready(book)
     with book.open("r+") as file:
         file.write(OTHER)
-    assert cache.signature(book) == ""
+    assert cache.source_signature(book) == ""
     assert json.loads((first.folder / "options.json").read_text())["sources"] == {}
     assert text_of(ready(book)) == OTHER.encode()
     assert text_of(first) == BOOK.encode()
@@ -306,15 +309,15 @@ def test_a_store_published_by_another_meanwhile_is_taken(book: Path, monkeypatch
     shutil.copytree(ready(book).folder, "saved")
     folder = ready(book).folder
     shutil.rmtree(folder)
-    key_of = module.key_of
+    store_key = module.store_key
 
     def appears(*args):
-        key = key_of(*args)
+        key = store_key(*args)
         if not folder.exists():
             shutil.copytree("saved", folder)
         return key
 
-    monkeypatch.setattr(module, "key_of", appears)
+    monkeypatch.setattr(module, "store_key", appears)
     capsys.readouterr()
     assert ready(book).folder == folder and not capsys.readouterr().err
     assert stores() == [folder.name]

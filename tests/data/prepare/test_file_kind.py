@@ -11,7 +11,7 @@ from PIL import Image
 
 from memtrain.data.prepare import prepare_images, prepare_path, prepare_text, prepare_tokens
 from memtrain.data.prepare.cache import prepared_store
-from memtrain.data.prepare.file_kind import kind_of, recognise, require_kind
+from memtrain.data.prepare.file_kind import detect, kind_of, require_kind
 from memtrain.errors import MemtrainError
 
 
@@ -52,7 +52,7 @@ TEXT = b"Some words, a line.\n" * 20
     ],
 )
 def test_what_can_be_read_is_known(name: str, content: bytes, format: str):
-    kind = recognise(name, content[: 2**16])
+    kind = detect(name, content[: 2**16])
     assert kind.format == format and kind.recipes
 
 
@@ -117,14 +117,14 @@ def test_a_folder_is_what_it_holds_more_of_and_both_recipes_read_their_part(tmp_
     assert store.meta.picture is not None
     assert store.meta.notes == (
         f"read as images; it holds text too: memtrain train text --data {folder}",
-        "passed over 4 .txt",
+        "ignored 4 .txt",
     )
     (folder / "README.md").write_bytes(TEXT)
     store = prepare_path(folder, tmp_path / "b")
     assert store.meta.text and store.meta.notes == (
         f"read as text; it holds images too: memtrain train images --data {folder}",
         "read 4 .txt, 1 .md",
-        "passed over 4 .png",
+        "ignored 4 .png",
     )
     assert prepare_images(folder, tmp_path / "c").meta.picture is not None
 

@@ -107,7 +107,7 @@ def test_every_grey_picture_survives_256_levels(gray: np.ndarray):
         ({"levels": 257}, "levels=257"),
         ({"patch": 2}, "levels=256 with patch=2: 4,294,967,296 tokens, at most 65,536"),
         ({"patch": 5, "levels": 2}, "patch=5: must be 1..4"),
-        ({"patch": 3, "levels": 2}, "patch=3: must divide the picture, 4x6"),
+        ({"patch": 3, "levels": 2}, "patch=3: must divide the image, 4x6"),
         ({"threshold": 9}, "only for levels=2"),
         ({"threshold": 0, "levels": 2}, "threshold=0: must be 1..255"),
     ],
@@ -484,7 +484,7 @@ def test_links_to_nothing_and_cycles_are_passed_over(tmp_path: Path):
     os.mkfifo(path / "d.png")
     found = read_folder(path)
     assert found.names == ("a.png",) and found.skipped == ()
-    assert found.passed_over == {
+    assert found.ignored == {
         ".txt": 1,
         "broken links": 1,
         "linked folders": 1,

@@ -15,11 +15,11 @@ from memtrain.data.prepare import limits
 from memtrain.data.prepare.limits import (
     Budget,
     available_memory,
+    ignored_note,
     list_files,
-    passed_over_note,
-    show,
+    one_line,
     suffix_of,
-    unpacking,
+    unpack_budget,
 )
 from memtrain.errors import MemtrainError
 
@@ -73,8 +73,8 @@ def test_bombs_are_refused_within_half_a_gigabyte(tmp_path: Path):
 
 
 def test_a_budget_is_shared_and_grows_with_what_is_packed():
-    budget = unpacking("a", 2**20, "unpack it")
-    assert budget.limit == 200 * 2**20 and unpacking("a", 1, "").limit == 2**26
+    budget = unpack_budget("a", 2**20, "unpack it")
+    assert budget.limit == 200 * 2**20 and unpack_budget("a", 1, "").limit == 2**26
     budget.spend(budget.limit)
     with pytest.raises(MemtrainError, match="a: refused, unpacks to more than .*; unpack it"):
         budget.spend(1)
@@ -124,6 +124,6 @@ def test_names_are_counted_by_suffix_and_shown_safely():
         ".tar.gz",
         ".c",
     ]
-    assert show("a\x1b[2J\n\t") == "a\\x1b[2J\\n\\t"
-    assert passed_over_note({}) == ()
-    assert passed_over_note({".md": 1200, "": 1}) == ("passed over 1,200 .md, 1 without a suffix",)
+    assert one_line("a\x1b[2J\n\t") == "a\\x1b[2J\\n\\t"
+    assert ignored_note({}) == ()
+    assert ignored_note({".md": 1200, "": 1}) == ("ignored 1,200 .md, 1 without a suffix",)

@@ -88,7 +88,7 @@ def test_what_a_folder_holds_besides_is_counted(tmp_path: Path):
     (tmp_path / "cycle").symlink_to(tmp_path)
     texts = read_text(tmp_path)
     assert texts.raw == b"text"
-    assert texts.notes == ("passed over 2 .c, 2 .css, 2 .h, 2 .js, 2 .pdf and 6 others",)
+    assert texts.notes == ("ignored 2 .c, 2 .css, 2 .h, 2 .js, 2 .pdf and 6 others",)
 
 
 @pytest.mark.parametrize("cut", [5, 20, -4])
@@ -211,7 +211,7 @@ def test_rows_of_csv_and_tsv_are_documents(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"id,body\n1,x\n", "column=text: is not there; choose one with --option column NAME"),
+        (b"id,body\n1,x\n", "column=text: does not exist; choose one with --option column NAME"),
         (b"id,body\n1,x\n", "of: id, body"),
         (b"", "column=text: is not there"),
         (b"id,text\n1\n", "row 1 has 1 fields, the header names 2"),

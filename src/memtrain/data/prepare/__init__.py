@@ -15,23 +15,23 @@ from memtrain.data.prepare.user_files import prepare_images, prepare_text, prepa
 from memtrain.data.store import Store
 from memtrain.errors import MemtrainError, did_you_mean
 
-__all__ = [
-    "DATA_SETS",
-    "checked_options",
-    "prepare",
-    "prepare_images",
-    "prepare_mnist",
-    "prepare_path",
-    "prepare_sketchy",
-    "prepare_text",
-    "prepare_tinystories",
-    "prepare_tokens",
-]
-
 DATA_SETS: dict[str, Callable[..., Store]] = {
     "mnist": prepare_mnist,
     "tinystories": prepare_tinystories,
     "sketchy": prepare_sketchy,
+}
+USER_FILES: dict[str, Callable[..., Store]] = {
+    "text": prepare_text,
+    "images": prepare_images,
+    "tokens": prepare_tokens,
+}
+NOT_OPTIONS = {"data_dir", "path", "out", "overwrite", "return"}
+_RULES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    tuple: "two whole numbers",
 }
 
 
@@ -42,10 +42,10 @@ def prepare(
 
     Args:
         name: mnist, tinystories or sketchy.
-        data_dir: the folder with its files; without it they are downloaded.
+        data_dir: the folder with its files, which are downloaded by default.
         out: the store's folder.
-        overwrite: replace a store that is there.
-        options: what the data set's own function takes.
+        overwrite: replace an existing store.
+        options: of the data set's own function.
     """
     if name not in DATA_SETS:
         raise MemtrainError(f"data set {name!r}: {did_you_mean(name, DATA_SETS)}")
@@ -54,44 +54,32 @@ def prepare(
 
 
 def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: Any) -> Store:
-    """Prepare files of the user's by what they are: text, images or a .npy of tokens.
+    """Prepare the user's files by their content: text, images or a .npy of tokens.
 
-    A folder that holds both text and images is read as what it holds more of; a note says so.
+    A folder of both text and images is read as the more frequent kind, with a note.
     """
-    own = {"text": prepare_text, "images": prepare_images, "tokens": prepare_tokens}
-    function = own[require_kind(path, "").recipes[0]]
+    function = USER_FILES[require_kind(path, "").recipes[0]]
     return function(path, out, overwrite=overwrite, **checked_options(function, options))
 
 
-WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a word",
-    tuple: "two whole numbers",
-}
-NOT_OPTIONS = {"data_dir", "path", "out", "overwrite", "return"}
-
-
 def checked_options(function: Callable[..., Store], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the function takes them; words stand for true and false.
+    """Check options against the signature of a `prepare_...` function.
 
     Raises:
-        MemtrainError: one that it does not take, with the nearest that it does, or one of another
-            kind.
+        MemtrainError: an unknown option, or a value of another type.
     """
     hints = get_type_hints(function)
     known = hints.keys() - NOT_OPTIONS
-    what = function.__name__.removeprefix("prepare_")
     for option in options:
         if option not in known:
+            kind = function.__name__.removeprefix("prepare_")
             raise MemtrainError(
-                f"{option}: {what} has no such option; {did_you_mean(option, known)}"
+                f"{option}: {kind} has no such option; {did_you_mean(option, known)}"
             )
-    return {option: _read(option, value, hints[option]) for option, value in options.items()}
+    return {option: _convert(option, value, hints[option]) for option, value in options.items()}
 
 
-def _read(option: str, value: Any, hint: Any) -> Any:
+def _convert(option: str, value: Any, hint: Any) -> Any:
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     kinds = {get_origin(member) or member for member in members} - {types.NoneType}
     if bool in kinds and isinstance(value, str) and value.lower() in ("true", "false"):
@@ -100,5 +88,5 @@ def _read(option: str, value: Any, hint: Any) -> Any:
         return value
     if float in kinds and type(value) is int:
         return float(value)
-    rule = " or ".join(words for kind, words in WORDS.items() if kind in kinds)
+    rule = " or ".join(words for kind, words in _RULES.items() if kind in kinds)
     raise MemtrainError(f"{option}={value}: must be {rule}")

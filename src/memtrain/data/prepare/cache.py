@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,61 +25,69 @@ from memtrain.config import Stream
 from memtrain.data.prepare import (
     DATA_SETS,
     NOT_OPTIONS,
+    USER_FILES,
     checked_options,
-    prepare_images,
     prepare_path,
-    prepare_text,
-    prepare_tokens,
 )
 from memtrain.data.store import Store, open_store
-from memtrain.data.store_writer import alone, publish
-from memtrain.errors import MemtrainError, printable
-from memtrain.files import parse_json, read_text, unique_name, write_atomic
+from memtrain.data.store_writer import PROVENANCE, publish, store_lock
+from memtrain.errors import MemtrainError
+from memtrain.files import read_json, unique_name, write_atomic
 
-OWN = {"text": prepare_text, "images": prepare_images, "tokens": prepare_tokens}
+SETTLED_SECONDS = 2.0
+"""A file that changed more recently than this may change again without its times showing it."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(?=\S)")
 
 
 def prepared_stream(
-    recipe: str, path: Path, default: Stream, options: dict[str, Any], root: Path = Path("data")
+    recipe: str,
+    path: Path,
+    default: Stream,
+    options: dict[str, Any],
+    root: Path = Path("data"),
+    report: Callable[[str], None] = lambda line: None,
 ) -> Stream:
-    """The stream of a recipe on the user's data; pictures are evaluated whole."""
-    store = prepared_store(recipe, path, options, root)
+    """The stream of a recipe on the user's data; images are evaluated as a whole."""
+    store = prepared_store(recipe, path, options, root, report)
     length = store.meta.document_length if store.meta.picture else None
-    return replace(
-        default,
-        path=str(store.folder),
-        evaluate_length=max(2, length or default.evaluate_length),
-    )
+    length = max(2, length or default.evaluate_length)
+    return replace(default, path=str(store.folder), evaluate_length=length)
 
 
-def prepared_store(recipe: str, path: Path, options: dict[str, Any], root: Path) -> Store:
-    """The store at a path, or the store prepared from what is there, unless it is there already.
+def prepared_store(
+    recipe: str,
+    path: Path,
+    options: dict[str, Any],
+    root: Path,
+    report: Callable[[str], None] = lambda line: None,
+) -> Store:
+    """Open the store at a path, or the one prepared from it; prepare it if there is none.
 
     Args:
-        recipe: mnist, tinystories, sketchy, text, images or tokens: how a path is read.
-        path: a store; or a file or folder to prepare, into `root`/NAME-KEY.
-        options: of the preparation; those that are not given have their defaults.
-        root: where prepared data goes.
+        recipe: how the path is read: mnist, tinystories, sketchy, text, images or tokens.
+        path: a store; or a file or folder to prepare into `root`/NAME-KEY.
+        options: of the preparation; the others have their defaults.
+        root: the folder of prepared data.
+        report: receives a line per note if something was prepared.
     """
     path = source_path(path)
     if (path / "meta.json").is_file():
         if options:
             raise MemtrainError(f"{path}: is prepared already; --option is for what is not")
-        return _of_kind(recipe, open_store(path))
+        return _require_recipe(recipe, open_store(path))
     store, new = prepare_source(path, options, root, recipe)
     if new:
         counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
         for line in (f"prepared {store.folder}: {counts} tokens", *store.meta.notes):
-            print(printable(line), file=sys.stderr)
+            report(line)
     return store
 
 
 def source_path(path: Path) -> Path:
-    """The path of data that the user named; ~ is the user's folder.
+    """Expand ~ in the path of the user's data.
 
     Raises:
-        MemtrainError: nothing is there, or it is a URL.
+        MemtrainError: there is nothing, or it is a URL.
     """
     if (address := _URL.match(str(path))) and not path.exists():
         url = f"{address[1]}://{str(path)[address.end() :]}"  # a Path has lost a slash
@@ -95,30 +102,30 @@ def source_path(path: Path) -> Path:
 def prepare_source(
     path: Path, options: dict[str, Any], root: Path, recipe: str = ""
 ) -> tuple[Store, bool]:
-    """Prepare a file or folder, into a folder of `root` that its content and the options name.
+    """Prepare a file or folder, into a folder of `root` named by its content and the options.
 
     Args:
         path: the file or folder.
         options: of the preparation.
-        root: where prepared data goes.
-        recipe: how it is read; by what it is, if not given. Then it is always read, else only if
-            no store was prepared from it as it is now.
+        root: the folder of prepared data.
+        recipe: how it is read, in which case a store prepared from the unchanged source is
+            reused. By default its content decides, and it is always read.
 
     Returns:
-        the store, and whether it is new.
+        The store, and whether it is new.
     """
-    function = DATA_SETS.get(recipe) or OWN.get(recipe) or prepare_path
+    function = DATA_SETS.get(recipe) or USER_FILES.get(recipe) or prepare_path
     chosen = _all_options(function, options) if recipe else options
     name = recipe if recipe in DATA_SETS else path.resolve().name.split(".")[0]
     name = name[:64] or recipe or "data"
-    if recipe and (store := find_prepared(root, name, recipe, chosen, path)):
+    if recipe and (store := _find_prepared(root, name, recipe, chosen, path)):
         return store, False
     try:
         root.mkdir(parents=True, exist_ok=True)
-        wish = root / f"{name}-{digest([recipe, chosen, str(path.resolve())])[:8]}-source"
-        with alone(wish, str(path)):
+        target = root / f"{name}-{_checksum([recipe, chosen, str(path.resolve())])[:8]}-source"
+        with store_lock(target, str(path)):
             # Another process may have prepared it meanwhile.
-            if recipe and (store := find_prepared(root, name, recipe, chosen, path)):
+            if recipe and (store := _find_prepared(root, name, recipe, chosen, path)):
                 return store, False
             return _prepare(path, options, root, name, recipe)
     except OSError as error:
@@ -128,35 +135,40 @@ def prepare_source(
 def _prepare(
     path: Path, options: dict[str, Any], root: Path, name: str, recipe: str
 ) -> tuple[Store, bool]:
-    """Prepare beside the place, which the content names, and move it there."""
+    """Prepare a draft next to the final folder, whose name depends on the content, and move it."""
     draft = root / unique_name(f".draft-{name}-")
-    seen = signature(path)  # before it is read: what changes later shows
+    seen = source_signature(path)  # before reading, so that later changes show
     sources = {str(path.resolve()): seen} if seen else {}
     try:
-        if function := DATA_SETS.get(recipe) or OWN.get(recipe):
+        if function := DATA_SETS.get(recipe) or USER_FILES.get(recipe):
             store = function(path, draft, **checked_options(function, options))
         else:
             store = prepare_path(path, draft, **options)
         kind = recipe or _kind(store)
-        chosen = _all_options(function or OWN[kind], options)
-        key = key_of(store, kind, chosen)
+        chosen = _all_options(function or USER_FILES[kind], options)
+        key = store_key(store, kind, chosen)
         folder = root / f"{name}-{key[:8]}"
         made = {"key": key, "kind": kind, "options": chosen, "sources": sources}
-        note_made(draft, made)
-        with alone(folder):
-            same = how_made(folder).get("key") == key
-            if same and opened(folder, verify=True):
-                note_sources(folder, sources)
+        _write_provenance(draft, made)
+        with store_lock(folder):
+            found = _read_provenance(folder)
+            same = found.get("key") == key
+            if same and _open_if_valid(folder, verify=True):
+                known = found.get("sources")
+                known = known if isinstance(known, dict) else {}
+                if known | sources != known:
+                    with suppress(OSError):  # of another user, or read-only: prepared again then
+                        _write_provenance(folder, found | {"sources": known | sources})
                 return open_store(folder), False
             if folder.exists() and not same:
                 raise MemtrainError(f"{folder}: holds other data; rename it, or remove it")
-            publish(draft, folder, overwrite=same)  # what is damaged
+            publish(draft, folder, overwrite=same)  # a damaged store
         return open_store(folder), True
     except MemtrainError as error:
-        said = str(error)
-        for place in (draft.resolve(), draft):  # which the user has not named
-            said = said.replace(str(place), str(root / name))
-        raise MemtrainError(said) from None
+        message = str(error)
+        for place in (draft.resolve(), draft):  # a name unknown to the user
+            message = message.replace(str(place), str(root / name))
+        raise MemtrainError(message) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -169,103 +181,76 @@ def _all_options(function: Callable[..., Store], options: Mapping[str, Any]) -> 
 
 
 def _kind(store: Store) -> str:
-    """Which recipe learns a store."""
     return "text" if store.meta.text else "images" if store.meta.picture else "tokens"
 
 
-def _of_kind(recipe: str, store: Store) -> Store:
-    """Refuse pictures for text and the like."""
-    held = _kind(store)
-    if held != {"mnist": "images", "sketchy": "images", "tinystories": "text"}.get(recipe, recipe):
+def _require_recipe(recipe: str, store: Store) -> Store:
+    """Refuse a store of another kind than the recipe's."""
+    kind = _kind(store)
+    if kind != {"mnist": "images", "sketchy": "images", "tinystories": "text"}.get(recipe, recipe):
         raise MemtrainError(
-            f"{store.folder}: holds {held}; memtrain train {held} --data {store.folder}"
+            f"{store.folder}: holds {kind}; memtrain train {kind} --data {store.folder}"
         )
     return store
 
 
-OPTIONS = "options.json"
-"""Beside a store's own files. A store is whole without it."""
-SETTLED_SECONDS = 2.0
-"""A file that changed later than this may change once more without its times showing it."""
+# ----------------------------------------------------------------------------------- provenance
 
 
-def find_prepared(
+def _find_prepared(
     root: Path, name: str, kind: str, options: dict[str, Any], path: Path
 ) -> Store | None:
-    """The store that was prepared in this way from what is at a path, if nothing has changed.
-
-    Args:
-        root: where prepared data goes.
-        name: how the store's folder begins.
-        kind: how the path was read.
-        options: all options of the preparation.
-        path: the source.
-    """
+    """The store prepared with these options from the unchanged source, if there is one."""
     source, seen = str(path.resolve()), ""
     for folder in sorted(root.glob(f"{escape(name)}-????????")):
-        made = how_made(folder)
+        made = _read_provenance(folder)
         sources = made.get("sources")
         if made.get("kind") != kind or made.get("options") != json.loads(json.dumps(options)):
             continue
         if not isinstance(sources, dict) or source not in sources:
             continue
-        seen = seen or signature(path)
-        if seen and sources[source] == seen and (store := opened(folder)):
+        seen = seen or source_signature(path)
+        if seen and sources[source] == seen and (store := _open_if_valid(folder)):
             return store
     return None
 
 
-def how_made(folder: Path) -> dict[str, Any]:
-    """How a store was prepared; empty if that is not known."""
-    try:
-        plain = parse_json(read_text(folder / OPTIONS, 2**20), OPTIONS)
-    except (OSError, MemtrainError):
-        return {}
-    return plain if isinstance(plain, dict) else {}
-
-
-def note_made(folder: Path, made: dict[str, Any]) -> None:
-    """Write down how a store was prepared."""
-    write_atomic(folder / OPTIONS, f"{json.dumps(made, indent=2)}\n".encode())
-
-
-def note_sources(folder: Path, sources: dict[str, str]) -> None:
-    """Note in a store that it is also what these sources give now."""
-    made = how_made(folder)
-    known = made.get("sources")
-    known = known if isinstance(known, dict) else {}
-    if known | sources != known:
-        with suppress(OSError):  # of another user, or read-only: it is prepared again next time
-            note_made(folder, made | {"sources": known | sources})
-
-
-def opened(folder: Path, *, verify: bool = False) -> Store | None:
-    """A store, if it is whole."""
+def _open_if_valid(folder: Path, *, verify: bool = False) -> Store | None:
     try:
         return open_store(folder, verify=verify)
     except MemtrainError:
         return None
 
 
-# ------------------------------------------------------------------------------------- checksums
+def _read_provenance(folder: Path) -> dict[str, Any]:
+    """The content of options.json; empty if it is missing or damaged."""
+    try:
+        plain = read_json(folder / PROVENANCE, 2**20)
+    except (OSError, MemtrainError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
 
 
-def key_of(store: Store, kind: str, options: dict[str, Any]) -> str:
-    """A checksum of all that a store is, but for where it came from."""
+def _write_provenance(folder: Path, made: dict[str, Any]) -> None:
+    write_atomic(folder / PROVENANCE, f"{json.dumps(made, indent=2)}\n".encode())
+
+
+def store_key(store: Store, kind: str, options: dict[str, Any]) -> str:
+    """A checksum of a store's content and options, but not of its origin."""
     meta = asdict(store.meta)
-    for told in ("name", "source", "notes"):
-        del meta[told]
+    for origin in ("name", "source", "notes"):
+        del meta[origin]
     equal = store.meta.document_length is not None
-    starts = [] if equal else [digest(store.starts(name).tobytes()) for name in store.splits]
+    starts = [] if equal else [_checksum(store.starts(name).tobytes()) for name in store.splits]
     splits = {name: asdict(info) for name, info in store.splits.items()}
-    return digest([kind, options, meta, splits, starts])
+    return _checksum([kind, options, meta, splits, starts])
 
 
-def signature(path: Path) -> str:
+def source_signature(path: Path) -> str:
     """A checksum of the names, sizes and times of a file, or of all files of a folder.
 
-    Of the times, nobody can set back that of the last change (ctime). Empty if a file changed just
-    now: it might change again within the resolution of the file system's clock.
+    It includes the time of the last change (ctime), which cannot be set back. Empty if a file
+    changed just now: it might change again within the resolution of the file system's clock.
     """
     now, files = time.time(), []
     inside = (Path(top) / name for top, _, names in os.walk(path) for name in names)
@@ -278,10 +263,10 @@ def signature(path: Path) -> str:
             return ""
         times = found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
         files.append([os.fsencode(file.relative_to(path)).hex(), *times])
-    return digest(sorted(files))
+    return _checksum(sorted(files))
 
 
-def digest(value: Any) -> str:
-    """The checksum of bytes, or of what JSON can hold."""
+def _checksum(value: Any) -> str:
+    """The checksum of bytes, or of a JSON value."""
     raw = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
     return hashlib.sha256(raw).hexdigest()

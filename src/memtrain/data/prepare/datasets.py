@@ -17,11 +17,11 @@ from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.data.images import Augmentation, ImageFormat, encode_images
 from memtrain.data.prepare import download
 from memtrain.data.prepare.encode import (
+    augmentation_note,
     check_share,
-    copies_note,
-    encode_named,
+    encode_splits,
+    encode_texts,
     held_out_names,
-    image_codec,
     non_ascii_note,
     skipped_note,
 )
@@ -33,16 +33,21 @@ from memtrain.data.store_writer import check_place, write_store
 from memtrain.errors import MemtrainError
 from memtrain.files import open_regular
 
+MAX_IDX_BYTES = 4 * 2**30
+"""An IDX file that claims to hold more than this is refused before it is read."""
+SKETCHY_NAME = re.compile(r"(?P<photo>.+)-\d+\.png")
 
-def check_folder(name: str, data_dir: Path) -> None:
-    """Refuse a folder that is not there."""
+
+def _check_folder(name: str, data_dir: Path) -> None:
     if not data_dir.exists():
         raise MemtrainError(f"{name}: data_dir={data_dir}: no such folder")
 
 
-def first_there(folder: Path, *names: str) -> Path | None:
-    """The first of these that the folder has."""
+def _first_existing(folder: Path, *names: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).exists()), None)
+
+
+# ---------------------------------------------------------------------------------------- MNIST
 
 
 def prepare_mnist(
@@ -53,16 +58,16 @@ def prepare_mnist(
     patch: int = 1,
     overwrite: bool = False,
 ) -> Store:
-    """MNIST's 28x28 digits, 256 grey levels in raster order. Its labels are not read.
+    """Prepare MNIST: 28x28 digits of 256 grey levels, without labels.
 
     Args:
-        data_dir: holds the IDX files of the images.
+        data_dir: the folder with the IDX files of the images; they are downloaded by default.
         out: the store's folder.
-        levels: grey levels; 4 with patch 2 make 196 tokens of 256 a digit.
+        levels: grey levels; 4 with patch 2 give 196 tokens of 256 per digit.
         patch: side of the squares that make one token.
-        overwrite: replace a store that is there.
+        overwrite: replace an existing store.
     """
-    picture = ImageFormat(height=28, width=28, levels=levels, patch=patch)
+    image = ImageFormat(height=28, width=28, levels=levels, patch=patch)
     check_place(out, overwrite)
     with _mnist_files(data_dir) as files:
         splits = {}
@@ -74,10 +79,10 @@ def prepare_mnist(
             splits[split] = Split(tokens.reshape(-1))
     meta = StoreMeta(
         name="mnist",
-        vocab_size=picture.vocab_size,
+        vocab_size=image.vocab_size,
         source=f"MNIST (LeCun and Cortes), from {data_dir or download.MNIST_URL}",
-        document_length=picture.length,
-        picture=picture,
+        document_length=image.length,
+        picture=image,
     )
     return write_store(out, meta, splits, overwrite=overwrite)
 
@@ -89,27 +94,20 @@ def _mnist_files(data_dir: Path | None) -> Iterator[list[Path]]:
         with tempfile.TemporaryDirectory() as folder:
             yield download.download_mnist(Path(folder))
         return
-    check_folder("mnist", data_dir)
-    found = [
-        first_there(data_dir, name, name.removesuffix(".gz")) for name in download.MNIST_SHA256
-    ]
-    missing = [
-        name for name, path in zip(download.MNIST_SHA256, found, strict=True) if path is None
-    ]
+    _check_folder("mnist", data_dir)
+    names = download.MNIST_SHA256
+    found = {name: _first_existing(data_dir, name, name.removesuffix(".gz")) for name in names}
+    missing = [name for name, path in found.items() if path is None]
     if missing:
         raise MemtrainError(f"mnist: {data_dir} has no {' and no '.join(missing)}")
-    yield [path for path in found if path is not None]
-
-
-MAX_IDX_BYTES = 4 * 2**30
-"""An IDX file that claims to hold more than this is refused before it is read."""
+    yield [path for path in found.values() if path is not None]
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]:
-    """Read an IDX file of bytes, images or labels, plain or gzipped.
+    """Read an IDX file of byte images or labels, plain or gzipped.
 
     Raises:
-        MemtrainError: it is no such file, cut short, or longer than its header says.
+        MemtrainError: it is not an IDX file, cut short, or longer than its header says.
     """
     try:
         with (
@@ -119,8 +117,8 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]
             magic = file.read(4)
             if magic not in (b"\0\0\x08\x03", b"\0\0\x08\x01"):
                 raise MemtrainError(
-                    f"{path}: starts with {magic.hex() or 'nothing'}, not with the mark of an IDX "
-                    "file of byte images (00000803) or labels (00000801)"
+                    f"{path}: starts with {magic.hex() or 'nothing'}, not with the magic number of "
+                    "an IDX file of byte images (00000803) or labels (00000801)"
                 )
             header = file.read(4 * magic[3])
             if len(header) < 4 * magic[3]:
@@ -141,22 +139,26 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
+# ---------------------------------------------------------------------------------- TinyStories
+
+
 def prepare_tinystories(
     data_dir: Path | None, out: Path, *, separator: bool = False, overwrite: bool = False
 ) -> Store:
-    """TinyStories as ASCII characters. The stories are joined directly, as in the paper.
+    """Prepare TinyStories as ASCII characters; stories are joined directly, as in the paper.
 
     Args:
-        data_dir: holds train and valid as .txt, .txt.gz or parquet.
+        data_dir: the folder with train and valid as .txt, .txt.gz or parquet; they are downloaded
+            by default.
         out: the store's folder.
         separator: put token 0 between stories.
-        overwrite: replace a store that is there.
+        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     splits, notes = {}, []
     for split, paths in zip(("train", "test"), _tinystories_files(data_dir), strict=True):
         texts = read_texts(paths, any_bytes=True)
-        encoded = encode_named(texts, "ascii", separator, ", ".join(map(str, paths)))
+        encoded = encode_texts(texts, "ascii", separator, ", ".join(map(str, paths)))
         splits[split] = Split(encoded.tokens, encoded.starts)
         notes += non_ascii_note(encoded, f"{split}: ")
     meta = StoreMeta(
@@ -174,11 +176,11 @@ def _tinystories_files(data_dir: Path | None) -> list[list[Path]]:
     """The files of train and of test."""
     if data_dir is None:
         return [[path] for path in download.download_tinystories()]
-    check_folder("tinystories", data_dir)
+    _check_folder("tinystories", data_dir)
     found, missing = [], []
     for split in ("train", "valid"):
         stems = (f"{split}.txt", f"TinyStories-{split}.txt")
-        text = first_there(data_dir, *(stem + end for stem in stems for end in ("", ".gz")))
+        text = _first_existing(data_dir, *(stem + end for stem in stems for end in ("", ".gz")))
         tables = sorted(data_dir.glob(f"{split}*.parquet"))
         tables = tables or sorted(data_dir.glob(f"data/{split}*.parquet"))
         found.append([text] if text else tables)
@@ -189,7 +191,7 @@ def _tinystories_files(data_dir: Path | None) -> list[list[Path]]:
     return found
 
 
-SKETCHY_NAME = re.compile(r"(?P<photo>.+)-\d+\.png")
+# -------------------------------------------------------------------------------------- Sketchy
 
 
 def prepare_sketchy(
@@ -202,55 +204,51 @@ def prepare_sketchy(
     shift: int = 0,
     overwrite: bool = False,
 ) -> Store:
-    """Sketchy's sketches at 64x64 (Lanczos), binarised, as 1,024 tokens of 2x2 pixels.
+    """Prepare Sketchy: sketches at 64x64 (Lanczos), binarised, as 1,024 tokens of 2x2 pixels.
 
-    All sketches of one photo are alike, so a photo is in train or in test with all of them.
+    Sketches of one photo are alike, so all of them are in train or all in test.
 
     Args:
         data_dir: a zip or folder of `<class>/<photo>-<number>.png`, or a folder with one.
         out: the store's folder.
-        threshold: darker is ink. Resizing leaves thin strokes grey: at 128 they break into dashes.
-        held_out: share of the photos in test; a photo's side follows from its name.
-        mirror: learn from mirrored sketches too.
-        shift: learn from sketches moved by so many pixels too, in eight directions.
-        overwrite: replace a store that is there.
+        threshold: darker pixels are ink. Resizing greys thin strokes: 128 breaks them up.
+        held_out: share of the photos in test, chosen by a hash of their names.
+        mirror: add mirrored sketches to train.
+        shift: add sketches shifted by this many pixels in eight directions to train.
+        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
-    copies = Augmentation(mirror=mirror, shift=shift)
+    augmentation = Augmentation(mirror=mirror, shift=shift)
     if data_dir is None:
         raise MemtrainError(
             "sketchy: has no direct download; get the sketches (256x256 PNG) from "
             "https://sketchy.eye.gatech.edu and pass --data-dir FOLDER"
         )
     path = _sketchy_files(data_dir)
-    pictures = read_folder(
+    images = read_folder(
         path,
         (64, 64),
         accept=lambda name: _photo(name) is not None,
-        wanted="sketches are wanted, PNG or JPEG files named PHOTO-NUMBER, as n02691156_58-1.png",
+        wanted="sketches are PNG or JPEG files named PHOTO-NUMBER, as n02691156_58-1.png",
     )
-    photos = [_photo(name) or "" for name in pictures.names]
+    photos = [_photo(name) or "" for name in images.names]
     held = held_out_names(photos, held_out)
-    picture, splits = image_codec(
-        pictures,
-        [photo in held for photo in photos],
-        levels=2,
-        patch=2,
-        threshold=threshold,
-        copies=copies,
+    is_held_out = [photo in held for photo in photos]
+    image, splits = encode_splits(
+        images, is_held_out, augmentation, levels=2, patch=2, threshold=threshold
     )
     meta = StoreMeta(
         name="sketchy",
-        vocab_size=picture.vocab_size,
+        vocab_size=image.vocab_size,
         source=f"Sketchy (Sangkloy et al. 2016), from {path}",
-        document_length=picture.length,
-        picture=picture,
+        document_length=image.length,
+        picture=image,
         notes=(
-            *skipped_note(pictures),
+            *skipped_note(images),
             f"ink: grey below {threshold}",
             f"split by photo: {len(set(photos)) - len(held):,} in train, {len(held):,} in test",
-            *copies_note(copies),
+            *augmentation_note(augmentation),
         ),
     )
     return write_store(out, meta, splits, overwrite=overwrite)
@@ -258,12 +256,12 @@ def prepare_sketchy(
 
 def _sketchy_files(data_dir: Path) -> Path:
     """The zip or folder of sketches."""
-    check_folder("sketchy", data_dir)
+    _check_folder("sketchy", data_dir)
     if data_dir.is_file():
         return data_dir
     # The database's own zip holds each sketch several times, moved and scaled: take the plain one.
     plain = ("256x256/sketch/tx_000000000000", "sketch/tx_000000000000", "sketch")
-    known = first_there(data_dir, "sketchy_256x256_png.zip", *plain)
+    known = _first_existing(data_dir, "sketchy_256x256_png.zip", *plain)
     if known:
         return known
     zips = sorted(data_dir.glob("*.zip"))
@@ -274,6 +272,6 @@ def _sketchy_files(data_dir: Path) -> Path:
 
 
 def _photo(name: str) -> str | None:
-    """The photo that a sketch was drawn from; None for a file that is no sketch."""
+    """The photo of a sketch; None for other files."""
     match = SKETCHY_NAME.fullmatch(PurePosixPath(name).name)
     return match and match["photo"]

@@ -1,6 +1,6 @@
-"""Downloads of MNIST and TinyStories, each checked against its sha256.
+"""Download MNIST and TinyStories and check their sha256.
 
-Without a network they fail in a second, with one line that says which files to get and pass.
+Without a network this fails within a second, with a line that names the files to get.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ TINYSTORIES_SHA256 = {
 
 
 def download_mnist(folder: Path) -> list[Path]:
-    """Fetch the images of train and test into a folder."""
+    """Download the images of train and test into a folder."""
     if not _answers(MNIST_URL):
         raise _unreachable("mnist", MNIST_URL, MNIST_SHA256)
     paths = []
@@ -53,7 +53,7 @@ def download_mnist(folder: Path) -> list[Path]:
 
 
 def download_tinystories() -> list[Path]:
-    """Fetch both files into the Hub's cache, or take them from there."""
+    """Download both files into the Hub's cache, or find them there."""
     page = f"https://huggingface.co/datasets/{TINYSTORIES_REPO}"
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     # Without a network the Hub's client would try for half a minute.
@@ -77,7 +77,7 @@ def download_tinystories() -> list[Path]:
                 revision=TINYSTORIES_REVISION,
                 local_files_only=not online,
             )
-        except Exception as error:  # the client has many, its HTTP library more
+        except Exception as error:  # the client and its HTTP library have many
             if not online:
                 raise _unreachable("tinystories", page, TINYSTORIES_SHA256) from None
             raise MemtrainError(
@@ -96,7 +96,7 @@ def _unreachable(name: str, url: str, files: Iterable[str]) -> MemtrainError:
 
 
 def _answers(url: str, seconds: float = 1.0) -> bool:
-    """Whether a server, or the proxy that leads to it, takes a connection."""
+    """Whether a server, or the proxy to it, accepts connections."""
     proxy = urllib.request.getproxies().get("https")
     if proxy:
         url = proxy if "://" in proxy else f"http://{proxy}"
@@ -104,12 +104,12 @@ def _answers(url: str, seconds: float = 1.0) -> bool:
     port = address.port or (80 if address.scheme == "http" else 443)
     answered = threading.Event()
 
-    def knock() -> None:
+    def connect() -> None:
         with suppress(OSError), socket.create_connection((address.hostname, port), seconds):
             answered.set()
 
-    # In a thread, because looking up a name knows no time limit.
-    thread = threading.Thread(target=knock, daemon=True)
+    # In a thread, because name resolution has no timeout.
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)
     return answered.is_set()
@@ -122,5 +122,5 @@ def _check_sha256(path: Path, sha256: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, as one line."""
+    """The first line of an error's message."""
     return next(iter(str(error).splitlines()), type(error).__name__)

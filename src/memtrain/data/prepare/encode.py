@@ -10,17 +10,19 @@ from jaxtyping import Int64, Integer, UInt8
 from memtrain.data.codec import EncodedText, encode_text
 from memtrain.data.images import Augmentation, ImageFormat, encode_images
 from memtrain.data.prepare.image_files import ImageSet
-from memtrain.data.prepare.limits import require_memory, show
+from memtrain.data.prepare.limits import name_some, require_memory
 from memtrain.data.prepare.text_files import Texts
 from memtrain.data.store import Split
 from memtrain.errors import MemtrainError
 
 _BLOCK = 2**24
-"""Pixels that are turned into tokens at once."""
+"""Pixels that are encoded at once."""
+
+# ----------------------------------------------------------------------------------------- text
 
 
-def encode_named(texts: Texts, mode: str, separator: bool, where: str) -> EncodedText:
-    """The tokens of a text; an error says where the text is."""
+def encode_texts(texts: Texts, mode: str, separator: bool, where: str) -> EncodedText:
+    """Encode texts as tokens; an error begins with `where`."""
     try:
         return encode_text(texts.raw, mode, separator=separator)
     except MemtrainError as error:
@@ -28,7 +30,7 @@ def encode_named(texts: Texts, mode: str, separator: bool, where: str) -> Encode
 
 
 def non_ascii_note(encoded: EncodedText, prefix: str) -> tuple[str, ...]:
-    """A note on what is beyond ASCII, if anything is: dropped, or kept as bytes."""
+    """A note on non-ASCII characters that were kept or dropped, if any."""
     if encoded.kept_bytes:
         kept = f"kept {encoded.kept_bytes:,} bytes beyond ASCII"
         return (f"{prefix}{kept}; --option mode ascii drops them",)
@@ -38,79 +40,14 @@ def non_ascii_note(encoded: EncodedText, prefix: str) -> tuple[str, ...]:
     return (f"{prefix}dropped {characters:,} non-ASCII characters ({count:,} bytes)",)
 
 
-def image_codec(
-    pictures: ImageSet,
-    held: Sequence[bool],
-    *,
-    levels: int,
-    patch: int,
-    threshold: int | None,
-    copies: Augmentation,
-) -> tuple[ImageFormat, dict[str, Split]]:
-    """How pictures are spelled, and the tokens of both splits.
-
-    Args:
-        pictures: all of them.
-        held: which are held out; these have no copies.
-        levels: grey levels.
-        patch: side of the squares that make one token.
-        threshold: darker is ink.
-        copies: what else is learned of the others.
-    """
-    count, height, width = pictures.gray.shape
-    picture = ImageFormat(height=height, width=width, levels=levels, patch=patch)
-    test = np.array(held)
-    dtype = np.dtype(np.uint8 if picture.vocab_size <= 256 else np.uint16)
-    shape = (copies.count, count - int(test.sum()), picture.length)
-    remedy = "make them smaller (--option size 28), or take fewer copies"
-    require_memory(2 * math.prod(shape) * dtype.itemsize, "images", remedy)
-
-    def tokens(gray: UInt8[np.ndarray, "N H W"]) -> Integer[np.ndarray, "N L"]:
-        return encode_images(gray, levels=levels, patch=patch, threshold=threshold)
-
-    train, step = np.empty(shape, dtype), max(1, _BLOCK // (height * width))
-    chosen = np.flatnonzero(~test)
-    for first in range(0, len(chosen), step):  # copies of all pictures at once take much memory
-        part = slice(first, first + step)
-        for number, gray in enumerate(copies.of(pictures.gray[chosen[part]])):
-            train[number, part] = tokens(gray)
-    splits = {"train": train.reshape(-1), "test": tokens(pictures.gray[test]).reshape(-1)}
-    return picture, {name: Split(spelled) for name, spelled in splits.items()}
-
-
-def copies_note(copies: Augmentation) -> tuple[str, ...]:
-    """A note on the copies that are in train, if any are."""
-    if copies.count == 1:
-        return ()
-    ways = ["mirrored"] * copies.mirror + [f"moved by {copies.shift}"] * bool(copies.shift)
-    return (f"train holds {copies.count} copies of a picture: {' and '.join(ways)}",)
-
-
-def skipped_note(pictures: ImageSet) -> tuple[str, ...]:
-    """A note on the files that were skipped, if any were."""
-    if not pictures.skipped:
-        return ()
-    named = ", ".join(map(show, pictures.skipped[:5])) + (
-        ", ..." if len(pictures.skipped) > 5 else ""
-    )
-    files = "file" if len(pictures.skipped) == 1 else "files"
-    return (f"skipped {len(pictures.skipped):,} unreadable {files}: {named}",)
-
-
-def check_share(held_out: float) -> None:
-    """Refuse a share that would hold out nothing or everything."""
-    if not 0 < held_out < 1:
-        raise MemtrainError(f"held_out={held_out}: must be above 0 and below 1; 0.1 is usual")
-
-
 def split_stream(
     tokens: Integer[np.ndarray, " N"], starts: Int64[np.ndarray, " K"], share: float
 ) -> dict[str, Split]:
     """Hold out the last documents, or the end of a single one."""
     if len(starts) < 2:
         cut = len(tokens) - round(share * len(tokens))
-        whole = np.zeros(1, np.int64)
-        return {"train": Split(tokens[:cut], whole), "test": Split(tokens[cut:], whole)}
+        start = np.zeros(1, np.int64)
+        return {"train": Split(tokens[:cut], start), "test": Split(tokens[cut:], start)}
     first = len(starts) - held_out_count(len(starts), share, "documents")
     cut = int(starts[first])
     return {
@@ -119,17 +56,86 @@ def split_stream(
     }
 
 
+# --------------------------------------------------------------------------------------- images
+
+
+def encode_splits(
+    images: ImageSet,
+    held_out: Sequence[bool],
+    augmentation: Augmentation,
+    *,
+    levels: int,
+    patch: int,
+    threshold: int | None,
+) -> tuple[ImageFormat, dict[str, Split]]:
+    """Encode images as the tokens of both splits.
+
+    Args:
+        images: all images.
+        held_out: which of them are held out; these are not augmented.
+        augmentation: applied to the others.
+        levels: grey levels.
+        patch: side of the squares that make one token.
+        threshold: darker pixels are ink.
+    """
+    count, height, width = images.gray.shape
+    image = ImageFormat(height=height, width=width, levels=levels, patch=patch)
+    test = np.array(held_out)
+    dtype = np.dtype(np.uint8 if image.vocab_size <= 256 else np.uint16)
+    shape = (augmentation.count, count - int(test.sum()), image.length)
+    remedy = "make them smaller (--option size 28), or augment less"
+    require_memory(2 * math.prod(shape) * dtype.itemsize, "images", remedy)
+
+    def encode(gray: UInt8[np.ndarray, "N H W"]) -> Integer[np.ndarray, "N L"]:
+        return encode_images(gray, levels=levels, patch=patch, threshold=threshold)
+
+    train, step = np.empty(shape, dtype), max(1, _BLOCK // (height * width))
+    chosen = np.flatnonzero(~test)
+    for first in range(0, len(chosen), step):  # augmenting all images at once takes much memory
+        block = slice(first, first + step)
+        for number, gray in enumerate(augmentation.apply(images.gray[chosen[block]])):
+            train[number, block] = encode(gray)
+    tokens = {"train": train.reshape(-1), "test": encode(images.gray[test]).reshape(-1)}
+    return image, {name: Split(one) for name, one in tokens.items()}
+
+
+def augmentation_note(augmentation: Augmentation) -> tuple[str, ...]:
+    """A note on augmented images, if there are any."""
+    if augmentation.count == 1:
+        return ()
+    ways = ["mirrored"] * augmentation.mirror
+    ways += [f"shifted by {augmentation.shift}"] * bool(augmentation.shift)
+    return (f"train holds {augmentation.count} variants of each image: {' and '.join(ways)}",)
+
+
+def skipped_note(images: ImageSet) -> tuple[str, ...]:
+    """A note on files that could not be read, if there are any."""
+    if not images.skipped:
+        return ()
+    files = "file" if len(images.skipped) == 1 else "files"
+    return (f"skipped {len(images.skipped):,} unreadable {files}: {name_some(images.skipped)}",)
+
+
+# ------------------------------------------------------------------------------------- held out
+
+
+def check_share(held_out: float) -> None:
+    """Refuse to hold out nothing or everything."""
+    if not 0 < held_out < 1:
+        raise MemtrainError(f"held_out={held_out}: must be above 0 and below 1; 0.1 is usual")
+
+
 def held_out_count(total: int, share: float, what: str) -> int:
-    """How many of `total` are held out: at least one, and never all."""
+    """The number of held-out items: at least one, and never all."""
     if total < 2:
         raise MemtrainError(f"{what}: {total}, at least 2 are needed to hold one out")
     return min(total - 1, max(1, round(share * total)))
 
 
 def held_out_names(names: Iterable[str], share: float) -> set[str]:
-    """Which names are held out: a hash of each decides, so that others may come and go.
+    """Choose names to hold out by a hash of each, so that adding others moves none.
 
-    Where that would leave a side empty, the name nearest to it changes sides.
+    If a side would be empty, the name nearest to the boundary changes sides.
     """
     rank = {name: _rank(name) for name in names}
     held_out_count(len(rank), share, "different images")
@@ -142,6 +148,6 @@ def held_out_names(names: Iterable[str], share: float) -> set[str]:
 
 
 def _rank(name: str) -> float:
-    """A number of 0..1 that follows from a name; names of files need not be UTF-8."""
+    """A hash of a name, in 0..1; file names need not be UTF-8."""
     raw = name.encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.sha256(raw).digest()[:8]) / 2**64

@@ -20,42 +20,50 @@ from jaxtyping import UInt8
 from memtrain.data.prepare.file_kind import is_image_name, require_kind
 from memtrain.data.prepare.limits import (
     Budget,
+    ignored_note,
     list_files,
-    passed_over_note,
+    one_line,
     require_memory,
-    show,
     suffix_of,
-    unpacking,
+    unpack_budget,
 )
 from memtrain.errors import MemtrainError
 from memtrain.files import open_regular
 
 MAX_PIXELS = 64 * 2**20
-"""A picture that claims more than this is refused from its header, before it is decoded."""
+"""An image whose header claims more than this is refused before it is decoded."""
 MAX_SIDE = 4096
 """The largest height and width to resize to."""
 MAX_BYTES = 2**31
-"""All pictures together, one byte per pixel, after resizing."""
+"""All images together, one byte per pixel, after resizing."""
 PIXELS_PER_BYTE = 500
-"""Pixels that a byte of a file may stand for, all files together; line drawings have up to 300."""
+"""Pixels per byte over all files; line drawings have up to 300."""
 FREE_PIXELS = 2**27
-"""Pixels that are never too many to decode: a second or two of work."""
+"""Pixels that may always be decoded: a second or two of work."""
 _STRIP = 256
-"""Rows that are converted at once, where that takes several bytes per pixel."""
+"""Rows that are converted at once, if that takes several bytes per pixel."""
 _RESIZE = "resize them: --option size 28"
+MAX_FILE_BYTES = 256 * 2**20
+"""A file in a zip that claims to unpack to more than this is refused before it is read."""
+MAX_DIRECTORY_BYTES = 64 * 2**20
+"""A zip's directory of half a million files or more; Python takes ten times its bytes."""
+_LOCAL_HEADER = 30
+"""Bytes before the name of each file in a zip, at least."""
+_BLOCK = 2**20
+_UNPACK = "unpack it yourself and pass the folder"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """What a folder or a zip of images held."""
+    """The images of a folder or zip."""
 
     gray: UInt8[np.ndarray, "N H W"]
     names: tuple[str, ...]
     """The files, relative to the folder or zip, in sorted order."""
     skipped: tuple[str, ...]
     """The files that could not be read."""
-    passed_over: Counter[str] = field(default_factory=Counter)
-    """How many others there are, by suffix."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    """The number of other files by suffix."""
 
 
 def read_folder(
@@ -64,15 +72,15 @@ def read_folder(
     accept: Callable[[str], bool] = lambda name: True,
     wanted: str = "PNG and JPEG files are read",
 ) -> ImageSet:
-    """Read the PNG and JPEG files of a folder, its subfolders, or a zip, as grey pictures.
+    """Read the PNG and JPEG files of a folder, its subfolders, or a zip, as grey images.
 
-    Each is resized as it is read; only the small ones are kept.
+    Each is resized as it is read, so only resized images are in memory.
 
     Args:
         path: a folder or a .zip.
-        size: (height, width) to resize to (Lanczos); without it all must have one size.
-        accept: given a relative name, whether the file is read.
-        wanted: that, for a person who has none.
+        size: (height, width) to resize to (Lanczos); by default all must have one size.
+        accept: decides by relative name whether a file is read.
+        wanted: describes the accepted files, for the error if there are none.
 
     Raises:
         MemtrainError: mixed sizes, no image at all, an unsafe or damaged zip, an image bomb, or
@@ -85,37 +93,37 @@ def read_folder(
     gray: np.ndarray | None = None
     names: list[str] = []
     skipped: list[str] = []
-    with _image_files(path, accept) as (files, passed_over):
+    with _image_files(path, accept) as (files, ignored):
         budget = _pixel_budget(path, sum(file.size for file in files.values()))
         if size is not None:
             _check_total(path, len(files), size)
         for name, file in files.items():
             with file.open() or nullcontext() as data:
-                picture = data and _decode_image(data, f"{path}: {show(name)}", size, budget)
-            if picture is None:
+                image = data and _decode_image(data, f"{path}: {one_line(name)}", size, budget)
+            if image is None:
                 skipped.append(name)
                 continue
             if gray is None:
-                _check_total(path, len(files), picture.shape)
-                gray = np.empty((len(files), *picture.shape), np.uint8)
-            if picture.shape != gray.shape[1:]:
-                (height, width), (other_height, other_width) = gray.shape[1:], picture.shape
+                _check_total(path, len(files), image.shape)
+                gray = np.empty((len(files), *image.shape), np.uint8)
+            if image.shape != gray.shape[1:]:
+                (height, width), (other_height, other_width) = gray.shape[1:], image.shape
                 raise MemtrainError(
-                    f"{path}: mixed sizes, {show(names[0])} is {height}x{width} and {show(name)} "
-                    f"is {other_height}x{other_width} (height x width); {_RESIZE}"
+                    f"{path}: mixed sizes, {one_line(names[0])} is {height}x{width} and "
+                    f"{one_line(name)} is {other_height}x{other_width} (height x width); {_RESIZE}"
                 )
-            gray[len(names)] = picture
+            gray[len(names)] = image
             names.append(name)
     if gray is None:
-        raise MemtrainError(f"{path}: {_none_found(skipped, passed_over)}; {wanted}")
-    return ImageSet(gray[: len(names)], tuple(names), tuple(skipped), passed_over)
+        raise MemtrainError(f"{path}: {_none_found(skipped, ignored)}; {wanted}")
+    return ImageSet(gray[: len(names)], tuple(names), tuple(skipped), ignored)
 
 
 def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
-    """One PNG or JPEG file as a grey picture of (height, width).
+    """Read one PNG or JPEG file as a grey image of size (height, width).
 
     Raises:
-        MemtrainError: it is not there, not such a file, or claims too many pixels.
+        MemtrainError: it does not exist, is no such file, or claims too many pixels.
     """
     try:
         with open_regular(path) as data:
@@ -130,7 +138,7 @@ def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
     return gray
 
 
-# --------------------------------------------------------------------------------------- finding
+# ---------------------------------------------------------------------------------------- files
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,7 @@ class _File:
     """An image of a folder or a zip."""
 
     size: int
-    """Its bytes as they are stored."""
+    """Bytes as stored."""
     open: Callable[[], BufferedIOBase | None]
     """None if it cannot be read."""
 
@@ -147,10 +155,10 @@ class _File:
 def _image_files(
     path: Path, accept: Callable[[str], bool]
 ) -> Iterator[tuple[dict[str, _File], Counter[str]]]:
-    """The images by name, and how many other files there are by suffix."""
+    """The images by name, and the number of other files by suffix."""
 
     def split(names: list[str]) -> tuple[list[str], Counter[str]]:
-        # macOS puts a hidden "._" twin with no picture in it beside every file it zips.
+        # macOS adds a hidden "._" file without an image to every file it zips.
         seen = [name for name in names if not PurePosixPath(name).name.startswith(".")]
         read = {name for name in seen if is_image_name(name) and accept(name)}
         return sorted(read), Counter(suffix_of(name) for name in seen if name not in read)
@@ -164,7 +172,7 @@ def _image_files(
         yield found, others + listing.others
         return
     with open_zip(path) as archive:
-        # Of two files of one name the later one counts, as for other programs.
+        # The later of two files with one name counts, as in other programs.
         members = {m.filename: m for m in archive.infolist() if not m.is_dir()}
         names, others = split(list(members))
         found = {
@@ -195,7 +203,7 @@ def _pixel_budget(path: Path, size: int) -> Budget:
 
 
 def _check_total(path: Path, count: int, shape: tuple[int, ...]) -> None:
-    """Refuse what would not fit in memory, before it is taken."""
+    """Refuse images that would not fit in memory, before it is allocated."""
     height, width = shape
     total = count * height * width
     if total > MAX_BYTES:
@@ -206,28 +214,27 @@ def _check_total(path: Path, count: int, shape: tuple[int, ...]) -> None:
     require_memory(3 * total, str(path), _RESIZE)
 
 
-def _none_found(skipped: list[str], passed_over: Counter[str]) -> str:
+def _none_found(skipped: list[str], ignored: Counter[str]) -> str:
     if skipped:
         return f"none of its {len(skipped):,} images can be read"
-    held = "".join(passed_over_note(passed_over)).removeprefix("passed over ")
+    held = "".join(ignored_note(ignored)).removeprefix("ignored ")
     return "holds no image to read" + (f" (but {held})" if held else "")
 
 
-# -------------------------------------------------------------------------------------- decoding
+# --------------------------------------------------------------------------------------- decode
 
 
 def _decode_image(
     data: BufferedIOBase, where: str, size: tuple[int, int] | None, budget: Budget
 ) -> UInt8[np.ndarray, "H W"] | None:
-    """One image in grey, upright, on white where it is transparent; None if it cannot be read."""
+    """Decode an image in grey, upright, transparency as white; None if it cannot be read."""
     try:
         from PIL import Image, ImageOps
     except ImportError:
         raise MemtrainError("reading images needs Pillow: pip install pillow") from None
     try:
         with warnings.catch_warnings():
-            # Of damaged files, which are counted, and from 89 megapixels on, where the limit
-            # here is lower and an error.
+            # Damaged files are counted, and large ones are refused here anyway.
             warnings.simplefilter("ignore")
             with Image.open(cast(IO[bytes], data), formats=("PNG", "JPEG")) as image:
                 pixels = image.width * image.height
@@ -244,7 +251,7 @@ def _decode_image(
         raise
     except Image.DecompressionBombError:
         claim = "too many pixels"
-    except Exception:  # whatever a decoder makes of bytes that are no image
+    except Exception:  # damage raises many kinds of errors
         return None
     raise MemtrainError(f"{where}: refused, claims {claim}, more than {MAX_PIXELS:,}")
 
@@ -268,22 +275,15 @@ def _gray(image: Any) -> Any:
     return gray
 
 
-MAX_FILE_BYTES = 256 * 2**20
-"""A file of a zip that claims to unpack to more than this is refused before it is read."""
-MAX_DIRECTORY_BYTES = 64 * 2**20
-"""A zip's directory, for which Python takes ten times its bytes: half a million files or more."""
-_LOCAL_HEADER = 30
-"""Bytes before each file in a zip, at least; its name follows."""
-_BLOCK = 2**20
-_UNPACK = "unpack it yourself and pass the folder"
+# ----------------------------------------------------------------------------------------- zips
 
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip.
+    """Open a zip; nothing is unpacked to disk.
 
     Raises:
-        MemtrainError: not a zip, damaged, unsafe names, overlapping files, or too much in it.
+        MemtrainError: not a zip, damaged, unsafe names, overlapping files, or too large.
     """
     try:
         file = open_regular(path)
@@ -295,7 +295,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
             archive = zipfile.ZipFile(limited)
         except MemtrainError:
             raise
-        except Exception as error:  # whatever Python makes of bytes that are not a zip
+        except Exception as error:  # damage raises many kinds of errors
             raise MemtrainError(f"{path}: not a zip, damaged or cut short ({error})") from None
         limited.limit = path.stat().st_size
         _check_members(path, archive.infolist())
@@ -303,7 +303,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BufferedIOBase | None:
-    """A file of a zip in memory; None if it cannot be read."""
+    """Unpack a file of a zip in memory; None if it cannot be read."""
     try:
         if member.compress_type in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
             return io.BytesIO(_decompressed(archive, member))
@@ -311,22 +311,20 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BufferedIO
         with archive.open(member) as file:
             while block := file.read(_BLOCK):
                 content.write(block)
-    # Damage makes each decompressor raise errors of its own; a file may have a password, or a
-    # compression that Python does not know.
-    except Exception:
+    except Exception:  # damaged, encrypted, or an unknown compression
         return None
     content.seek(0)
     return content
 
 
 def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """A file of bzip2 or LZMA, of which Python's own reader unpacks more than the file claims."""
+    """Unpack bzip2 or LZMA up to the claimed size; Python's own reader unpacks more."""
     stored: Any = copy(member)
     stored.compress_type, stored.file_size, stored.CRC = 0, member.compress_size, None
     with archive.open(stored) as file:
         raw = file.read(MAX_FILE_BYTES)
     if member.compress_type == zipfile.ZIP_BZIP2:
-        import bz2  # as lzma, not in every Python
+        import bz2  # like lzma, not in every Python
 
         content = bz2.BZ2Decompressor().decompress(raw, member.file_size)
     else:
@@ -338,7 +336,7 @@ def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 
 def _lzma(properties: bytes) -> Any:
-    """The decompressor that a file's properties describe; it takes its dictionary at once."""
+    """The decompressor for a file's properties; it allocates its dictionary at once."""
     import lzma
 
     dictionary = int.from_bytes(properties[1:5], "little")
@@ -351,7 +349,7 @@ def _lzma(properties: bytes) -> Any:
 
 
 class _DirectoryLimit:
-    """An open file from which no more bytes are read at once than a limit, which may change."""
+    """An open file that refuses to read more bytes at once than a limit."""
 
     def __init__(self, file: BufferedIOBase, where: str) -> None:
         self.where, self.limit = where, MAX_DIRECTORY_BYTES
@@ -369,14 +367,14 @@ class _DirectoryLimit:
 
 def _check_members(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     size = path.stat().st_size
-    budget = unpacking(str(path), size, _UNPACK)
+    budget = unpack_budget(str(path), size, _UNPACK)
     end, before = 0, ""
     for member in sorted(members, key=lambda member: member.header_offset):
-        name = show(member.filename)
-        windows = PureWindowsPath(member.filename)  # knows \ and drives, and / as well
+        name = one_line(member.filename)
+        windows = PureWindowsPath(member.filename)  # also splits at \ and knows drives
         if windows.drive or windows.root or ".." in windows.parts:
             raise MemtrainError(f"{path}: refused, its file {name!r} points outside of the zip")
-        if member.compress_size > size:  # Python would make room for all it claims
+        if member.compress_size > size:  # Python would allocate all it claims
             raise MemtrainError(
                 f"{path}: refused, its file {name!r} claims {member.compress_size:,} bytes, more "
                 "than the zip has"
@@ -390,8 +388,8 @@ def _check_members(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
             raise MemtrainError(f"{path}: not a zip, damaged or cut short (where is {name!r}?)")
         if member.header_offset < end:
             raise MemtrainError(
-                f"{path}: refused, its files {before!r} and {name!r} overlap, as no program writes "
-                "them; get it again"
+                f"{path}: refused, its files {before!r} and {name!r} overlap, which no program "
+                "writes; get it again"
             )
         budget.spend(member.file_size)
         end = member.header_offset + _LOCAL_HEADER + member.compress_size

@@ -1,9 +1,9 @@
-"""Bounds on what files from anybody may cost: unpacked bytes, memory, and how many they are."""
+"""Limits on untrusted files: unpacked bytes, memory, and the number of files."""
 
 import os
 import resource
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -11,50 +11,46 @@ from pathlib import Path, PurePosixPath
 from memtrain.errors import MemtrainError, printable
 
 GROWTH = 200
-"""Text and pictures of real data unpack to less than this many times their size."""
+"""Real text and images unpack to less than this many times their size."""
 FREE = 2**26
-"""Bytes that anything may unpack to."""
+"""Bytes that any file may unpack to."""
 MAX_FILES = 2**22
-"""Files of a folder, whose names are all held in memory."""
+"""Files in a folder, whose names are all held in memory."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says what a container may use."""
+"""The limits of a container, on Linux."""
 
 
 class Budget:
-    """What files may unpack to, all of them together."""
+    """A limit on the sum over several files, such as of their unpacked bytes."""
 
     def __init__(self, where: str, limit: int, rule: str, remedy: str) -> None:
         """
         Args:
             where: begins the error.
-            limit: how much may be spent.
-            rule: what the error says is too much.
+            limit: the largest sum.
+            rule: describes the violation in the error.
             remedy: ends the error.
         """
         self.where, self.limit, self.rule, self.remedy = where, limit, rule, remedy
         self.spent = 0
 
     def spend(self, count: int) -> None:
-        """Account for what is about to be kept.
-
-        Raises:
-            MemtrainError: it is more than the files can honestly hold.
-        """
+        """Add to the sum; a MemtrainError if it exceeds the limit."""
         self.spent += count
         if self.spent > self.limit:
             raise MemtrainError(f"{self.where}: refused, {self.rule}; {self.remedy}")
 
 
-def unpacking(where: str, packed: int, remedy: str) -> Budget:
-    """The budget of unpacked bytes for files of so many bytes."""
+def unpack_budget(where: str, packed: int, remedy: str) -> Budget:
+    """The budget of unpacked bytes for files of `packed` bytes."""
     limit = max(FREE, GROWTH * packed)
     rule = f"unpacks to more than {limit:,} bytes, over {GROWTH} times its size"
     return Budget(where, limit, rule, remedy)
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take without making the machine swap, as far as known."""
+    """Bytes that this process can allocate without swapping, as far as known."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -62,7 +58,7 @@ def available_memory() -> int:
     with suppress(OSError, ValueError, KeyError):  # of a container; "max" where it has no limit
         limit = int((CGROUP / "memory.max").read_text())
         lines = (CGROUP / "memory.stat").read_text().splitlines()
-        cached = int(dict(line.split() for line in lines)["file"])  # given back when it is needed
+        cached = int(dict(line.split() for line in lines)["file"])  # released under memory pressure
         used = int((CGROUP / "memory.current").read_text()) - cached
         free = min(free, max(0, limit - used))
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -74,14 +70,14 @@ def available_memory() -> int:
 
 
 def require_memory(needed: int, where: str, remedy: str) -> None:
-    """Refuse what would not fit in memory, before any is taken."""
+    """Refuse an allocation that would not fit in memory, before it is made."""
     available = available_memory()
     if needed > available:
         raise too_large(where, needed, available, remedy)
 
 
 def too_large(where: str, needed: int, available: int, remedy: str) -> MemtrainError:
-    """The error about what would not fit in memory."""
+    """The error for data that does not fit in memory."""
     return MemtrainError(
         f"{where}: needs {needed / 2**30:,.1f} GiB of memory or more, {available / 2**30:,.1f} GiB "
         f"are available; {remedy}"
@@ -95,7 +91,7 @@ class Listing:
     names: list[str]
     """Relative to the folder, in no order. Hidden files and folders are left out."""
     others: Counter[str] = field(default_factory=Counter)
-    """What is neither a file nor a folder, counted by what it is."""
+    """The number of other entries by kind."""
 
 
 def list_files(folder: Path) -> Listing:
@@ -134,21 +130,26 @@ def _sort(entry: os.DirEntry[str], name: str, found: Listing, waiting: list[str]
 
 
 def suffix_of(name: str) -> str:
-    """The suffix by which files are counted and read; two where the last is .gz."""
+    """A file's suffix in lower case; two if the last is .gz."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
     return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
 
 
-def show(name: str) -> str:
-    """A name from a folder or an archive as it may stand in one line of a terminal."""
+def one_line(name: str) -> str:
+    """A name from a folder or an archive, safe to print on one line."""
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def passed_over_note(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """A note on files that were not read, by suffix, if there are any."""
+def name_some(names: Sequence[str]) -> str:
+    """The first five names, for a note."""
+    return ", ".join(map(one_line, names[:5])) + (", ..." if len(names) > 5 else "")
+
+
+def ignored_note(counts: Mapping[str, int]) -> tuple[str, ...]:
+    """A note on ignored files by suffix, if there are any."""
     if not counts:
         return ()
     common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    named = [f"{count:,} {show(what or 'without a suffix')}" for what, count in common[:5]]
+    named = [f"{count:,} {one_line(what or 'without a suffix')}" for what, count in common[:5]]
     rest = sum(count for _, count in common[5:])
-    return (f"passed over {', '.join(named)}" + (f" and {rest:,} others" if rest else ""),)
+    return (f"ignored {', '.join(named)}" + (f" and {rest:,} others" if rest else ""),)

@@ -1,4 +1,4 @@
-"""Rows of JSONL, JSON, CSV and parquet files: the text of one column, a document per row."""
+"""Read one text column of JSONL, JSON, CSV and parquet files; each row is a document."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -11,30 +11,30 @@ from memtrain.errors import MemtrainError
 from memtrain.files import parse_json
 
 COLUMN = "text"
-"""The column that is read unless another is named."""
+"""The default column."""
 MAX_ROW = 2**24
-"""Bytes of a row of JSONL or CSV. Parsed, they take up to thirty times as much memory."""
+"""Bytes per row of JSONL or CSV. Parsing takes up to thirty times as much memory."""
 MAX_JSON = 2**25
-"""Bytes of a JSON file, which is parsed whole."""
+"""Bytes of a JSON file, which is parsed in one piece."""
 MAX_BATCH = 2**24
 """Bytes to which a batch of parquet rows may unpack."""
 MAX_ROWS = 2**22
-"""Rows that a parquet file of any size may have: a million equal ones take no space at all."""
+"""Rows that a parquet file of any size may have: a million equal rows take no space."""
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings of parquet in which no bytes stand for several rows."""
+"""Parquet encodings in which rows do not share bytes."""
 
 
 def read_rows(
     file: BufferedIOBase, where: str, layout: str, column: str, budget: Budget
 ) -> Iterator[bytes]:
-    """The texts of one column as UTF-8. Half characters, which JSON can spell, become "?".
+    """Yield the texts of one column as UTF-8; lone surrogates, which JSON allows, become "?".
 
     Args:
-        file: an open file, or what it unpacks to.
+        file: an open file, already unpacked.
         where: begins every error.
         layout: jsonl, json, csv, tsv or parquet.
         column: the column's name; rows in which it is null or empty are left out.
-        budget: what a parquet file may unpack to.
+        budget: for the unpacked bytes of a parquet file.
 
     Raises:
         MemtrainError: damaged, too long a row, or no such column.
@@ -55,7 +55,7 @@ def read_rows(
 def _missing(where: str, column: str, found: Iterable[object]) -> MemtrainError:
     columns = ", ".join(map(str, found)) or "none"
     return MemtrainError(
-        f"{where}: column={column}: is not there; choose one with --option column NAME, of: "
+        f"{where}: column={column}: does not exist; choose one with --option column NAME, of: "
         f"{columns}"
     )
 
@@ -71,7 +71,7 @@ def _jsonl(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None
 
 
 def _json(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None]:
-    """One array of objects or strings; one object per line is JSONL by another name."""
+    """One array of objects or strings; one object per line is read as JSONL."""
     jsonl = "write JSONL instead, one object per line"
     raw = file.read(MAX_JSON + 1)
     if len(raw) > MAX_JSON:
@@ -106,7 +106,7 @@ def _value(row: Any, where: str, column: str) -> str | None:
 
 
 def _csv(file: BufferedIOBase, where: str, column: str, delimiter: str) -> Iterator[str | None]:
-    """Comma or semicolon between fields, whichever finds the column in the header."""
+    """Separated by commas or semicolons, whichever finds the column in the header."""
     lines = (line for _, line in _lines(file, where))
     with _long_fields():
         try:
@@ -132,7 +132,7 @@ def _fields(
         nonlocal length
         for line in lines:
             length += len(line)
-            if length > MAX_ROW:  # a quote that is never closed, or fields without end
+            if length > MAX_ROW:  # an unclosed quote, or endless fields
                 raise _too_long(where)
             yield line
 
@@ -149,7 +149,7 @@ def _fields(
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let the csv module read documents; its own limit is 128 kB, and one for all readers."""
+    """Raise the csv module's limit of 128 kB per field, which is global."""
     before = csv.field_size_limit(MAX_ROW)
     try:
         yield
@@ -161,7 +161,7 @@ def _long_fields() -> Iterator[None]:
 
 
 def _lines(file: BufferedIOBase, where: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, without the mark that some editors put before the first."""
+    """Yield numbered lines, without a byte order mark."""
     number = 0
     while line := file.readline(MAX_ROW + 1):
         number += 1
@@ -212,13 +212,13 @@ def _parquet(
                     yield row
     except MemtrainError:
         raise
-    except Exception as error:  # whatever the reader makes of damaged bytes
+    except Exception as error:  # damage raises many kinds of errors
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise MemtrainError(f"{where}: not a parquet file, or damaged ({reason})") from None
 
 
 def _batch_size(metadata: Any, column: str, where: str, budget: Budget) -> int:
-    """How many rows to unpack at once: where rows share bytes, each may be as long as all bytes."""
+    """Rows to unpack at once: rows that share bytes may each be as long as the column."""
     most = max(MAX_ROWS, budget.limit * MAX_ROWS // FREE)
     if metadata.num_rows > most:
         raise MemtrainError(

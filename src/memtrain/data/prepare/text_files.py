@@ -1,4 +1,4 @@
-"""Texts as one text: files of any kind that holds text, and folders of them, read with care."""
+"""Read text files of any supported kind, and folders of them, as one text, within limits."""
 
 import codecs
 import gzip
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 
-from memtrain.data.prepare.file_kind import HEAD, Kind, is_text_name, recognise, require_kind
+from memtrain.data.prepare.file_kind import HEAD, Kind, detect, is_text_name, require_kind
 from memtrain.data.prepare.limits import (
     Budget,
     available_memory,
+    ignored_note,
     list_files,
-    passed_over_note,
+    name_some,
+    one_line,
     require_memory,
-    show,
     suffix_of,
     too_large,
-    unpacking,
+    unpack_budget,
 )
 from memtrain.data.prepare.records import COLUMN, read_rows
 from memtrain.errors import MemtrainError
@@ -27,19 +28,19 @@ from memtrain.files import open_regular
 
 BLOCK = 2**20
 MEMORY = 3
-"""Preparing a text takes up to this many times its bytes."""
+"""Memory for preparing a text, as a multiple of its bytes."""
 SEPARATOR_LINE = b"<|endoftext|>\n"
 _SPLIT = "split it into several files, and prepare a part of them"
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What files held, as one text."""
+    """The content of files, as one text."""
 
     raw: bytearray
     """Documents with a separator line between them."""
     notes: tuple[str, ...] = ()
-    """What was read and what was not, for a person."""
+    """What was read and what was not, as shown to the user."""
     not_utf8: tuple[str, ...] = ()
     """The files that are not UTF-8."""
 
@@ -47,16 +48,16 @@ class Texts:
 def read_text(path: Path, column: str | None = None) -> Texts:
     """Read a file or a folder of files as one text.
 
-    A file may be plain text of any name, gzipped text, JSONL, CSV, TSV, an array of JSON, or
-    parquet. Every file of plain text and every row of the others is a document. Of a folder,
-    subfolders included, the files with the names of `TEXT_SUFFIXES` are read in sorted order.
+    A file may be plain text of any name, gzipped text, JSONL, CSV, TSV, a JSON array, or parquet.
+    Every plain text file and every row of the others is a document. In a folder, including
+    subfolders, the files with one of `TEXT_SUFFIXES` are read in sorted order.
 
     Args:
         path: the file or folder.
-        column: of the rows that are read; `text` unless given.
+        column: the column to read of files with rows; `text` by default.
 
     Raises:
-        MemtrainError: nothing that holds text, damaged, or more than fits in memory.
+        MemtrainError: no text, damaged, or more than fits in memory.
     """
     if not path.is_dir():
         return read_texts([path], column)
@@ -66,7 +67,7 @@ def read_text(path: Path, column: str | None = None) -> Texts:
     texts = read_texts([path / name for name in names], column)
     read = Counter(map(suffix_of, names))
     others = Counter(suffix_of(name) for name in listing.names if not is_text_name(name))
-    notes = (*_read_note(read), *passed_over_note(others + listing.others), *texts.notes)
+    notes = (*_read_note(read), *ignored_note(others + listing.others), *texts.notes)
     return Texts(texts.raw, notes, texts.not_utf8)
 
 
@@ -77,8 +78,8 @@ def read_texts(
 
     Args:
         paths: the files, in this order.
-        column: of the rows that are read; `text` unless given.
-        any_bytes: take byte 0 too, for a data set that is known to be text.
+        column: the column to read of files with rows; `text` by default.
+        any_bytes: accept byte 0 too, for a data set known to be text.
     """
     kinds = {path: require_kind(path, "text") for path in paths}
     _check_column(kinds.values(), column)
@@ -88,7 +89,7 @@ def read_texts(
     where = str(paths[0] if len(paths) == 1 else paths[0].parent)
     require_memory(MEMORY * plain, where, _SPLIT)
     unpack = "if it is yours, unpack it yourself and pass the text"
-    budget = unpacking(where, sum(sizes[path] for path in packed), unpack)
+    budget = unpack_budget(where, sum(sizes[path] for path in packed), unpack)
     text = _Joined(where, any_bytes)
     foreign: list[str] = []
     for path, kind in kinds.items():
@@ -101,7 +102,7 @@ def read_texts(
         except OSError as error:
             raise MemtrainError(f"{path}: {error.strerror or error}") from None
     rows = any(kind.format not in ("text", "gzip") for kind in kinds.values())
-    note = (f"each row is a document, its column {show(column or COLUMN)}",) if rows else ()
+    note = (f"each row is a document, its column {one_line(column or COLUMN)}",) if rows else ()
     return Texts(text.raw, (*note, *_foreign_note(foreign)), tuple(foreign))
 
 
@@ -113,7 +114,7 @@ def _check_column(kinds: Iterable[Kind], column: str | None) -> None:
 
 
 def _read_note(counts: Counter[str]) -> tuple[str, ...]:
-    """A note on what a folder's text is made of, if not of files of one kind."""
+    """A note on the kinds of files in a folder, if there are several."""
     if len(counts) < 2:
         return ()
     return (f"read {', '.join(f'{count:,} {what}' for what, count in counts.most_common())}",)
@@ -122,21 +123,22 @@ def _read_note(counts: Counter[str]) -> tuple[str, ...]:
 def _foreign_note(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
-    named = ", ".join(map(show, names[:5])) + (", ..." if len(names) > 5 else "")
-    return (f"not UTF-8 (Latin-1 or the like), bytes kept as they are: {named}",)
+    return (f"not UTF-8 (perhaps Latin-1), bytes kept unchanged: {name_some(names)}",)
 
 
 def _add(
     text: "_Joined", file: BufferedIOBase, path: Path, kind: Kind, column: str, budget: Budget
 ) -> bool:
-    """Add a file's documents; whether all of them are UTF-8."""
+    """Add a file's documents and return whether all are UTF-8."""
     where = str(path)
     if kind.format == "gzip":
         unpacked = _Metered(file, budget)
         name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
-        kind = recognise(name, unpacked.peek(HEAD)[:HEAD])
+        kind = detect(name, unpacked.peek(HEAD)[:HEAD])
         if kind.recipes != ("text",) or kind.format in ("gzip", "parquet"):
-            raise MemtrainError(f"{path}: holds what is {kind.said}; unpack it first")
+            raise MemtrainError(
+                f"{path}: is gzipped, and inside is {kind.description}; unpack it first"
+            )
         file = unpacked
     if kind.format == "text":
         return _add_plain(text, file, where)
@@ -147,15 +149,15 @@ def _add(
 
 
 def _add_plain(text: "_Joined", file: BufferedIOBase, where: str) -> bool:
-    """Add a file as one document, in blocks that are checked as they come."""
+    """Add a file as one document and return whether it is UTF-8."""
     decoder: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
     done = 0
     text.begin()
     while block := file.read(BLOCK):
         if 0 in block and not text.any_bytes:
             raise MemtrainError(
-                f"{where}: holds byte 0 at {done + block.index(0):,}, which no text does; if it is "
-                "text, take it out: tr -d '\\000' < FILE > NEW"
+                f"{where}: holds byte 0 at {done + block.index(0):,}, so it is not text; if it is, "
+                "remove the byte: tr -d '\\000' < FILE > NEW"
             )
         if decoder and not (block.isascii() and not decoder.getstate()[0]):
             try:
@@ -170,7 +172,7 @@ def _add_plain(text: "_Joined", file: BufferedIOBase, where: str) -> bool:
 
 
 class _Metered(gzip.GzipFile):
-    """A gzipped file whose unpacked bytes are accounted for as they come."""
+    """A gzipped file that adds its unpacked bytes to a budget."""
 
     def __init__(self, file: BufferedIOBase, budget: Budget) -> None:
         super().__init__(fileobj=file, mode="rb")
@@ -188,7 +190,7 @@ class _Metered(gzip.GzipFile):
 
 
 class _Joined:
-    """One text of several documents. All but the last are made to end their last line."""
+    """Documents joined to one text; each but the last ends with a line end."""
 
     def __init__(self, where: str = "text", any_bytes: bool = False) -> None:
         self.raw = bytearray()
@@ -197,7 +199,7 @@ class _Joined:
         self.fresh = False
 
     def begin(self) -> None:
-        """Begin a document; one to which nothing is written leaves no trace."""
+        """Begin a document; empty ones are left out."""
         self.fresh = True
 
     def write(self, block: bytes) -> None:
@@ -210,7 +212,7 @@ class _Joined:
 
 
 def join_documents(documents: Iterable[bytes]) -> bytearray:
-    """One text of several documents; empty ones are left out."""
+    """Join documents to one text; empty ones are left out."""
     text = _Joined()
     for document in documents:
         text.begin()

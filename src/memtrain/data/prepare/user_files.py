@@ -1,4 +1,4 @@
-"""Files of the user's own: text, images, and arrays of tokens."""
+"""Prepare the user's own files: text, images, and arrays of tokens."""
 
 from pathlib import Path
 
@@ -8,19 +8,19 @@ from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.data.images import Augmentation
 from memtrain.data.prepare import download
 from memtrain.data.prepare.encode import (
+    augmentation_note,
     check_share,
-    copies_note,
-    encode_named,
+    encode_splits,
+    encode_texts,
     held_out_count,
     held_out_names,
-    image_codec,
     non_ascii_note,
     skipped_note,
     split_stream,
 )
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
 from memtrain.data.prepare.image_files import read_folder
-from memtrain.data.prepare.limits import passed_over_note, require_memory, show
+from memtrain.data.prepare.limits import ignored_note, one_line, require_memory
 from memtrain.data.prepare.text_files import read_text
 from memtrain.data.store import MAX_VOCAB, Split, Store, StoreMeta, open_array
 from memtrain.data.store_writer import check_place, write_store
@@ -37,16 +37,16 @@ def prepare_text(
     held_out: float = 0.1,
     overwrite: bool = False,
 ) -> Store:
-    """Any text file or folder of them; see `read_text` and `encode_text`.
+    """Prepare a text file or a folder of them; see `read_text` for the formats.
 
     Args:
         path: the file or folder.
         out: the store's folder.
-        mode: "bytes" keeps all bytes, "ascii" drops characters beyond ASCII.
+        mode: "bytes" keeps all bytes, "ascii" drops non-ASCII characters.
         separator: put token 0 between documents.
-        column: of JSONL, CSV and parquet, the column to read; `text` unless given.
-        held_out: share of the documents in test, the last ones; of a single document, its end.
-        overwrite: replace a store that is there.
+        column: the column to read of JSONL, CSV and parquet; `text` by default.
+        held_out: share of the documents in test, the last ones, or the end of a single document.
+        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
@@ -54,10 +54,10 @@ def prepare_text(
     texts = read_text(path, column)
     if mode == "ascii" and texts.not_utf8:
         raise MemtrainError(
-            f"mode=ascii: {show(texts.not_utf8[0])} is not UTF-8, so its characters are not known; "
-            "convert it: iconv -f LATIN1 -t UTF-8 FILE > NEW"
+            f"mode=ascii: {one_line(texts.not_utf8[0])} is not UTF-8, so its characters are "
+            "unknown; convert it: iconv -f LATIN1 -t UTF-8 FILE > NEW"
         )
-    encoded = encode_named(texts, mode, separator, str(path))
+    encoded = encode_texts(texts, mode, separator, str(path))
     meta = StoreMeta(
         name=path.resolve().stem,
         vocab_size=TEXT_VOCAB,
@@ -83,7 +83,7 @@ def prepare_images(
     shift: int = 0,
     overwrite: bool = False,
 ) -> Store:
-    """Any folder or zip of PNG and JPEG files, in grey; see `read_folder` and `encode_pictures`.
+    """Prepare a folder or zip of PNG and JPEG files, in grey.
 
     Args:
         path: the folder or zip.
@@ -91,37 +91,33 @@ def prepare_images(
         size: (height, width), or one number for both, to resize to.
         levels: grey levels.
         patch: side of the squares that make one token.
-        threshold: darker is ink; needs two levels.
-        held_out: share of the images in test; an image's side follows from its name.
-        mirror: learn from mirrored images too.
-        shift: learn from images moved by so many pixels too, in eight directions.
-        overwrite: replace a store that is there.
+        threshold: darker pixels are ink; needs two levels.
+        held_out: share of the images in test, chosen by a hash of their names.
+        mirror: add mirrored images to train.
+        shift: add images shifted by this many pixels in eight directions to train.
+        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
-    copies = Augmentation(mirror=mirror, shift=shift)
+    augmentation = Augmentation(mirror=mirror, shift=shift)
     kind = require_kind(path, "images")
-    pictures = read_folder(path, (size, size) if isinstance(size, int) else size)
-    held = held_out_names(pictures.names, held_out)
-    picture, splits = image_codec(
-        pictures,
-        [name in held for name in pictures.names],
-        levels=levels,
-        patch=patch,
-        threshold=threshold,
-        copies=copies,
+    images = read_folder(path, (size, size) if isinstance(size, int) else size)
+    held = held_out_names(images.names, held_out)
+    is_held_out = [name in held for name in images.names]
+    image, splits = encode_splits(
+        images, is_held_out, augmentation, levels=levels, patch=patch, threshold=threshold
     )
     meta = StoreMeta(
         name=path.resolve().stem,
-        vocab_size=picture.vocab_size,
+        vocab_size=image.vocab_size,
         source=str(path),
-        document_length=picture.length,
-        picture=picture,
+        document_length=image.length,
+        picture=image,
         notes=(
             *mixed_note(path, kind, "images"),
-            *skipped_note(pictures),
-            *passed_over_note(pictures.passed_over),
-            *copies_note(copies),
+            *skipped_note(images),
+            *ignored_note(images.ignored),
+            *augmentation_note(augmentation),
         ),
     )
     return write_store(out, meta, splits, overwrite=overwrite)
@@ -135,9 +131,14 @@ def prepare_tokens(
     held_out: float = 0.1,
     overwrite: bool = False,
 ) -> Store:
-    """Any .npy of tokens: one stream (1-D), or documents of one length (2-D).
+    """Prepare a .npy of tokens: one stream (1-D), or documents of one length (2-D).
 
-    The last share of the documents is held out; of a stream, its last tokens.
+    Args:
+        path: the file.
+        out: the store's folder.
+        vocab_size: the number of different tokens; the highest token + 1 by default.
+        held_out: share of the documents in test, the last ones, or the end of a stream.
+        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
@@ -151,10 +152,10 @@ def prepare_tokens(
             f"{path}: {array.dtype} of shape {array.shape}: must be whole numbers, "
             f"1-D (a stream) or 2-D (documents x length); {_array_remedy(array)}"
         )
-    if not array.flags.c_contiguous:  # is turned around in memory
+    if not array.flags.c_contiguous:  # is copied into C order in memory
         require_memory(array.nbytes, str(path), "save it in C order: np.ascontiguousarray(array)")
     if not array.size:
-        raise MemtrainError(f"{path}: holds no tokens, at least 4 are needed, 2 a split")
+        raise MemtrainError(f"{path}: holds no tokens, at least 4 are needed, 2 per split")
     low, high = int(array.min()), int(array.max())
     if low < 0:
         raise MemtrainError(f"{path}: holds {low}; tokens are 0 or more")
@@ -182,4 +183,4 @@ def prepare_tokens(
 def _array_remedy(array: np.ndarray) -> str:
     if array.ndim > 2:
         return "images are read as PNG files: memtrain train images --data FOLDER"
-    return "turn values into tokens first: np.save('tokens.npy', array.astype(np.uint16))"
+    return "convert values to tokens first: np.save('tokens.npy', array.astype(np.uint16))"
