@@ -711,7 +711,7 @@ def test_a_run_writes_without_its_data(here: Path, capsys):
     assert main(write) == 0
     assert capsys.readouterr().out == written.texts()[0] + "\n"
     line = refused(capsys, "generate", "runs/text", "--prompt", "~")
-    assert "'~' is not in the text that the model learned from" in line
+    assert "'~' does not occur in the training text" in line
 
 
 def test_scores_are_said_where_figures_cannot_be_saved(here: Path, capsys):

@@ -23,7 +23,7 @@ from memtrain.cli.args import (
 )
 from memtrain.config import CELLS, RunConfig, Stream, check_used
 from memtrain.config.serialize import read_config
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, printable
 from memtrain.recipes import RECIPES, STREAMS, recipe
 from memtrain.recipes.sizes import describe_sizes
 
@@ -134,7 +134,8 @@ def train(arguments: list[str]) -> int:
         from memtrain.data.prepare.cache import prepared_stream
 
         assert isinstance(default.data, Stream)
-        prepare = partial(prepared_stream, name, options.data, default.data, options.option)
+        wanted = (name, options.data, default.data, options.option)
+        prepare = partial(prepared_stream, *wanted, report=_print_note)
         # One process prepares the data, all read it.
         config = configure(replace(default, data=group.from_main(prepare)))
     reporter = make_reporter()
@@ -237,6 +238,10 @@ def _check_bptt_alone(config: RunConfig) -> None:
                 f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "
                 "them out (--bptt.steps without --method adds BPTT as a last stage)"
             )
+
+
+def _print_note(line: str) -> None:
+    print(printable(line), file=sys.stderr)
 
 
 def _unnamed(config: RunConfig, arguments: list[str]) -> list[str]:

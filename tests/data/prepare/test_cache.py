@@ -265,7 +265,9 @@ def slow(*arguments):
 own.read_text = slow
 held_out = json.loads(sys.argv[1])
 sys.stdin.read()
-store = prepared_store("text", Path("book.txt"), {"held_out": held_out}, Path("data"))
+def report(line):
+    print(line, file=sys.stderr)
+store = prepared_store("text", Path("book.txt"), {"held_out": held_out}, Path("data"), report)
 print(json.dumps([str(store.folder), store.splits["test"].tokens]))
 """
 

@@ -109,9 +109,7 @@ def test_latin_1_is_kept_as_bytes_with_a_note_and_refused_for_ascii(tmp_path: Pa
     path.write_bytes("Le café était fermé.\n".encode("latin-1") * 20)
     store = prepare_text(path, tmp_path / "out")
     shown = "caf\\x1b[2J.txt"
-    assert (
-        store.meta.notes[0] == f"not UTF-8 (Latin-1 or the like), bytes kept as they are: {shown}"
-    )
+    assert store.meta.notes[0] == f"not UTF-8 (perhaps Latin-1), bytes kept unchanged: {shown}"
     with pytest.raises(MemtrainError, match="mode=ascii: .* is not UTF-8.*iconv"):
         prepare_text(path, tmp_path / "other", mode="ascii")
 
@@ -180,7 +178,7 @@ def test_rows_of_jsonl_are_documents(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"body": "x", "id": 1}\n', "line 1: column=text: is not there"),
+        (b'{"body": "x", "id": 1}\n', "line 1: column=text: does not exist"),
         (b'{"body": "x", "id": 1}\n', "of: body, id"),
         (b'{"text": "x"}\n{"text": 7}\n', "line 2: column=text: must be a string"),
         (b'{"text": "x"}\n["text"]\n', "line 2: must be a JSON object"),
@@ -213,7 +211,7 @@ def test_rows_of_csv_and_tsv_are_documents(tmp_path: Path):
     [
         (b"id,body\n1,x\n", "column=text: does not exist; choose one with --option column NAME"),
         (b"id,body\n1,x\n", "of: id, body"),
-        (b"", "column=text: is not there"),
+        (b"", "column=text: does not exist"),
         (b"id,text\n1\n", "row 1 has 1 fields, the header names 2"),
         (b'id,text\n1,"' + b"y\n" * 50, "a row of more than 50 bytes"),
         (b'id,text\n1,"' + b'","\n' * 50, "a row of more than 50 bytes"),
@@ -232,7 +230,7 @@ def test_an_array_of_json_is_rows_and_other_json_names_jsonl(tmp_path: Path, mon
     assert documents(read_text(path)) == [b"one\n", b"two"]
     assert "write JSONL instead" in refused(path, b'{\n"text": "one"\n}')
     assert "write JSONL instead" in refused(path, b'[{"text": "o')
-    assert "item 1: column=text: is not there" in refused(path, b'[{"body": "one"}]')
+    assert "item 1: column=text: does not exist" in refused(path, b'[{"body": "one"}]')
     monkeypatch.setattr(records, "MAX_JSON", 20)
     assert "JSON of more than 20 bytes; write JSONL" in refused(path, b'["a", "b", "c", "d", "e"]')
 
@@ -272,7 +270,7 @@ def test_every_row_of_a_parquet_file_is_a_document(tmp_path: Path, write_parquet
     write_parquet(path, {"story": ["a"], "text": [1]})
     assert "column=text: holds int64, must be strings" in refused(path, path.read_bytes())
     said = refused(path, path.read_bytes(), "body")
-    assert "column=body: is not there" in said and "of: story, text" in said
+    assert "column=body: does not exist" in said and "of: story, text" in said
 
 
 def test_parquet_that_is_not_utf8_is_one_line(tmp_path: Path, write_parquet):
