@@ -3,14 +3,15 @@
 import contextlib
 import io
 import math
+import re
 import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import SequenceMatcher
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -47,31 +48,23 @@ class Option(NamedTuple):
     name: str
     """--smt.steps, or RUN for a positional argument."""
     kind: Any
-    """Its type without None; a Literal's choices are checked by `_bad_value`."""
+    """Its type, without None."""
     default: Any
     help: str
-    section: str = "options"
-
-    @property
-    def positional(self) -> bool:
-        return not self.name.startswith("-")
+    section: str
 
     def usage(self) -> str:
-        """The option as the help shows it."""
-        if self.positional:
-            dots = "..." if get_origin(self.kind) is tuple else ""
-            return self.name + dots if self.default is MISSING else f"[{self.name}{dots}]"
+        """The option with its values, as the help shows it."""
+        if not self.name.startswith("-"):
+            name = self.name + "..." * (get_origin(self.kind) is tuple)
+            return name if self.default is MISSING else f"[{name}]"
         if self.kind is bool:
-            group, dot, leaf = self.name.removeprefix("--").rpartition(".")
-            return f"{self.name}, --{group}{dot}no-{leaf}" if self.default else self.name
-        values = get_args(self.kind) if get_origin(self.kind) is tuple else [self.kind]
-        return " ".join([self.name, *(self.metavar(value) for value in values)])
-
-    @staticmethod
-    def metavar(kind: Any) -> str:
-        if get_origin(kind) is Literal:
-            return "|".join(get_args(kind))
-        return METAVARS.get(get_origin(kind) or kind, "VALUE")
+            off = re.sub(r"(--|\.)(?=[^.]+$)", r"\1no-", self.name)
+            return f"{self.name}, {off}" if self.default else self.name
+        if get_origin(self.kind) is Literal:
+            return f"{self.name} {'|'.join(get_args(self.kind))}"
+        kinds = get_args(self.kind) if get_origin(self.kind) is tuple else [self.kind]
+        return " ".join([self.name, *(METAVARS[get_origin(kind) or kind] for kind in kinds)])
 
     def description(self) -> str:
         """Its help and default."""
@@ -84,7 +77,7 @@ class Option(NamedTuple):
 def options_of(
     kind: type, values: Any = None, prefix: str = "--", section: str = "options"
 ) -> list[Option]:
-    """The options of a dataclass: first its own, then groups, then stages without steps.
+    """The options of a dataclass: its own, then those of groups, last of stages without steps.
 
     Args:
         kind: the dataclass; fields that hold dataclasses are groups.
@@ -92,70 +85,78 @@ def options_of(
         prefix: of the names of all options.
         section: heading in the help.
     """
-    hints, docs = get_type_hints(kind, include_extras=True), _field_docs(kind)
+    docs = {
+        field.arg_name: " ".join((field.description or "").split())
+        for cls in reversed(kind.__mro__[:-1])
+        for field in docstring_parser.parse_from_object(cls).params
+    }
+    positional: list[Option] = []
     own: list[Option] = []
     groups: list[Option] = []
     skipped: list[Option] = []
-    for one in fields(kind):
-        value = one.default if values is None else getattr(values, one.name)
-        name, hint, text = one.name.replace("_", "-"), hints[one.name], docs.get(one.name, "")
+    source = kind if values is None else values
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        value = getattr(source, name, MISSING)
+        option, text = prefix + name.replace("_", "-"), docs.get(name, "")
         if is_dataclass(value):
             into = skipped if getattr(value, "steps", 1) == 0 else groups
-            into += options_of(type(value), value, f"{prefix}{name}.", f"{one.name}: {text}")
+            into += options_of(type(value), value, f"{option}.", f"{name}: {text}")
             continue
         if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
-            name, hint = name.upper(), get_args(hint)[0]
+            kind = get_args(hint)[0]
+            positional.append(Option(name.upper(), kind, value, text, "arguments"))
         else:
-            name = prefix + name
-        optional = NoneType in get_args(hint)
-        own.append(Option(name, get_args(hint)[0] if optional else hint, value, text, section))
-    return own + groups + skipped
-
-
-def _field_docs(kind: type) -> dict[str, str]:
-    """The docstrings under the fields of a dataclass and its bases, each as one paragraph."""
-    found: dict[str, str] = {}
-    for cls in reversed(kind.__mro__[:-1]):
-        for field in docstring_parser.parse_from_object(cls).params:
-            found[field.arg_name] = " ".join((field.description or "").split())
-    return found
+            kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
+            own.append(Option(option, kind, value, text, section))
+    return positional + own + groups + skipped
 
 
 def show_help(program: str, description: str, options: Iterable[Option], footer: str = "") -> None:
     """Print the help of a command and exit."""
     options = [option for option in options if len(get_args(option.kind)) != 1]
-    names = " ".join(option.usage() for option in options if option.positional)
-    print(f"usage: {program} {names}{' ' * bool(names)}[OPTIONS]\n")
+    names = [option.usage() for option in options if option.section == "arguments"]
+    print("usage:", program, *names, "[OPTIONS]\n")
     width = min(shutil.get_terminal_size().columns, 100)
     print(textwrap.fill(" ".join(description.split()), width))
-    section = ""
-    for option in options:
-        title = "arguments" if option.positional else option.section
-        if title != section:
-            section = title
-            print(f"\n{section}")
-        left = f"  {option.usage()}".ljust(28)
-        lines = textwrap.wrap(option.description(), width - 28, break_on_hyphens=False)
-        if left.endswith("  ") and lines:
-            left += lines.pop(0)
-        print(left.rstrip(), *(" " * 28 + line for line in lines), sep="\n")
+    for section, group in groupby(options, lambda option: option.section):
+        print(f"\n{section}")
+        for option in group:
+            left = f"  {option.usage()}".ljust(28)
+            lines = textwrap.wrap(option.description(), width - 28, break_on_hyphens=False)
+            if left.endswith("  ") and lines:
+                left += lines.pop(0)
+            print(left.rstrip(), *(" " * 28 + line for line in lines), sep="\n")
     if footer:
         print(f"\n{footer}")
     raise SystemExit(0)
 
 
-def wants_help(arguments: Sequence[str], *names: str) -> bool:
-    return not {"-h", "--help", *names}.isdisjoint(arguments)
+def parse(
+    kind: type[Parsed],
+    arguments: list[str],
+    program: str,
+    options: list[Option] | None = None,
+    default: Parsed | None = None,
+    hint: str = "",
+) -> Parsed:
+    """Parse the arguments of a command; a mistake is one line with the nearest name.
 
-
-def parse(kind: type[Parsed], arguments: list[str], program: str) -> Parsed:
-    """Parse the arguments of a command; mistakes are one line with the nearest name."""
-    options = options_of(kind)
-    if wants_help(arguments):
+    Args:
+        kind: the dataclass of its options.
+        arguments: of the command line.
+        program: the command, for help and errors.
+        options: all options that the command knows; those of `kind` unless given.
+        default: an instance with the defaults.
+        hint: what to do about an argument that belongs to no option.
+    """
+    options = options or options_of(kind)
+    if {"-h", "--help"} & {*arguments}:
         show_help(program, kind.__doc__ or "", options)
     check_names(arguments, options, program)
-    parsed, unknown = parse_known(kind, arguments, options, program)
-    refuse(unknown, options, program)
+    parsed, unknown = parse_known(kind, arguments, options, program, default)
+    if unknown:
+        hint = hint.format(unknown[0]) or f"see {program} --help"
+        raise MemtrainError(f"{unknown[0]!r}: unexpected argument; {hint}")
     return parsed
 
 
@@ -167,16 +168,15 @@ def parse_known(
     default: Parsed | None = None,
 ) -> tuple[Parsed, list[str]]:
     """Parse the options of a dataclass; returns it and the arguments that are not its own."""
-    given = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # tyro's own report takes ten lines
             parsed, unknown = tyro.cli(
                 kind,
                 args=arguments,
+                default=tyro.MISSING_NONPROP if default is None else default,
                 config=(tyro.conf.AvoidSubcommands,),
                 return_unknown_args=True,
                 add_help=False,
-                **given,
             )
     except SystemExit as stop:
         raise MemtrainError(_reason(stop, arguments, options, program)) from None
@@ -190,47 +190,42 @@ def _reason(stop: BaseException, arguments: list[str], options: list[Option], pr
     while cause is not None:
         if isinstance(cause, MemtrainError):  # a config's own check
             return f"{group}: {cause}" if group else str(cause)
-        group = getattr(cause, "arg", group)  # of tyro's error around it
+        group = getattr(cause, "arg", "")  # tyro's error around it names the group
         group = group if isinstance(group, str) else ""
         cause = cause.__context__
     bad = _bad_value(arguments, options)
-    if not bad:
-        missing = [one.name for one in options if one.positional and one.default is MISSING]
-        bad = f"{missing[0]}: is missing" if missing else "arguments: not understood"
-    return f"{bad}; see {program} --help"
+    for one in () if bad else options:
+        if one.section == "arguments":
+            choices = get_args(one.kind)
+            bad = f"must be one of {', '.join(choices)}" if choices else "is missing"
+            bad = f"{one.name}: {bad}"
+    return f"{bad or 'arguments: not understood'}; see {program} --help"
 
 
 def _bad_value(arguments: list[str], options: list[Option]) -> str:
     """The first value that its option cannot take, and the rule."""
-    known = {option.name: option for option in options}
+    known = {option.name: option for option in options if option.kind is not bool}
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         option = known.get(_plain(name))
-        if option is None or option.kind is bool:
+        if option is None:
             continue
         following = takewhile(lambda one: not one.startswith("--"), arguments[index + 1 :])
         values = [value] if equals else list(following)
-        kind = get_origin(option.kind) or option.kind
-        if kind is dict and (not values or len(values) % 2):
+        origin = get_origin(option.kind)
+        if origin is dict and (not values or len(values) % 2):
             return f"{name}: takes pairs of a name and a value, for example {name} size 28"
-        kinds = get_args(option.kind) if kind is tuple else [option.kind]
+        kinds = get_args(option.kind) if origin is tuple else [option.kind]
         if len(values) < len(kinds):
-            number = "a value" if len(kinds) == 1 else f"{len(kinds)} values"
-            return f"{name}: needs {number}"
+            return f"{name}: needs {'a value' if len(kinds) == 1 else f'{len(kinds)} values'}"
         for one, text in zip(kinds, values, strict=False):
             if get_origin(one) is Literal and text not in get_args(one):
                 return f"{name}={text}: must be one of {', '.join(get_args(one))}"
-            if one in (int, float) and not _is_number(text, one):
+            try:
+                _ = one(text) if one in (int, float) else None
+            except ValueError:
                 return f"{name}={text}: must be a {'whole ' * (one is int)}number"
     return ""
-
-
-def _is_number(text: str, kind: type) -> bool:
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _plain(name: str) -> str:
@@ -242,34 +237,20 @@ def check_names(arguments: list[str], options: list[Option], program: str) -> No
     """Refuse options that do not exist, and options given twice, of which tyro takes the last."""
     known = [option.name for option in options]
     given: set[str] = set()
-    for argument in arguments:
-        name = argument.partition("=")[0]
-        if not name.startswith("--"):
-            continue
-        if name.replace("_", "-") not in known and _plain(name) not in known:
-            raise _no_such_option(name, known, program)
-        if _plain(name) in given:
+    for name in (one.partition("=")[0] for one in arguments if re.match(r"-[^\d.]", one)):
+        plain = _plain(name)
+        if plain not in known:
+            guess = nearest_option(name, known)
+            hint = f"did you mean {guess}?" if guess else f"see {program} --help"
+            if name == "--config":
+                hint = "give a config.json in place of the recipe: memtrain train config.json"
+            raise MemtrainError(f"{name}: no such option; {hint}")
+        if plain in given:
             pairs = "all pairs go to one: --option size 28 levels 16"
-            hint = pairs if name == "--option" else "leave one out"
-            raise MemtrainError(f"{_plain(name)}: given twice; {hint}")
-        given.add(_plain(name))
-
-
-def refuse(unknown: list[str], options: list[Option], program: str, hint: str = "") -> None:
-    """Refuse arguments that belong to no option."""
-    if unknown and unknown[0].startswith("-"):
-        raise _no_such_option(unknown[0], [option.name for option in options], program)
-    if unknown:
-        hint = hint or f"see {program} --help"
-        raise MemtrainError(f"{unknown[0]!r}: unexpected argument; {hint}")
-
-
-def _no_such_option(name: str, known: list[str], program: str) -> MemtrainError:
-    guess = nearest_option(name, known)
-    hint = f"did you mean {guess}?" if guess else f"see {program} --help"
-    if name == "--config":
-        hint = "give a config.json in place of the recipe: memtrain train config.json"
-    return MemtrainError(f"{name}: no such option; {hint}")
+            raise MemtrainError(
+                f"{plain}: given twice; {pairs if plain == '--option' else 'leave one out'}"
+            )
+        given.add(plain)
 
 
 def nearest_option(option: str, known: list[str]) -> str:

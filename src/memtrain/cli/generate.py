@@ -69,18 +69,14 @@ def _load(options: Generate) -> Any:
     from memtrain.training.console import make_reporter
     from memtrain.training.run_folder import is_run
 
-    name = options.run
-    if not is_run(name):
-        names = pretrained_names()
-        if name not in names:
-            refuse_name_of_run(Path(name))
-            known = f"the pretrained models are {', '.join(names)}" if names else "none is there"
-            raise MemtrainError(
-                f"{name}: no run there, and no pretrained model of that name; {known}"
-            )
+    name, names, best, allowed = options.run, pretrained_names(), options.best, options.allow_code
+    if not is_run(name) and name in names:
         return load_pretrained(name, device="cuda" if torch.cuda.is_available() else "cpu")
-    flags = {"allow_code": options.allow_code, "best": options.best}
-    model = load_rnn(name, reporter=make_reporter(), **flags)
+    if not is_run(name):
+        refuse_name_of_run(Path(name))
+        known = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
+        raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {known}")
+    model = load_rnn(name, allow_code=allowed, best=best, reporter=make_reporter())
     if model.spelling is None:
         raise MemtrainError(
             f"{name}: its task ({model.config.data.kind}) asks for answers and has no sequences "
@@ -91,7 +87,7 @@ def _load(options: Generate) -> Any:
 
     from memtrain.training.run import Run
 
-    return Run.open(name, **flags)  # for its held-out images
+    return Run.open(name, allow_code=allowed, best=best)  # for its held-out images
 
 
 def generate_text(model: Any, options: Generate) -> None:

@@ -16,10 +16,8 @@ from memtrain.cli.args import (
     options_of,
     parse,
     parse_known,
-    refuse,
     refuse_name_of_run,
     show_help,
-    wants_help,
 )
 from memtrain.config import CELLS, RunConfig, Stream, check_used
 from memtrain.config.serialize import read_config
@@ -27,6 +25,7 @@ from memtrain.errors import MemtrainError, printable
 from memtrain.recipes import RECIPES, STREAMS, recipe
 from memtrain.recipes.sizes import describe_sizes
 
+HELP = {"-h", "--help", "--help-all"}
 KEEPS = "and a run keeps its config; leave the option out, or train a new run with --folder"
 
 
@@ -105,11 +104,11 @@ def train(arguments: list[str]) -> int:
     options, overrides = parse_known(_StreamOptions, rest, options_of(_StreamOptions), program)
     default = read_config(path) if path.suffix == ".json" else _recipe(name, options)
     known = _known_options(name, default)
-    if wants_help(rest, "--help-all"):
+    if HELP & {*rest}:
         _show_help(program, name, known, everything="--help-all" in rest)
     check_names(rest, known, program)
-    hint = "did you mean --data" if name in STREAMS and options.data is None else ""
-    configure = partial(_configure, overrides, program, known, hint=hint)
+    hint = "did you mean --data {}?" if name in STREAMS and options.data is None else ""
+    configure = partial(parse, RunConfig, overrides, program, known, hint=hint)
     config = configure(default)
     if name in STREAMS and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
         default = _recipe(name, options, config.cell.kind)  # of the size's other cell
@@ -156,7 +155,7 @@ def train(arguments: list[str]) -> int:
 
 
 def _list_recipes(arguments: list[str]) -> int:
-    helped = wants_help(arguments[:1], "--help-all")
+    helped = HELP & {*arguments[:1]}
     if arguments and not helped:
         raise MemtrainError(
             f"RECIPE: is missing before {arguments[0]}, as in memtrain train text --data book.txt; "
@@ -220,15 +219,6 @@ def _show_help(program: str, name: str, known: list[Option], everything: bool) -
         if option in by_name:
             shown.append(by_name[option]._replace(help=text, section=section))
     show_help(program, about, shown, f"All {len(known)} options: {program} --help-all")
-
-
-def _configure(
-    overrides: list[str], program: str, known: list[Option], default: RunConfig, hint: str = ""
-) -> RunConfig:
-    """The config with the fields that the command line changes."""
-    config, unknown = parse_known(RunConfig, overrides, known, program, default)
-    refuse(unknown, known, program, hint and f"{hint} {unknown[0] if unknown else ''}?")
-    return config
 
 
 def _check_bptt_alone(config: RunConfig) -> None:
