@@ -296,8 +296,8 @@ def test_numbers_that_have_no_logarithm_are_refused(field: str, asked: list[Case
     [
         (["growth", "--figure", "growth.txt"], "figure=growth.txt: must end in .png, .pdf, .svg"),
         (["growth", "--minutes", "0"], "minutes=0.0: must be above 0"),
-        (["smt", "--minutes", "3"], "minutes: only growth has it"),
-        (["--redraw", "growth.json"], "redraw: only growth has it"),
+        (["smt", "--minutes", "3"], "minutes: only for growth"),
+        (["--redraw", "growth.json"], "redraw: only for growth"),
         (["growth", "--redraw", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`generate`, the one function with which a model writes."""
+"""`generate`, and the presentation of samples by `memtrain generate`."""
 
 import io
 import re
@@ -41,7 +41,7 @@ def model(spelling: TokenCodec) -> Pretrained:
     return Pretrained("tiny", rnn, spelling, TINY, {})
 
 
-def test_text_begins_with_the_start_token_or_goes_on_from_a_prompt():
+def test_text_starts_with_the_start_token_or_continues_a_prompt():
     author = model(TEXT)
     free = generate(author, count=3, length=20, seed=4)
     assert free.tokens.shape == (3, 21) and (free.tokens[:, 0] == 10).all() and free.given == 1
@@ -54,7 +54,7 @@ def test_text_begins_with_the_start_token_or_goes_on_from_a_prompt():
 
 
 @pytest.mark.parametrize("warn_only", [False, True])
-def test_writing_leaves_torch_as_deterministic_as_it_was(warn_only: bool):
+def test_sampling_restores_deterministic_algorithms(warn_only: bool):
     seen = []
 
     def listen(_: np.ndarray) -> None:
@@ -70,7 +70,7 @@ def test_writing_leaves_torch_as_deterministic_as_it_was(warn_only: bool):
         torch.use_deterministic_algorithms(False)
 
 
-def test_the_same_seed_writes_the_same_and_listeners_hear_all_of_it():
+def test_the_same_seed_gives_the_same_samples_and_chunks_add_up():
     author, heard = model(TEXT), []
     written = generate(author, prompt="a", length=40, seed=1, listen=heard.append)
     assert len(heard) > 1
@@ -81,7 +81,7 @@ def test_the_same_seed_writes_the_same_and_listeners_hear_all_of_it():
     )
 
 
-def test_pictures_are_finished_whatever_is_given(tmp_path: Path):
+def test_images_are_completed_from_any_prompt(tmp_path: Path):
     author = model(PICTURE)
     free = generate(author, count=5)
     assert free.tokens.shape == (5, 6) and (free.tokens[:, 0] == 3).all()
@@ -94,7 +94,7 @@ def test_pictures_are_finished_whatever_is_given(tmp_path: Path):
     assert (tmp_path / "grid.png").is_file()
 
 
-def test_a_start_mark_is_read_before_any_prompt_and_never_written():
+def test_a_start_mark_is_read_before_the_prompt_and_never_sampled():
     author = model(MARKED)
     free = generate(author, count=40, temperature=5.0)
     assert free.tokens.shape == (40, 6) and free.given == 0
@@ -107,7 +107,7 @@ def test_a_start_mark_is_read_before_any_prompt_and_never_written():
     assert done.tokens[0, 2:].tolist() == by_hand[0].tolist()
 
 
-def test_the_models_mode_comes_back():
+def test_sampling_restores_training_mode():
     author = model(TEXT)
     author.rnn.train()
     generate(author, length=1)
@@ -133,19 +133,21 @@ def test_the_models_mode_comes_back():
         (MARKED, {"prompt": np.array([4])}, "prompt: 4 is not a token, must be 0..3"),
     ],
 )
-def test_bad_wishes_are_one_line(spelling: TokenCodec, options: dict[str, Any], message: str):
+def test_invalid_options_are_refused_in_one_line(
+    spelling: TokenCodec, options: dict[str, Any], message: str
+):
     with pytest.raises(MemtrainError) as caught:
         generate(model(spelling), **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prompt", [np.array([1.5]), np.zeros((2, 2, 2), np.int64)])
-def test_a_prompt_that_is_no_row_of_tokens_is_refused(prompt: np.ndarray):
+def test_a_prompt_of_another_shape_or_type_is_refused(prompt: np.ndarray):
     with pytest.raises(MemtrainError, match="must be a text, or whole numbers"):
         _given(TEXT, prompt, 1)
 
 
-def test_pictures_are_saved_as_png_only_and_a_path_may_be_a_word(tmp_path: Path):
+def test_images_are_saved_as_png_only_and_a_path_may_be_a_string(tmp_path: Path):
     drawn = Samples(np.zeros((2, 6), np.int64), 0, PICTURE)
     drawn.save(str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").is_file()
@@ -153,14 +155,14 @@ def test_pictures_are_saved_as_png_only_and_a_path_may_be_a_word(tmp_path: Path)
         drawn.save(tmp_path / "a")
 
 
-def test_texts_are_saved_apart(tmp_path: Path):
+def test_saved_texts_are_separated(tmp_path: Path):
     tokens = np.array([list(b"one"), list(b"two")])
     Samples(tokens, 0, TEXT).save(tmp_path / "deep" / "out.txt")
     assert (tmp_path / "deep" / "out.txt").read_text() == "one\n\n----\n\ntwo"
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.JPG", "x.svg"])
-def test_text_is_not_saved_as_a_picture(tmp_path: Path, name: str):
+def test_text_is_not_saved_under_the_name_of_an_image(tmp_path: Path, name: str):
     with pytest.raises(MemtrainError, match="writes text; end it in .txt"):
         Samples(np.array([list(b"one")]), 0, TEXT).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
@@ -174,13 +176,13 @@ def test_text_is_not_saved_as_a_picture(tmp_path: Path, name: str):
         (3, "model=int: must be a Run"),
     ],
 )
-def test_a_name_in_place_of_a_model_says_how_to_load_it(wrong: Any, message: str):
+def test_a_name_instead_of_a_model_explains_how_to_load_it(wrong: Any, message: str):
     with pytest.raises(MemtrainError) as caught:
         generate(wrong)
     assert message in str(caught.value)
 
 
-def test_a_text_for_pictures_names_the_argument_and_the_option():
+def test_a_text_prompt_for_images_names_the_argument_and_the_option():
     with pytest.raises(MemtrainError, match=r"give the tokens .* \(on the command line: --image"):
         generate(model(PICTURE), prompt="a")
 
@@ -203,7 +205,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_control_characters_are_written_out_on_a_terminal_only(monkeypatch, count: int, tmp_path):
+def test_control_characters_are_escaped_on_a_terminal_only(monkeypatch, count: int, tmp_path):
     text = "a\x1b]0;x\x07é\u202eb\n"
     tokens = np.tile(np.frombuffer(text.encode(), np.uint8).astype(np.int64), (count, 1))
 
@@ -223,7 +225,7 @@ def test_control_characters_are_written_out_on_a_terminal_only(monkeypatch, coun
         assert out.read_text() == "\n\n----\n\n".join([text] * count)
 
 
-def test_a_picture_is_written_through_no_link(tmp_path: Path, monkeypatch):
+def test_images_are_not_saved_through_a_symbolic_link(tmp_path: Path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").touch()
@@ -233,13 +235,13 @@ def test_a_picture_is_written_through_no_link(tmp_path: Path, monkeypatch):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_text_for_a_picture_file_is_refused_before_it_is_written(tmp_path: Path, capsys):
+def test_text_for_an_image_file_is_refused_before_sampling(tmp_path: Path, capsys):
     with pytest.raises(MemtrainError, match=r"end it in \.txt"):
         generate_text(model(TEXT), Generate(run="tiny", out=tmp_path / "x.png"))
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_written_is_one_line_and_pictures_are_shown_in_notebooks():
+def test_samples_have_a_short_repr_and_images_are_shown_in_notebooks():
     pictures = Samples(np.zeros((2, 6), np.int64), 1, PICTURE)
     assert repr(pictures) == "<Samples: 2 pictures of 6 tokens, 1 of them given>"
     shown = pictures._repr_png_()

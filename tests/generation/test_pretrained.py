@@ -1,4 +1,4 @@
-"""Exported models come back, write the same, and what is wrong with one is one line."""
+"""Exported models load and generate the same samples; damage is one line."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ def folder(run: Run, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("fp16", 2e-3), ("bf16", 2e-2)])
-def test_an_exported_model_comes_back_without_its_teacher(run, tmp_path: Path, dtype, error):
+def test_an_exported_model_loads_without_its_teacher(run, tmp_path: Path, dtype, error):
     paths = export(run, "tiny-digits", tmp_path, dtype=dtype)
     assert pretrained_names(tmp_path) == ["tiny-digits"]
     model = load_pretrained("tiny-digits", folder=tmp_path)
@@ -71,7 +71,7 @@ def test_an_exported_model_comes_back_without_its_teacher(run, tmp_path: Path, d
     assert generate(model, count=2).pictures().shape == (2, 8, 8)
 
 
-def test_the_rnn_of_a_run_needs_its_config_and_checkpoints_alone(trained: Run, again: Path):
+def test_load_rnn_needs_only_config_and_checkpoints(trained: Run, again: Path):
     model = load_rnn(again)
     assert (model.spelling, model.config) == (trained.spelling, trained.config)
     assert model.trained["stages"] == trained.progress.stages_json()
@@ -103,12 +103,12 @@ def edit_progress(state: Path, **values) -> None:
     state.write_text(json.dumps(plain))
 
 
-def test_a_run_of_an_older_memtrain_asks_its_data_what_it_writes(trained: Run, again: Path):
+def test_a_run_of_an_older_memtrain_takes_the_codec_from_its_data(trained: Run, again: Path):
     edit_progress(newest_state(again), spelling=None)
     assert load_rnn(again).spelling == trained.spelling
 
 
-def test_an_rnn_too_large_for_this_machine_is_refused_before_it_is_made(again: Path):
+def test_an_rnn_too_large_for_this_machine_is_refused_before_it_is_built(again: Path):
     path = again / "config.json"
     plain = json.loads(path.read_text())
     plain["cell"] |= {"width": 2**16, "layers": 64}
@@ -117,7 +117,7 @@ def test_an_rnn_too_large_for_this_machine_is_refused_before_it_is_made(again: P
         load_rnn(again)
 
 
-def test_a_run_that_cannot_write_says_why(tmp_path: Path):
+def test_load_rnn_explains_why_it_cannot_load(tmp_path: Path):
     with pytest.raises(MemtrainError, match="no run there"):
         load_rnn(tmp_path / "nowhere")
     Run.create(replace(TINY, data=Digits()), tmp_path / "begun")
@@ -125,7 +125,7 @@ def test_a_run_that_cannot_write_says_why(tmp_path: Path):
         load_rnn(tmp_path / "begun")
 
 
-def test_the_rnn_of_a_task_that_asks_for_answers_is_loaded_and_writes_nothing(tmp_path: Path):
+def test_load_rnn_of_a_task_without_sequences_loads_but_does_not_generate(tmp_path: Path):
     run = Run.create(TINY, tmp_path / "answers").train()
     model = load_rnn(tmp_path / "answers")
     assert model.spelling is None
@@ -135,7 +135,7 @@ def test_the_rnn_of_a_task_that_asks_for_answers_is_loaded_and_writes_nothing(tm
         generate(model)
 
 
-def test_the_card_says_how_it_was_made(folder: Path):
+def test_the_card_holds_the_training_record(folder: Path):
     card = json.loads((folder / "tiny-digits.json").read_text())
     assert card["trained"]["nats"] == 1.5
     assert card["trained"]["stages"][0]["steps"] == 3
@@ -163,7 +163,7 @@ def test_weights_that_are_not_finite_numbers_are_refused(folder: Path, change, s
         load_pretrained("tiny-digits", folder=folder)
 
 
-def test_a_name_that_is_not_there_gets_the_nearest(folder: Path):
+def test_an_unknown_name_suggests_the_nearest(folder: Path):
     with pytest.raises(MemtrainError, match="did you mean tiny-digits?"):
         load_pretrained("tiny-digit", folder=folder)
     empty = folder / "empty"
@@ -228,7 +228,7 @@ def edit_cell(folder: Path, kind: str) -> None:
     edit(folder, config=config)
 
 
-def test_an_export_is_the_old_model_or_the_new_one_wherever_it_ends(
+def test_an_interrupted_export_leaves_the_old_model_or_the_new_one(
     run: Run, folder: Path, monkeypatch
 ):
     """Every file operation of an export fails in turn."""
@@ -272,7 +272,7 @@ def weights_in(folder: Path) -> torch.Tensor:
     return load_pretrained("tiny-digits", folder=folder).rnn.readout.head.weight
 
 
-def test_what_cannot_be_exported_says_why(run: Run, tmp_path: Path):
+def test_export_explains_why_it_cannot_export(run: Run, tmp_path: Path):
     with pytest.raises(MemtrainError, match="name='../x'"):
         export(run, "../x", tmp_path)
     untrained = Run(run.config, tmp_path)
@@ -284,7 +284,7 @@ def test_what_cannot_be_exported_says_why(run: Run, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_package_holds_loads_and_writes():
+def test_bundled_models_load_and_generate():
     """Whatever models are in the package: each is whole and small, and says what it is."""
     home = Path(pretrained.__file__).parent / "weights"
     for name in pretrained_names():

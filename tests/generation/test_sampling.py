@@ -12,7 +12,7 @@ from memtrain.models.rnn import RNN, Sampler
 
 class TestRead:
     @pytest.mark.parametrize("kind", ["transformer", "mlp", "gru"])
-    def test_equals_step_after_step(self, kind):
+    def test_equals_one_step_at_a_time(self, kind):
         rnn, inputs = tiny_rnn(tiny_cell(kind)), random_tokens(3, 6)
         logits, memories = rnn.read(inputs)
         memory = rnn.empty_memory(3)
@@ -21,7 +21,7 @@ class TestRead:
             assert_close(logits[:, t], step_logits)
             assert_close(memories[:, t], memory)
 
-    def test_goes_on_from_a_given_memory(self):
+    def test_continues_from_a_given_memory(self):
         rnn, inputs = tiny_rnn(), random_tokens(3, 6)
         logits, memories = rnn.read(inputs)
         later_logits, later = rnn.read(inputs[:, 4:], memories[:, 3])
@@ -53,25 +53,25 @@ def greedy(rnn: RNN, prompt: list[int], length: int, allowed: int = VOCAB) -> li
     return written
 
 
-class TestWrite:
+class TestSample:
     prompt = random_tokens(3, 4)
 
     @pytest.mark.parametrize(
         "options", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}], ids=str
     )
-    def test_of_the_likeliest_tokens_equals_greedy_choice_by_hand(self, options):
+    def test_greedy_options_equal_greedy_choice_by_hand(self, options):
         rnn = sharp_rnn()
         written = sample(rnn, self.prompt, 7, seeded(), **options)
         assert written.tolist() == [greedy(rnn, row, 7) for row in self.prompt.tolist()]
 
-    def test_the_same_seed_writes_the_same_tokens_and_another_seed_others(self):
+    def test_the_seed_decides_the_tokens(self):
         rnn = tiny_rnn()
         first, again, other = (
             sample(rnn, self.prompt, 12, seeded(seed)).tolist() for seed in (5, 5, 6)
         )
         assert first == again != other
 
-    def test_chance_comes_from_the_generator_alone(self):
+    def test_the_generator_is_the_only_source_of_randomness(self):
         torch.manual_seed(0)
         before = torch.get_rng_state()
         rnn = tiny_rnn()
@@ -79,7 +79,7 @@ class TestWrite:
         sample(rnn, self.prompt, 5, seeded())
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_what_was_written_is_read_before_the_next_token(self):
+    def test_each_token_is_read_before_the_next_is_sampled(self):
         # Written one token at a time, each time with all that stands before as the prompt.
         rnn, generator, text = sharp_rnn(), seeded(), self.prompt
         for _ in range(5):
@@ -89,7 +89,7 @@ class TestWrite:
 
     @pytest.mark.parametrize("allowed", [1, 3, VOCAB])
     @pytest.mark.parametrize("temperature", [0.0, 5.0])
-    def test_only_allowed_tokens_are_written(self, allowed, temperature):
+    def test_only_allowed_tokens_are_sampled(self, allowed, temperature):
         rnn = tiny_rnn()
         written = sample(
             rnn, random_tokens(20, 2), 20, seeded(), temperature=temperature, allowed=allowed
@@ -98,7 +98,7 @@ class TestWrite:
         if temperature:
             assert set(written.flatten().tolist()) == set(range(allowed))
 
-    def test_allowed_tokens_are_chosen_by_their_own_likelihood(self):
+    def test_the_likeliest_allowed_token_is_chosen(self):
         rnn = sharp_rnn()
         written = sample(rnn, self.prompt, 6, seeded(), temperature=0.0, allowed=3)
         assert written.tolist() == [greedy(rnn, row, 6, 3) for row in self.prompt.tolist()]
@@ -124,7 +124,7 @@ class TestWrite:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("chunk", [1, 3, 5, 99])
-    def test_pieces_together_are_the_whole(self, chunk):
+    def test_chunks_add_up_to_the_whole(self, chunk):
         rnn = tiny_rnn()
         pieces = list(sample_chunks(rnn, self.prompt, 7, seeded(3), Sampler(), chunk))
         assert all(piece.shape[1] <= chunk for piece in pieces)

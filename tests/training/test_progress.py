@@ -104,7 +104,7 @@ def test_progress_of_another_version_is_read_and_saved_again():
     old = read_progress(
         {"stage": 1, "step": 0, "stages": [STAGE | {"watts": 3.5}], "colour": "red"}
     )
-    assert (old.stage, old.spelling, old.made_of, old.run) == (1, {}, None, "")
+    assert (old.stage, old.spelling, old.made_of, old.run) == (1, "unknown", None, "")
     assert old.stages[0] == StageProgress(**STAGE, other={"watts": 3.5})
     plain = old.to_json()
     assert plain["colour"] == "red" and plain["stages"][0]["watts"] == 3.5

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+import os
 import re
 import shlex
 import shutil
@@ -285,9 +286,9 @@ def _expanded(parsed: Any) -> dict[str, Any]:
     for one in fields(parsed):
         value = getattr(parsed, one.name)
         if isinstance(value, Path):
-            found[one.name] = value.expanduser()
+            found[one.name] = Path(os.path.expanduser(value))  # Path.expanduser raises at ~nobody
         elif isinstance(value, tuple) and any(isinstance(item, Path) for item in value):
-            found[one.name] = tuple(item.expanduser() for item in value)
+            found[one.name] = tuple(Path(os.path.expanduser(item)) for item in value)
     return found
 
 

@@ -67,7 +67,7 @@ def bench(arguments: list[str]) -> int:
         return _growth(options)
     for name, default in (("minutes", math.inf), ("redraw", None)):
         if getattr(options, name) != default:
-            raise MemtrainError(f"{name}: only growth has it; memtrain bench growth")
+            raise MemtrainError(f"{name}: only for growth; memtrain bench growth --{name} ...")
 
     import torch
 
@@ -95,7 +95,7 @@ def bench(arguments: list[str]) -> int:
 
 
 def _growth(options: Any) -> int:
-    """Time or read curves, print them, draw them."""
+    """Time or read growth curves, print and plot them."""
     if options.figure.suffix not in FIGURES:
         raise MemtrainError(f"figure={options.figure}: must end in {', '.join(FIGURES)}")
 
@@ -112,7 +112,7 @@ def _growth(options: Any) -> int:
     else:
         _, size, engine = _machine(options)
         seconds = 0.5 if options.seconds is None else options.seconds
-        _say("Ctrl-C stops after the running step, a second one at once, and draws what was timed")
+        _say("Ctrl-C stops after the running step, a second one at once; timed points are plotted")
         timed = time_points(points(size), engine, seconds, _say, options.minutes)
         status = 128 + timed.signal_number if timed.signal_number else int(timed.failed)
         if not timed.points and timed.signal_number:
@@ -131,7 +131,7 @@ def _growth(options: Any) -> int:
 
 
 def _machine(options: Any) -> tuple[Any, str, Any]:
-    """Device, size of the models and engine, as the options say."""
+    """Device, model size and engine of the options."""
     from memtrain.accel.engine import pick_device
     from memtrain.config import EngineConfig
 
@@ -142,5 +142,5 @@ def _machine(options: Any) -> tuple[Any, str, Any]:
 
 
 def _say(line: str) -> None:
-    """How far it is; stdout is for results."""
+    """Print progress to stderr; stdout is for results."""
     print(line, file=sys.stderr)

@@ -1,6 +1,5 @@
 """memtrain data."""
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,16 +83,11 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
     from memtrain.data.prepare import DATA_SETS, prepare, prepare_path
     from memtrain.data.prepare.cache import prepare_source, source_path
 
-    name, out = options.name, options.out and _expanded(options.out)
+    name, out = options.name, options.out
     if name in DATA_SETS:
         out = out or Path("data") / name
-        store = prepare(
-            name,
-            data_dir=options.data_dir and _expanded(options.data_dir),
-            out=out,
-            overwrite=options.overwrite,
-            **options.option,
-        )
+        flags = {"data_dir": options.data_dir, "overwrite": options.overwrite}
+        store = prepare(name, out=out, **flags, **options.option)
     else:
         try:
             path = source_path(Path(name))
@@ -121,10 +115,3 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
         print(printable(f"note  {note}"))
     print(f"prepared {out}; learn it with: memtrain train {name} --data {out}")
     return 0
-
-
-def _expanded(path: Path) -> Path:
-    """The path with ~ expanded, if there is such a user."""
-    with suppress(RuntimeError):
-        return path.expanduser()
-    return path

@@ -9,21 +9,21 @@ from memtrain.errors import MemtrainError
 from memtrain.training.processes import end_process
 
 GRACE = 120
-"""Seconds that workers have to save a run that was stopped; torchrun alone gives them 30."""
+"""Seconds for workers to save a stopped run; torchrun's default is 30."""
 USAGE = """\
 usage: memtrain torchrun [OPTIONS OF TORCHRUN] train|resume ...
 
-Train on several GPUs or machines: what `torchrun [OPTIONS] -m memtrain ...` does, but a run that is
-stopped or fails ends in one line, with the status of its processes. For example
+Train on several GPUs or machines. Same as `torchrun [OPTIONS] -m memtrain ...`, except that a
+stopped or failed run prints one line and exits with the status of its processes. For example
   memtrain torchrun --nproc-per-node 8 train mnist
   memtrain torchrun --nproc-per-node 8 --max-restarts 3 train mnist
   memtrain torchrun --nproc-per-node 8 resume runs/mnist
-`torchrun --help` lists the options; those of memtrain's command come after its name.
+`torchrun --help` lists its options; those of train and resume come after the command.
 """
 
 
 def torchrun(arguments: list[str]) -> int:
-    """Start several processes of a memtrain command, with torchrun's options."""
+    """Start a memtrain command in several processes, with torchrun's options."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if arguments else 2
@@ -45,14 +45,14 @@ def torchrun(arguments: list[str]) -> int:
     options.training_script = "memtrain"
     if getattr(options, "shutdown_timeout", 0) is None:
         options.shutdown_timeout = GRACE
-    # What it says of signals and failed workers, these and memtrain say in a line.
+    # Silence its reports of signals and failed workers: memtrain prints one line about them.
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+        if name.startswith("torch.distributed.elastic"):  # each logger has its own level
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         run(options)
     except SignalException as stopped:
-        end_process(128 + stopped.sigval)  # the main process has said what is saved
+        end_process(128 + stopped.sigval)  # the main process has printed its message
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         if failure.exitcode < 0:

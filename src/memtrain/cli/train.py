@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,30 +100,8 @@ def train(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _list_recipes(arguments)
     name, *rest = arguments
-    path, program = Path(name), f"memtrain train {name}"
-    _check_source(path)
-    options, overrides = parse_known(_StreamOptions, rest, options_of(_StreamOptions), program)
-    default = read_config(path) if path.suffix == ".json" else _recipe(name, options)
-    known = _known_options(name, default)
-    if HELP & {*rest}:
-        _show_help(program, name, known, everything="--help-all" in rest)
-    check_names(rest, known, program)
-    hint = "did you mean --data {}?" if name in STREAMS and options.data is None else ""
-    configure = partial(parse, RunConfig, overrides, program, known, hint=hint)
+    options, default, configure = _parse_train(name, rest)
     config = configure(default)
-    if name in STREAMS and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
-        default = _recipe(name, options, config.cell.kind)  # of the size's other cell
-        config = configure(default)
-    check_used(config.cell, default.cell)
-    if options.method == "bptt":
-        _check_bptt_alone(config)
-    if options.resume and options.overwrite:
-        raise MemtrainError("--resume and --overwrite: choose one")
-    if path.suffix == ".json" and not options.allow_code and (named := _unnamed(config, rest)):
-        raise MemtrainError(
-            f"{name}: imports {named[0]}; pass --allow-code if you trust it, or name the class "
-            "yourself (--cell.kind, --data.path)"
-        )
 
     from memtrain.training.console import make_reporter
     from memtrain.training.distributed import join, restarts
@@ -145,13 +124,52 @@ def train(arguments: list[str]) -> int:
         own = read_config(folder / "config.json")
         if options.resume:
             _check_same_config(name, options, config, own, configure)
-            if options.data is not None:
-                _check_same_data(options.data, config.data, own.data)
         allowed = options.allow_code or not _unnamed(own, rest)
         run = Run.open(folder, allow_code=allowed, reporter=reporter, group=group)
     else:
         run = Run.create(config, folder, overwrite=options.overwrite, group=group)
     return _train(run, reporter)
+
+
+def _parse_train(
+    name: str, arguments: list[str]
+) -> tuple[_StreamOptions, RunConfig, Callable[[RunConfig], RunConfig]]:
+    """Parse and check the arguments after the recipe or config.json.
+
+    Returns:
+        The options that choose the recipe; its config; and a function that changes the fields of a
+        config which the other options name.
+    """
+    path, program = Path(name), f"memtrain train {name}"
+    _check_source(path)
+    options, overrides = parse_known(_StreamOptions, arguments, options_of(_StreamOptions), program)
+    default = read_config(path) if path.suffix == ".json" else _recipe(name, options)
+    known = _known_options(name, default)
+    if HELP & {*arguments}:
+        _show_help(program, name, known, everything="--help-all" in arguments)
+    check_names(arguments, known, program)
+    hint = "did you mean --data {}?" if name in STREAMS and options.data is None else ""
+    configure = partial(parse, RunConfig, overrides, program, known, hint=hint)
+    config = configure(default)
+    if name in STREAMS and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
+        default = _recipe(name, options, config.cell.kind)  # as large as the other cell
+        config = configure(default)
+    check_used(config.cell, default.cell)
+    for stage in ("smt", "dmt") if options.method == "bptt" else ():
+        if steps := getattr(config, stage).steps:
+            raise MemtrainError(
+                f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "
+                "them out (--bptt.steps without --method adds BPTT as a last stage)"
+            )
+    if options.resume and options.overwrite:
+        raise MemtrainError("--resume and --overwrite: choose one")
+    if path.suffix == ".json" and not options.allow_code:
+        for unnamed in _unnamed(config, arguments):
+            raise MemtrainError(
+                f"{name}: imports {unnamed}; pass --allow-code if you trust it, or name the class "
+                "yourself (--cell.kind, --data.path)"
+            )
+    return options, default, configure
 
 
 def _list_recipes(arguments: list[str]) -> int:
@@ -221,15 +239,6 @@ def _show_help(program: str, name: str, known: list[Option], everything: bool) -
     show_help(program, about, shown, f"All {len(known)} options: {program} --help-all")
 
 
-def _check_bptt_alone(config: RunConfig) -> None:
-    for stage in ("smt", "dmt"):
-        if steps := getattr(config, stage).steps:
-            raise MemtrainError(
-                f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "
-                "them out (--bptt.steps without --method adds BPTT as a last stage)"
-            )
-
-
 def _print_note(line: str) -> None:
     print(printable(line), file=sys.stderr)
 
@@ -272,6 +281,8 @@ def _check_same_config(
         )
     for key, given, kept in _differences(configure(own), own):
         raise MemtrainError(f"{key}={given}: the run has {key}={kept}, {KEEPS}")
+    if options.data is not None:
+        _check_same_data(options.data, config.data, own.data)
 
 
 def _check_same_data(source: Path, prepared: Any, own: Any) -> None:

@@ -1,9 +1,7 @@
-"""Models that write, without their teacher and data: those of runs, and small ones that come with
-the package.
+"""Load and export the RNN of a run without its teacher and data; load the bundled models.
 
-Of the latter NAME.safetensors holds the weights of cell and readout in 16 bits; NAME.json holds
-the run's config, what the tokens spell, how it was trained, and a checksum, which ties the two
-together.
+An exported model is two files: NAME.safetensors has the weights of cell and readout in 16 bits,
+NAME.json the config, the token codec, the training record, and the checksum of the weights.
 """
 
 import hashlib
@@ -39,22 +37,22 @@ if TYPE_CHECKING:
 PRETRAINED_VERSION = 1
 MAX_CARD_BYTES = 2**20
 HOME = Path(__file__).parent / "weights"
-"""Where the package's own models are."""
+"""Folder of the bundled models."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """A model that can write, as `generate` takes it."""
+    """An RNN without its teacher and data, ready for `generate`."""
 
     name: str
     rnn: RNN
     spelling: TokenCodec | None
-    """What the tokens spell; None if the run's task asks for answers: it cannot generate."""
+    """The token codec; None if the task asks for answers, and there is nothing to sample."""
     config: RunConfig
-    """The run that trained it."""
+    """The config of the run that trained it."""
     trained: dict[str, Any]
-    """Steps, tokens and seconds of each stage, and whatever the exporter added."""
+    """Steps, tokens and seconds of each stage, and the notes of `export`."""
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.rnn.parameters())
@@ -69,14 +67,14 @@ def load_rnn(
     cell: nn.Module | None = None,
     reporter: Reporter | None = None,
 ) -> Pretrained:
-    """The recurrent network of a run. Of its folder, config.json and checkpoints/ are enough.
+    """Load the RNN of a run, for which config.json and checkpoints/ are enough.
 
     Args:
-        folder: the run's folder.
-        best: take the checkpoint with the lowest held-out loss instead of the newest.
-        allow_code: import the cell that the run's config names.
-        cell: the cell as an object, if it was given as one: the same, or it is refused.
-        reporter: hears of checkpoints that had to be passed over.
+        folder: the run folder.
+        best: load the checkpoint with the lowest held-out loss instead of the newest.
+        allow_code: import the cell class that the run's config names.
+        cell: the cell as an object, if the run was created with one; it must be the same.
+        reporter: receives messages about unreadable checkpoints.
 
     Raises:
         MemtrainError: the run is not trained yet, is damaged, or has another cell.
@@ -101,18 +99,17 @@ def load_rnn(
         if key.startswith("rnn.")
     }
     plain = checkpoint.progress.spelling
-    if plain != {}:
-        spelling = None if plain is None else read_codec(plain, source)
-    else:  # written by an older memtrain; only the data knows
+    if plain == "unknown":  # written by an older memtrain; only the data knows
         from memtrain.training.run import Run
 
         spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
+    else:
+        spelling = None if plain is None else read_codec(plain, source)
     vocab_size = spelling.vocab_size if spelling else _vocab_size(weights, source)
     rnn = build_rnn(config, vocab_size, cell)
     record = recorded.made_of if recorded else checkpoint.progress.made_of
     if record is not None:
-        given = cell is not None
-        found = describe_cell(config, rnn.cell, vocab_size, given=given)
+        found = describe_cell(config, rnn.cell, vocab_size, given=cell is not None)
         for doubt in check_record(read_record(record, source), found, str(folder), ("cell",)):
             reporter.say(doubt)
     load_weights(rnn, weights, folder)
@@ -125,7 +122,7 @@ def load_rnn(
 
 
 def _vocab_size(weights: Mapping[str, torch.Tensor], source: str) -> int:
-    """Of a task that asks for answers, which spells nothing."""
+    """The vocabulary size of a run without a codec, from the shape of its readout."""
     head = weights.get("readout.head.weight")
     if head is None or head.dim() != 2:
         raise MemtrainError(f"{source}: has no readout")
@@ -133,7 +130,7 @@ def _vocab_size(weights: Mapping[str, torch.Tensor], source: str) -> int:
 
 
 def pretrained_names(folder: Path | str | None = None) -> list[str]:
-    """The models that are there."""
+    """The names of the bundled models, or of those in a folder."""
     return sorted(
         entry.name.removesuffix(".json")
         for entry in (Path(folder) if folder else HOME).iterdir()
@@ -144,15 +141,15 @@ def pretrained_names(folder: Path | str | None = None) -> list[str]:
 def load_pretrained(
     name: str, *, folder: Path | str | None = None, device: torch.device | str = "cpu"
 ) -> Pretrained:
-    """A model by name, in 32 bits.
+    """Load an exported model, in 32 bits.
 
     Args:
         name: one of `pretrained_names`.
-        folder: where its two files are, if not in the package.
-        device: where it is to run.
+        folder: the folder of its two files, unless it is bundled.
+        device: the device to load it to.
 
     Raises:
-        MemtrainError: no such model, or its files are not as they were exported.
+        MemtrainError: there is no such model, or its files have changed since the export.
     """
     home = Path(folder) if folder else HOME
     names = pretrained_names(folder)
@@ -183,11 +180,11 @@ def load_pretrained(
 
 
 def _weights_of(home: Path, name: str, checksum: str, rnn: RNN) -> bytes:
-    """The weights that a card's checksum names, of a size that fits the RNN."""
+    """The weights with a checksum, if their size fits the RNN."""
     if not re.fullmatch("[0-9a-f]{64}", checksum):
         raise MemtrainError(f"{name}.json: sha256={checksum!r}: must be 64 hexadecimal digits")
     largest = 8 * sum(value.numel() for value in rnn.state_dict().values()) + 2**20
-    # An export that was killed between its two last steps left them under the other name.
+    # If an export was killed before its last step, they are under the temporary name.
     for path in (home / f"{name}.safetensors", home / _waiting_name(name, checksum)):
         if path.is_file():
             weights = read_bytes(path, largest)
@@ -199,7 +196,7 @@ def _weights_of(home: Path, name: str, checksum: str, rnn: RNN) -> bytes:
 
 
 def _waiting_name(name: str, checksum: str) -> str:
-    """Of weights whose card is about to be written."""
+    """The temporary name of weights whose card is not written yet."""
     return f".{name}-{checksum[:12]}.safetensors"
 
 
@@ -211,23 +208,23 @@ def export(
     dtype: Literal["fp16", "bf16"] = "fp16",
     notes: dict[str, Any] | None = None,
 ) -> list[Path]:
-    """Write the RNN of a run as NAME.safetensors and NAME.json; returns the two paths.
+    """Save the RNN of a run as NAME.safetensors and NAME.json; returns the two paths.
 
-    Whenever it is killed or the disk is full, what loads is the old model or the new one.
+    If it is killed or the disk is full, the old model or the new one loads, never a mixture.
 
     Args:
-        run: a run whose data can be written, with one of our cells.
+        run: a trained run with a built-in cell, whose task has sequences to sample.
         name: letters, digits, '-'.
-        folder: where to; both files are replaced.
-        dtype: fp16 keeps more digits, bf16 more range; weights need digits.
-        notes: more to say of it, for example scores.
+        folder: the folder, in which both files are replaced.
+        dtype: fp16 has more digits, which weights need; bf16 has more range.
+        notes: extra entries of the training record, for example scores.
     """
     if not name or not all(part.isalnum() for part in name.split("-")):
         raise MemtrainError(f"name={name!r}: letters and digits with '-' between them")
     if dtype not in DTYPES:
         raise MemtrainError(f"dtype={dtype!r}: {did_you_mean(dtype, DTYPES)}")
     if run.spelling is None:
-        raise MemtrainError(f"{run.folder}: answers questions and writes nothing")
+        raise MemtrainError(f"{run.folder}: its task asks for answers; it writes nothing to export")
     if not run.progress.stages:
         raise MemtrainError(f"{run.folder}: is not trained yet")
     _check_cell_kind(run.config, name)
@@ -252,9 +249,10 @@ def export(
     paths = [folder / f"{name}.safetensors", folder / f"{name}.json"]
     waiting = folder / _waiting_name(name, card["sha256"])
     write_atomic(waiting, weights)
-    write_atomic(paths[1], (json.dumps(card, indent=1) + "\n").encode())  # from now on the new one
+    # From here on the new model loads.
+    write_atomic(paths[1], (json.dumps(card, indent=1) + "\n").encode())
     waiting.replace(paths[0])
-    for left in folder.iterdir():  # by exports that were killed
+    for left in folder.iterdir():  # leftovers of killed exports
         if re.fullmatch(rf"\.{name}-[0-9a-f]{{12}}\.safetensors", left.name):
             left.unlink()
     sync(folder)
@@ -262,6 +260,6 @@ def export(
 
 
 def _check_cell_kind(config: RunConfig, name: str) -> None:
-    """A pretrained model names no code to import."""
+    """Refuse cells that would need code to be imported."""
     if config.cell.kind not in CELLS:
         raise MemtrainError(f"{name}: cell.kind={config.cell.kind}: must be {', '.join(CELLS)}")

@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memtrain.config import RunConfig
 from memtrain.errors import CheckpointError, MemtrainError
@@ -69,9 +69,9 @@ class Progress:
     """Bytes of metrics.jsonl that were deleted while the run trained."""
     data: str = ""
     """The identity of the training data; empty if it has none or in old checkpoints."""
-    spelling: dict[str, Any] | None = field(default_factory=dict)
+    spelling: dict[str, Any] | Literal["unknown"] | None = "unknown"
     """The token codec, so that the RNN can generate without its data. None if the task has no
-    codec; empty in old checkpoints."""
+    codec; unknown in old checkpoints."""
     made_of: Any = None
     """The record of the task and cell (see fingerprint.py), unchecked; None in old checkpoints."""
     run: str = ""
@@ -82,7 +82,7 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         unset = {name for name in ("metrics_lost", "best") if not getattr(self, name)}
-        unset |= {"spelling"} if self.spelling == {} else set()
+        unset |= {"spelling"} if self.spelling == "unknown" else set()
         unset |= {"made_of"} if self.made_of is None else set()
         plain = _to_json(self, unset)
         if self.best is not None:

@@ -191,7 +191,8 @@ class Run:
         progress.check_fits(self.config, self.folder)
         load_weights(self.models, checkpoint.weights, self.folder)
         progress.data = progress.data or fresh.data  # an old checkpoint does not have all
-        progress.spelling = fresh.spelling if progress.spelling == {} else progress.spelling
+        if progress.spelling == "unknown":
+            progress.spelling = fresh.spelling
         progress.made_of = fresh.made_of if progress.made_of is None else progress.made_of
         self.progress = progress
         self.writer.saved = self.writer.begun = progress.global_step
