@@ -66,7 +66,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors"])
 def test_a_pickle_named_as_a_checkpoint_is_refused_unopened(run: Path, tmp_path: Path, name: str):
     replace_file(run, name, pickle.dumps(Mark(tmp_path / "mark")))
-    with pytest.raises(CheckpointError, match="SafetensorError|another length"):
+    with pytest.raises(CheckpointError, match="SafetensorError|not as long"):
         Run.open(run)
     assert not (tmp_path / "mark").exists()
 
@@ -74,7 +74,7 @@ def test_a_pickle_named_as_a_checkpoint_is_refused_unopened(run: Path, tmp_path:
 @pytest.mark.parametrize("header", [2**63 - 1, 2**40, 10**8 + 1])
 def test_a_checkpoint_that_claims_a_huge_header_is_refused(run: Path, header: int):
     replace_file(run, "weights.safetensors", struct.pack("<Q", header) + b"{}")
-    with pytest.raises(CheckpointError, match="SafetensorError|another length"):
+    with pytest.raises(CheckpointError, match="SafetensorError|not as long"):
         Run.open(run)
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_that_claims_a_huge_tensor_is_refused(run: Path):
     text = json.dumps({"w": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}})
     content = struct.pack("<Q", len(text)) + text.encode() + b"\0" * 64
     replace_file(run, "weights.safetensors", content)
-    with pytest.raises(CheckpointError, match="SafetensorError|another length"):
+    with pytest.raises(CheckpointError, match="SafetensorError|not as long"):
         Run.open(run)
 
 

@@ -364,7 +364,7 @@ def test_only_asked_positions_count():
         tally = ScoreAccumulator(5, CPU)
         tally.add(lambda _, logits=logits: logits, normal(3, 5, 2, 16), batch.targets)
         assert tally.score().accuracy == accuracy
-        assert int(tally.asked.sum()) == int(asked.sum())
+        assert int(tally.targets.sum()) == int(asked.sum())
 
 
 def test_a_score_of_nothing_is_zero():

@@ -120,7 +120,7 @@ def test_bytes_after_the_last_tensor_are_seen_before_they_are_hashed(tmp_path: P
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)
     with (path / name).open("r+b") as file:
         file.truncate(2**40)  # sparse: to hash it would take an hour
-    with pytest.raises(CheckpointError, match=f"{name} has another length than its header says"):
+    with pytest.raises(CheckpointError, match=f"{name} is not as long as its header says"):
         load_checkpoint(path)
 
 
@@ -196,7 +196,7 @@ def test_a_pickle_is_never_read(tmp_path: Path):
     state = json.loads((path / "state.json").read_text())
     state["sha256"]["weights.safetensors"] = module._sha256(path / "weights.safetensors")
     (path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(CheckpointError, match="SafetensorError|another length"):
+    with pytest.raises(CheckpointError, match="SafetensorError|not as long"):
         load_checkpoint(path)
 
 

@@ -12,7 +12,7 @@ def seconds_until_it_ends(
 ) -> tuple[int, str]:
     """Look once per second; when the run ends, and why."""
     for second in range(most):
-        if reason := watch.look(1.0, beats(second), own(second)):
+        if reason := watch.judge(1.0, beats(second), own(second)):
             return second, reason
     return most, ""
 
@@ -69,7 +69,7 @@ def test_outside_of_training_silence_may_last_and_after_an_end_it_is_expected():
 def test_a_store_that_does_not_answer_is_the_main_process_or_the_launcher():
     for keeps, limit, who in ((True, FROZEN, "process 0"), (False, LOST, "the launcher")):
         watch = Watch(1, 3, main_keeps_store=keeps)
-        watch.look(1.0, [beat(0), beat(0), beat(0)], 7)
+        watch.judge(1.0, [beat(0), beat(0), beat(0)], 7)
         after, reason = seconds_until_it_ends(watch, lambda second: None)
         assert limit - 2 <= after <= limit and reason.startswith(f"{who} has not answered")
         assert watch.speaks() is keeps  # the main process speaks, if it can

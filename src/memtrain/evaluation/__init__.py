@@ -1,1 +1,1 @@
-"""Measuring what was trained, and what the training cost."""
+"""Held-out scores, n-gram baselines and the cost of training."""

@@ -124,9 +124,8 @@ class ScoreAccumulator:
     """Accumulates losses and correct predictions per position."""
 
     def __init__(self, length: int, device: torch.device) -> None:
-        self.nats, self.right, self.asked = torch.zeros(
-            3, length, dtype=torch.float64, device=device
-        )
+        zeros = torch.zeros(3, length, dtype=torch.float64, device=device)
+        self.nats, self.correct, self.targets = zeros
 
     def add(
         self,
@@ -137,22 +136,20 @@ class ScoreAccumulator:
     ) -> None:
         """Score memories, a bounded number at a time; `first` is the position of the first."""
         parts = zip(memories.flatten(0, 1).split(ROWS), targets.flatten().split(ROWS), strict=True)
-        scored = [_token_scores(predict(part), asked) for part, asked in parts]
-        nats, right = (
-            torch.cat(values).view(targets.shape) for values in zip(*scored, strict=True)
-        )
+        scored = [_token_scores(predict(part), target) for part, target in parts]
+        nats, correct = (torch.cat(one).view(targets.shape) for one in zip(*scored, strict=True))
         self.nats[first:] += nats.double().sum(0)
-        self.right[first:] += right.double().sum(0)
-        self.asked[first:] += (targets != IGNORE_INDEX).double().sum(0)
+        self.correct[first:] += correct.double().sum(0)
+        self.targets[first:] += (targets != IGNORE_INDEX).double().sum(0)
 
     def score(self, first: int = 0) -> Score:
-        asked = self.asked[first:].sum().clamp(min=1)
-        return Score(
-            float(self.nats[first:].sum() / asked), float(self.right[first:].sum() / asked)
-        )
+        """The means over the positions from `first` on."""
+        count = self.targets[first:].sum().clamp(min=1)
+        nats, correct = (sums[first:].sum() / count for sums in (self.nats, self.correct))
+        return Score(float(nats), float(correct))
 
     def binned(self, width: int) -> list[float | None]:
-        return binned_means(self.nats, self.asked, width)
+        return binned_means(self.nats, self.targets, width)
 
 
 def _token_scores(
@@ -192,12 +189,10 @@ class DriftAccumulator:
         empty = rnn.empty_memory(len(inputs))[:, None].to(labels.dtype)
         before = torch.cat([empty, labels[:, :-1]], dim=1).flatten(0, 1)
         parts = zip(before.split(ROWS), inputs.flatten().split(ROWS), strict=True)
-        stepped = torch.cat(
-            [rnn.unroll_last(token[:, None], part).float() for part, token in parts]
-        )
+        steps = [rnn.unroll_last(token[:, None], part).float() for part, token in parts]
         labels = labels.float()
         self.rollout += _squared(memories, labels)
-        self.stepped += _squared(stepped.view(labels.shape), labels)
+        self.stepped += _squared(torch.cat(steps).view(labels.shape), labels)
         self.label_sum = self.label_sum + labels.sum(dim=(0, 1), dtype=torch.float64)
         self.label_squares = self.label_squares + labels.double().square().sum(dim=(0, 1))
         self.rows += len(inputs)
@@ -261,21 +256,30 @@ def _evaluate(
     count, length = inputs.shape
     start = (length - 1) // 2
     own, taught, handed = (ScoreAccumulator(length, inputs.device) for _ in range(3))
-    apart = DriftAccumulator(length, inputs.device)
+    drifts = DriftAccumulator(length, inputs.device)
     size = rnn.empty_memory(1).numel()
     rows = max(1, FLOATS.get(inputs.device.type, FLOATS["cpu"]) // (length * size))
-    for part, asked in zip(inputs.split(rows), targets.split(rows), strict=True):
+    for part, target in zip(inputs.split(rows), targets.split(rows), strict=True):
         memories = rnn.unroll(part)
-        own.add(rnn.predict, memories, asked)
+        own.add(rnn.predict, memories, target)
         if teacher is None:
             continue
         labels = encode_in_chunks(teacher, part)
-        taught.add(teacher.predict, labels, asked)
-        apart.add(rnn, part, memories, labels)
+        taught.add(teacher.predict, labels, target)
+        drifts.add(rnn, part, memories, labels)
         if length > 1:
             later = rnn.unroll(part[:, start + 1 :], labels[:, start])
-            handed.add(rnn.predict, later, asked[:, start + 1 :], start + 1)
+            handed.add(rnn.predict, later, target[:, start + 1 :], start + 1)
     compared = teacher is not None and length > 1
+    drift = drifts.drift() if teacher else None
+    width = -(-length // BINS)
+    by_position = ByPosition(
+        edges=[*range(0, length, width), length],
+        rnn=own.binned(width),
+        teacher=taught.binned(width) if teacher else None,
+        rnn_from_teacher=handed.binned(width) if teacher else None,
+        unexplained=_binned(drift.unexplained, width) if drift else None,
+    )
     return Evaluation(
         sequences=count,
         length=length,
@@ -285,33 +289,15 @@ def _evaluate(
         rnn_from_teacher=handed.score() if compared else None,
         rnn_after_start=own.score(start + 1) if compared else None,
         start=start,
-        drift=apart.drift() if teacher else None,
-        by_position=_by_position(length, own, taught, handed, apart, teacher is not None),
+        drift=drift,
+        by_position=by_position,
         baselines=baselines,
     )
 
 
-def _by_position(
-    length: int,
-    own: ScoreAccumulator,
-    taught: ScoreAccumulator,
-    handed: ScoreAccumulator,
-    apart: DriftAccumulator,
-    both: bool,
-) -> ByPosition:
-    width = -(-length // BINS)
-    edges = [*range(0, length, width), length]
-    unexplained = None
-    if both:
-        every = torch.tensor(apart.drift().unexplained, dtype=torch.float64)
-        unexplained = binned_means(every, torch.ones_like(every), width)
-    return ByPosition(
-        edges=edges,
-        rnn=own.binned(width),
-        teacher=taught.binned(width) if both else None,
-        rnn_from_teacher=handed.binned(width) if both else None,
-        unexplained=unexplained,
-    )
+def _binned(values: list[float], width: int) -> list[float | None]:
+    every = torch.tensor(values, dtype=torch.float64)
+    return binned_means(every, torch.ones_like(every), width)
 
 
 def _baselines(task: Task, batch: Batch) -> list[Baseline]:

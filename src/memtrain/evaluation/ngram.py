@@ -185,8 +185,8 @@ def _blocks(
     lead = max(-n.down * (corpus.width or 0) - n.right for n in neighbours)
     firsts = list(range(0, len(stream), BLOCK))
     if limit is not None and limit < len(stream):
-        wanted = max(1, limit // BLOCK)
-        firsts = [firsts[round(i * (len(firsts) - 1) / max(1, wanted - 1))] for i in range(wanted)]
+        count = max(1, limit // BLOCK)
+        firsts = [firsts[round(i * (len(firsts) - 1) / max(1, count - 1))] for i in range(count)]
     for first in dict.fromkeys(firsts):
         begin = max(0, first - lead)
         yield stream[begin : first + BLOCK].long()[None], begin, first - begin

@@ -1,1 +1,1 @@
-"""How training runs: the step, the engine under it, checkpoints, metrics."""
+"""Run folders, the training loop and step, checkpoints, several processes."""

@@ -118,8 +118,8 @@ class _Snapshot:
         found = {name: tensor for pack in self.packs for name, tensor in pack.on_host().items()}
         self.packs.clear()
         weights, optimizer = (
-            {name: found[kind, name] for kind, name in self.names if kind == wanted}
-            for wanted in ("weights", "optimizer")
+            {name: found[kind, name] for kind, name in self.names if kind == chosen}
+            for chosen in ("weights", "optimizer")
         )
         return Checkpoint(weights, optimizer, self.progress)
 

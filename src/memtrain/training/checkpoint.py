@@ -187,7 +187,7 @@ def load_checkpoint(path: Path, run: str = "") -> Checkpoint:
             if not (path / name).is_file() or (path / name).is_symlink():
                 raise CheckpointError(f"{name} is missing")
             if not _has_length_of_header(path / name):
-                raise CheckpointError(f"{name} has another length than its header says")
+                raise CheckpointError(f"{name} is not as long as its header says")
             if _sha256(path / name) != state["sha256"].get(name):
                 raise CheckpointError(f"{name} is not what was written (checksum)")
         weights, optimizer = (load_file(path / name) for name in FILES)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, Task, TaskID
+from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
 from memtrain.evaluation.evaluate import Evaluation
@@ -128,20 +128,19 @@ class Shown:
         others by importance while there is room."""
         losses = [f"{key} {value:.3f}" for key, value in self.metrics.items() if "norm" not in key]
         forecast = self.forecast
-        left = format_time(forecast.left) if forecast is not None else "-:--"
+        left = f"left {format_time(forecast.left) if forecast is not None else '-:--'}"
+        ended = self.step >= self.steps
         line = {
             "step": f"{self.step}/{self.steps}",
-            "time": f"took {format_time(self.spent)}"
-            if self.step >= self.steps
-            else f"left {left}",
+            "time": f"took {format_time(self.spent)}" if ended else left,
             "rate": "",
             "loss": losses[0] if losses else "",
             "held": "",
         }
-        wanted = [("held", words) for words in self.held_out_words()]
-        wanted += [("rate", f"{forecast.rate:.1f} steps/s")] if forecast is not None else []
-        wanted += [("loss", "  ".join(losses[:n])) for n in range(2, len(losses) + 1)]
-        for key, words in wanted:
+        options = [("held", words) for words in self.held_out_words()]
+        options += [("rate", f"{forecast.rate:.1f} steps/s")] if forecast is not None else []
+        options += [("loss", "  ".join(losses[:n])) for n in range(2, len(losses) + 1)]
+        for key, words in options:
             longer = {**line, key: words}
             if len("  ".join(filter(None, longer.values()))) <= width:
                 line = longer
@@ -176,9 +175,8 @@ class _Bar(ProgressColumn):
         if bar >= SHORTEST_BAR:
             full = round(bar * min(1.0, shown.step / max(1, shown.steps)))
             sign = "-" if self.console.options.ascii_only else "━"
-            line.append(" ").append(full * sign, "green").append(
-                (bar - full) * sign, "bright_black"
-            )
+            line.append(" ").append(full * sign, "green")
+            line.append((bar - full) * sign, "bright_black")
         line.append(f" {words}", "default not bold")
         return line
 
@@ -190,12 +188,11 @@ class TerminalReporter(Reporter):
         self.progress = Progress(
             _Bar(console), console=console, transient=transient, refresh_per_second=4
         )
-        self.bar: TaskID | None = None
         self.shown = Shown("", 0, 0, ETA(0, 0))
 
     def stage(self, name: str, step: int, steps: int) -> None:
         self.shown = Shown(name, step, steps, ETA(step, steps))
-        self.bar = self.progress.add_task(name, total=None, shown=self.shown)
+        self.progress.add_task(name, total=None, shown=self.shown)
         self.progress.start()
 
     def clock(self, left: float) -> None:

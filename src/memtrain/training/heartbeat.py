@@ -62,7 +62,7 @@ class Watch:
         self._since = 0.0
         self._own = -1
 
-    def look(self, passed: float, beats: list[Beat] | None, own: int) -> str:
+    def judge(self, passed: float, beats: list[Beat] | None, own: int) -> str:
         """Judge the beats since the last call; returns why the run ends, or an empty string.
 
         Args:
@@ -198,7 +198,7 @@ class Heartbeat:
         while not self._over.wait(TICK):
             now = time.monotonic()
             received, self.received = self.received, None
-            reason = self.watch.look(min(now - before, 2 * TICK), received, self.progress()[1])
+            reason = self.watch.judge(min(now - before, 2 * TICK), received, self.progress()[1])
             before = now
             if reason:
                 self._end(reason)

@@ -7,8 +7,7 @@ lock of its folder; the kernel releases it when the process dies.
 
 import json
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -72,16 +71,14 @@ def whole_run_file(folder: Path) -> RunFile | None:
     return found
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> AbstractContextManager[None]:
     """Lock the run: no other process may train or replace it meanwhile.
 
     Raises:
         Locked: another process holds the lock; the message names process and machine.
     """
     busy = f"{folder}: another process trains or replaces this run; wait for it, or stop it"
-    with locked(folder / LOCK, busy):
-        yield
+    return locked(folder / LOCK, busy)
 
 
 # --------------------------------------------------------------------------------------- create
@@ -113,7 +110,9 @@ def make_folder(
 
 def _check_free(folder: Path, overwrite: bool) -> None:
     if (folder / "config.json").exists():
-        if not overwrite and not _half_made(folder):
+        found = read_run_file(folder) if not overwrite else None
+        incomplete = found is not None and not found.id
+        if not overwrite and not incomplete:
             raise MemtrainError(
                 f"{folder}: a run is there already; Run.open continues it, overwrite=True replaces "
                 "it (command line: --resume, --overwrite, or --folder for another place)"
@@ -128,11 +127,6 @@ def _check_free(folder: Path, overwrite: bool) -> None:
             raise MemtrainError(
                 f"{folder}: holds files that are not a run ({min(others)}); choose an empty folder"
             )
-
-
-def _half_made(folder: Path) -> bool:
-    found = read_run_file(folder)
-    return found is not None and not found.id
 
 
 def _clear(folder: Path, files: Files) -> None:
