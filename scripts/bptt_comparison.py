@@ -1,30 +1,28 @@
-"""SMT -> DMT beside BPTT (Transformer cell, and a GRU of equal size) under the same wall-clock.
+"""Compare SMT -> DMT with BPTT (Transformer cell, and a GRU of equal size) in equal seconds.
 
     python scripts/bptt_comparison.py --seconds mnist=400 tinystories=400 sketchy=356 --minutes 9
-    python scripts/bptt_comparison.py --minutes 9  # continues where it stopped
+    python scripts/bptt_comparison.py --minutes 9  # continues
     python scripts/bptt_comparison.py table --ours mnist=runs/mnist/figures/evaluation-784.json
 
-Runs share the GPU, where a clock would lie, so BPTT gets steps instead of seconds:
+Runs share the GPU, so wall-clock times would be wrong; BPTT's seconds are converted to steps:
 
-time   A BPTT step of each cell is timed alone on the device, after compilation and capture, keeping
-       everything for the backward pass, which is its fastest form. Tokens are random, as many
-       symbols as text has. A contender's steps are the data set's seconds over these: start-up,
-       evaluation and saving are free of charge.
-tune   Three learning rates each for a fifth of the steps, warm-up and cosine over that fifth,
-       seed 0. The best has the lowest nats from the empty memory on held-out documents, a fifth as
-       many as the evaluation's, that come after those in its own order, so that they share none.
-train  All steps at the best rate, warm-up and cosine as the recipe has them. Data, models, batch,
-       length and the share of windows that begin documents are the recipe's. Runs that would not
-       fit beside each other wait; one whose step was given and not timed has the device alone.
-       Then, as `memtrain eval --sequences N`: nats from the empty memory over whole sequences
-       at the last step, count models; and 16 pictures or texts, FOLDER/samples.
-table  FOLDER/beside.json, beside.md and beside.png, of what there is. With --ours also the runs
-       of SMT -> DMT, from the JSON that `memtrain eval RUN --sequences N` left: 512, and of
-       Sketchy, which has fewer held out, 256. Rates are chosen with seed 0; --seeds trains
-       others too.
+time   Time a BPTT step of each cell alone on the device, on random tokens, after compilation and
+       capture, without recomputation (its fastest form). The number of steps is the data set's
+       seconds divided by this; start-up, evaluation and saving are not charged.
+tune   Train three learning rates each for a fifth of the steps, with warm-up and cosine over that
+       fifth and seed 0. The best has the lowest nats from the empty memory on held-out documents: a
+       fifth as many as in the evaluation, and after them in its order, so that they share none.
+train  Train all steps at the best rate, with the recipe's data, models, batch, length, schedule and
+       share of windows that begin documents. A run waits until its memory fits; one whose step was
+       given by --step has the device to itself. Then evaluate the last step as `memtrain eval
+       --sequences N` does, with count models, and write 16 images or texts to FOLDER/samples.
+table  Write FOLDER/beside.json, beside.md and beside.png from the available results. --ours adds
+       runs of SMT -> DMT, from the JSON of `memtrain eval RUN --sequences N`: 512, and 256 for
+       Sketchy, which has fewer held-out documents. Rates are chosen with seed 0; --seeds trains
+       more seeds.
 
-What is done stays done: the same command goes on, without --seconds too. After --minutes, or on
-SIGTERM, runs save themselves. A run that fails is told with its log, and tried again next time.
+The same command continues, also without --seconds. After --minutes, or on SIGTERM, runs save their
+state. A run that fails is reported with its log, and retried next time.
 """
 
 import argparse
@@ -38,6 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ from memtrain.errors import MemtrainError
 from memtrain.files import write_atomic
 from memtrain.paper.base import Experiment, Job, Result
 from memtrain.paper.job import Event, Work
-from memtrain.paper.results import ResultId
+from memtrain.paper.results import COSTS, ResultId
 from memtrain.paper.sweep import results_of, sweep
 from memtrain.paper.workers import run_locally, shared_gpu
 
@@ -60,16 +59,16 @@ PHASES = ("time", "tune", "train", "table")
 DATA = ("mnist", "tinystories", "sketchy")
 RATES = {"transformer": [1e-4, 3e-4, 1e-3], "gru": [3e-4, 1e-3, 3e-3]}
 USUAL = {"size": "paper", "data_dir": "data", "device": "auto"}
-"""What a new plan has unless told otherwise."""
+"""Defaults of a new plan."""
 PROCESSES = 3
-"""Runs that share the device. More are slower: on an H200 two Transformers that recompute took 2.4
-steps a second together, eight of them 1.7; a single one that keeps everything takes 2.7."""
+"""Runs that share the device. More are slower: on an H200 two Transformers with recomputation took
+2.4 steps per second together, eight of them 1.7; a single one without takes 2.7."""
 SEQUENCES = {"mnist": 512, "tinystories": 512, "sketchy": 256}
-"""Held-out documents of the evaluation; of Sketchy there are few."""
+"""Held-out documents of the evaluation; Sketchy has few."""
 
 
 def measure_step(plan: Plan, data: str, cell: str, seconds: float) -> dict[str, Any]:
-    """Seconds of a BPTT step that keeps everything, on a device that does nothing else."""
+    """Time a BPTT step without recomputation, on an otherwise idle device."""
     config = plan.base(data, cell)
     stage = replace(config.bptt, steps=FOREVER, recompute=0)
     tokens = stage.batch_size * stage.sequence_length
@@ -85,17 +84,19 @@ def measure_step(plan: Plan, data: str, cell: str, seconds: float) -> dict[str, 
 
 
 def time_steps(plan: Plan, folder: Path, seconds: float) -> None:
-    """Each cell in a process of its own, so that this one never holds the device."""
+    """Time each cell in its own process, so that this one holds no device memory."""
     for cell in plan.rates:
         if "seconds" in plan.timed.get(cell, {}):
             continue
         print(f"time: {cell}, alone on the device", flush=True)
         try:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-                data = next(iter(plan.seconds))  # of which only the recipe is used
+                data = next(iter(plan.seconds))  # only its recipe is used
                 found = alone.submit(measure_step, plan, data, cell, seconds).result()
-            print(f"  {1000 * found['seconds']:.1f} ms a step, start-up {found['start_up']:.0f} s")
-        except Exception as error:  # the other cell goes on
+            print(
+                f"  {1000 * found['seconds']:.1f} ms per step, start-up {found['start_up']:.0f} s"
+            )
+        except Exception as error:  # the other cell is still timed
             found = {"error": f"{type(error).__name__}: {error}"}
             print(f"  failed: {found['error']}")
         plan.timed[cell] = found
@@ -110,7 +111,7 @@ def learn(
     only: Sequence[str] = DATA,
     processes: int = PROCESSES,
 ) -> None:
-    """Tune, and train what is tuned, in one sweep: nobody waits for the slowest."""
+    """Tune, and train what is tuned, in one sweep, so that no process is idle."""
     contenders = [(data, cell) for data, cell in plan.contenders() if data in only]
     begun: set[str] = set()
     figure = BPTTComparison()
@@ -122,7 +123,7 @@ def learn(
         return run_locally(queue, folder, processes, over, fits)
 
     def more(results: Mapping[ResultId, Result]) -> list[tuple[Experiment, Job]]:
-        """The full runs of contenders whose tries are all done."""
+        """The full runs of contenders whose tries are all finished."""
         due = []
         for data, cell in contenders if "train" in phases else []:
             who, tries = f"{data}/{cell}", plan.tries(data, cell)
@@ -143,13 +144,13 @@ def learn(
     ]
     on_gpu = pick_device(plan.device).type == "cuda"
     with shared_gpu() if on_gpu else nullcontext(False) as shared:
-        way = "at the same time (MPS)" if shared else "in turns"
+        way = "concurrent (MPS)" if shared else "in turns"
         print(f"{', '.join(phases)}: up to {processes} runs, kernels {way}", flush=True)
         sweep(folder, tries, launch, more=more)
 
 
 def best_rate(tries: Sequence[Result]) -> float:
-    """A rate that diverged is the last choice, a loss that is no number too."""
+    """The learning rate with the lowest loss; diverged runs and non-finite losses come last."""
 
     def rank(one: Result) -> tuple[bool, float]:
         nats = one["validation_nats"]
@@ -162,7 +163,7 @@ def best_rate(tries: Sequence[Result]) -> float:
 
 
 def pairs(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE, several times."""
+    """Parse NAME=VALUE, several times."""
     for text in texts:
         if text.partition("=")[0] not in known or not text.partition("=")[2]:
             raise MemtrainError(
@@ -172,17 +173,17 @@ def pairs(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str, 
 
 
 def amounts(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str, float]:
-    """NAME=SECONDS, several times."""
+    """Parse NAME=SECONDS, several times."""
     return {name: positive(value, option) for name, value in pairs(texts, option, known).items()}
 
 
 def counts(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str, int]:
-    """NAME=N, several times."""
+    """Parse NAME=N, several times."""
     return {name: round(n) or 1 for name, n in amounts(texts, option, known).items()}
 
 
 def learning_rates(texts: Sequence[str]) -> dict[str, list[float]]:
-    """CELL=RATE,RATE, several times."""
+    """Parse CELL=RATE,RATE, several times."""
     found = pairs(texts, "--rates", list(RATES))
     return {
         cell: [positive(one, "--rates") for one in all.split(",")] for cell, all in found.items()
@@ -202,31 +203,30 @@ def positive(text: str, option: str) -> float:
 def unchanged(options: argparse.Namespace, name: str, planned: object, given: object) -> None:
     if planned != given:
         raise MemtrainError(
-            f"--{name} {given}: {options.folder} was planned with {planned}; take another --folder"
+            f"--{name} {given}: {options.folder} was planned with {planned}; "
+            "choose another --folder"
         )
 
 
 def evaluated(path: Path, sequences: int) -> dict[str, Any]:
-    """What `memtrain eval` says of a run of SMT -> DMT."""
+    """The JSON of `memtrain eval` of a run of SMT -> DMT."""
     try:
-        said = json.loads(path.read_text())
-        found = {
-            name: said[f"total_{name}"] for name in ("steps", "tokens", "sequential_ops", "seconds")
-        }
-        found |= {"nats": said["rnn"]["nats"], "length": said["length"], "run": said["run"]}
-        found["seed"] = said.get("seed", "")  # older files do not say
+        record = json.loads(path.read_text())
+        found = {name: record[f"total_{name}"] for name in COSTS}
+        found |= {"nats": record["rnn"]["nats"], "length": record["length"], "run": record["run"]}
+        found["seed"] = record.get("seed", "")  # older files have none
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MemtrainError(f"--ours {path}: not what `memtrain eval` leaves ({error})") from None
-    if said["sequences"] != sequences:
+        raise MemtrainError(f"--ours {path}: not written by memtrain eval ({error})") from None
+    if record["sequences"] != sequences:
         raise MemtrainError(
-            f"--ours {path}: looked at {said['sequences']} sequences, here they are {sequences}; "
-            f"memtrain eval {said['run']} --sequences {sequences}"
+            f"--ours {path}: evaluated on {record['sequences']} sequences, not {sequences}; "
+            f"memtrain eval {record['run']} --sequences {sequences}"
         )
     return found
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
-    """The folder's plan with what the options add; what was planned before is not changed."""
+    """The folder's plan, extended by the options; what was planned before cannot change."""
     given = {name: getattr(options, name) for name in USUAL if getattr(options, name) is not None}
     if rates := learning_rates(options.rates):
         given["rates"] = RATES | rates
@@ -263,42 +263,33 @@ def main() -> int:
     )
     parser.add_argument("phases", nargs="*", help=f"of {', '.join(PHASES)}; all unless given")
     parser.add_argument("--folder", type=Path, default=Path("runs/beside"))
-    parser.add_argument("--seconds", nargs="+", default=[], metavar="DATA=S", help="the budgets")
-    parser.add_argument(
+    several = partial(parser.add_argument, nargs="+", default=[])
+    several("--seconds", metavar="DATA=S", help="the time budgets")
+    several(
         "--ours",
-        nargs="+",
-        default=[],
         metavar="DATA=JSON,...",
-        help="of memtrain eval, a file a seed; the first is also the budget, without --seconds",
+        help="from memtrain eval, one file per seed; the first is the budget, without --seconds",
     )
-    parser.add_argument(
-        "--step", nargs="+", default=[], metavar="CELL=S", help="seconds of a step, timed before"
-    )
-    parser.add_argument(
-        "--rates", nargs="+", default=[], metavar="CELL=R,R", help="learning rates to try"
-    )
-    parser.add_argument(
-        "--seeds", nargs="+", default=[], metavar="DATA/CELL=N", help="train as many (1)"
-    )
+    several("--step", metavar="CELL=S", help="seconds per step, if known")
+    several("--rates", metavar="CELL=R,R", help="learning rates to try")
+    several("--seeds", metavar="DATA/CELL=N", help="number of seeds (1)")
+    several("--sequences", metavar="DATA=N", help="held-out documents of the evaluation")
     parser.add_argument("--only", nargs="+", default=DATA, choices=DATA, help="tune, train these")
-    parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps for")
+    parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then save and stop")
     parser.add_argument(
         "--processes", type=int, default=PROCESSES, help=f"runs that share a device ({PROCESSES})"
-    )
-    parser.add_argument(
-        "--sequences", nargs="+", default=[], metavar="DATA=N", help="held out, for the evaluation"
     )
     parser.add_argument("--size", help="of the models (paper)")
     parser.add_argument("--data-dir", help="holds what `memtrain data` prepared (data)")
     parser.add_argument("--device", help="auto, cpu, cuda")
     options = parser.parse_args()
     ends = time.monotonic() + 60 * options.minutes
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
 
     def over() -> bool:
-        return bool(asked) or time.monotonic() > ends
+        return bool(signals) or time.monotonic() > ends
 
     phases = options.phases or list(PHASES)
     try:
@@ -315,10 +306,10 @@ def main() -> int:
             learn(plan, options.folder, working, over, options.only, options.processes)
         record = summary(plan, options.folder, __doc__ or "")
     except MemtrainError as error:
-        print(f"beside: {error}", file=sys.stderr)
+        print(f"bptt_comparison: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("beside: stopped; the same command goes on", file=sys.stderr)
+        print("bptt_comparison: stopped; the same command continues", file=sys.stderr)
         return 130
     write_atomic(options.folder / "beside.json", (json.dumps(record) + "\n").encode())
     write_atomic(options.folder / "beside.md", (table(record) + "\n").encode())

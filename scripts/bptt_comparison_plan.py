@@ -1,4 +1,4 @@
-"""The plan of bptt_comparison.py: its runs, and what is measured on each."""
+"""The plan of bptt_comparison.py: its runs, their measurements, and the table."""
 
 import json
 import math
@@ -32,35 +32,34 @@ NAME = "bptt_comparison_plan:BPTTComparison"
 OURS = "SMT → DMT"
 TITLES = {"transformer": "BPTT, Transformer", "gru": "BPTT, GRU"}
 TUNED = 5
-"""One in so many of the steps is enough to choose a learning rate."""
+"""A learning rate is tuned with this fraction of the steps: one in five."""
 VALIDATED = 5
-"""One in so many of the evaluation's sequences too: many runs end at about the same time."""
+"""And with this fraction of the evaluation's sequences, because many runs end together."""
 SAMPLES = 16
 FULL = 0.9
-"""Of a device's memory; evaluations and CUDA itself take some too."""
+"""Share of a device's memory for runs; evaluations and CUDA itself need some too."""
 
 
 @dataclass(kw_only=True)
 class Plan:
-    """What a folder compares: FOLDER/plan.json."""
+    """The content of FOLDER/plan.json."""
 
     size: str
     data_dir: str
     device: str
     sequences: dict[str, int]
-    """Of each data set: held-out documents of the evaluation; a fifth as many others choose the
-    rate."""
+    """By data set: held-out documents of the evaluation; a fifth as many others choose the rate."""
     rates: dict[str, list[float]]
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of each data set: the budget."""
+    """By data set: the budget."""
     timed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each cell: seconds of a step, its share of the device's memory; or an error."""
+    """By cell: seconds per step and share of the device's memory, or an error."""
     chosen: dict[str, float] = field(default_factory=dict)
     """The learning rate of a contender that is being trained."""
     seeds: dict[str, int] = field(default_factory=dict)
-    """Of a contender: how many seeds are trained, if more than one."""
+    """By contender: the number of seeds, if more than one."""
     ours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Of each data set: what runs of SMT -> DMT reached."""
+    """By data set: the runs of SMT -> DMT."""
 
     def others(self, data: str) -> int:
         return max(1, self.sequences[data] // VALIDATED)
@@ -74,7 +73,7 @@ class Plan:
         write_atomic(folder / "plan.json", (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     def contenders(self) -> list[tuple[str, str]]:
-        """Data set and cell, where it is known how long a step takes."""
+        """Pairs of data set and cell whose step was timed."""
         timed = [cell for cell in self.rates if "seconds" in self.timed.get(cell, {})]
         return [(data, cell) for data in self.seconds for cell in timed]
 
@@ -96,7 +95,7 @@ class Plan:
         steps = self.steps(data, cell)
         steps = max(1, steps // TUNED) if tuning else steps
         stage = replace(base.bptt, steps=steps, learning_rate=rate)
-        # A command may end at any time; looks along the way are for the curve only.
+        # Frequent checkpoints, because a command may end at any time; few evaluations.
         log = replace(
             base.log,
             every=max(1, steps // 100),
@@ -108,14 +107,14 @@ class Plan:
         return Job(config=replace(base, name=name, seed=seed, bptt=stage, log=log), tags=tags)
 
     def fit(self, cells: Sequence[str]) -> bool:
-        """Whether a device's memory has room for runs of these cells at the same time."""
+        """Whether runs of these cells fit into the device's memory together."""
         return sum(self.timed[cell]["share"] for cell in cells) <= FULL
 
     def tries(self, data: str, cell: str) -> list[Job]:
         return [self.job(data, cell, rate, tuning=True) for rate in self.rates[cell]]
 
     def full_runs(self, data: str, cell: str) -> list[Job]:
-        """All seeds of a contender whose rate is chosen."""
+        """All seeds of a contender, once its rate is chosen."""
         who = f"{data}/{cell}"
         if who not in self.chosen:
             return []
@@ -126,7 +125,7 @@ class Plan:
 
 
 class BPTTComparison(Experiment):
-    """Equal seconds: what SMT -> DMT and BPTT make of them."""
+    """Held-out nats of SMT -> DMT and BPTT after equal seconds of training."""
 
     name = NAME
     claim = "In the same wall-clock SMT -> DMT ends with fewer nats than BPTT with either cell."
@@ -136,7 +135,7 @@ class BPTTComparison(Experiment):
         return [job for contender in plan.contenders() for job in plan.tries(*contender)]
 
     def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
-        """What is being trained."""
+        """The full runs whose rate is chosen."""
         plan = Plan.read(setup.folder)
         return [job for contender in plan.contenders() for job in plan.full_runs(*contender)]
 
@@ -153,8 +152,8 @@ class BPTTComparison(Experiment):
         length = None if picture else evaluation.length
         generate(run, count=SAMPLES, length=length).save(folder / samples)
         parameters = sum(p.numel() for p in run.rnn.parameters())
-        said = {"unit": run.task.unit, "parameters": parameters, "samples": str(samples)}
-        return found | said | asdict(evaluation)
+        about = {"unit": run.task.unit, "parameters": parameters, "samples": str(samples)}
+        return found | about | asdict(evaluation)
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         plan, words, fewer, numbers = Plan.read(setup.folder), [], [], {}
@@ -167,16 +166,16 @@ class BPTTComparison(Experiment):
                 best = min(means.values())
                 fewer.append(ours < best)
                 words.append(f"{data} {ours:.4f} against {best:.4f}")
-        told = f"Nats of {OURS} and of the better BPTT: {', '.join(words) or 'not known yet'}."
+        sentence = f"Nats of {OURS} and of the better BPTT: {', '.join(words) or 'not known yet'}."
         known = len(fewer) == len(plan.seconds) > 0
-        return Verdict(holds=all(fewer) if known else None, sentence=told, numbers=numbers)
+        return Verdict(holds=all(fewer) if known else None, sentence=sentence, numbers=numbers)
 
     def plot(self, setup: Setup, results: Sequence[Result]):
         plan = Plan.read(setup.folder)
         figure, axes = panels(1, max(1, len(plan.seconds)))
         figure.suptitle("held-out nats from the empty memory (dotted: the best count model)")
         for place, data in zip(axes[0], plan.seconds, strict=False):
-            # What is not known yet keeps its place and its colour.
+            # Missing results keep their position and colour.
             nats = nats_of(plan, data, results)
             means = [mean(some) if some else math.nan for some in nats.values()]
             bars = place.bar(list(nats), means, color=COLOURS[: len(nats)])
@@ -196,7 +195,7 @@ class BPTTComparison(Experiment):
 
 
 def nats_of(plan: Plan, data: str, results: Sequence[Result]) -> dict[str, list[float]]:
-    """What is known of each way of training: a number a seed."""
+    """The known nats of each method, one number per seed."""
     nats: dict[str, list[float]] = {name: [] for name in (OURS, *TITLES.values())}
     nats[OURS] = [one["nats"] for one in plan.ours.get(data, [])]
     for run in where(results, data=data, tuning=False):
@@ -205,7 +204,7 @@ def nats_of(plan: Plan, data: str, results: Sequence[Result]) -> dict[str, list[
 
 
 class Others(Task):
-    """A task whose held-out sequences come after the first ones in the evaluation's own order."""
+    """A task whose held-out sequences follow those of the evaluation."""
 
     def __init__(self, task: Task, first: int) -> None:
         self.task, self.first = task, first
@@ -215,13 +214,13 @@ class Others(Task):
         return self.task.sample(count, generator)
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        # The order of documents follows from the generator alone, however many are asked for.
+        # The order of documents depends only on the generator, not on their number.
         batch = self.task.held_out(self.first + count, generator)
         return Batch(batch.inputs[self.first :], batch.targets[self.first :])
 
 
 def validate(run: Run, plan: Plan) -> float:
-    """Nats from the empty memory on held-out documents that the evaluation does not look at."""
+    """Nats from the empty memory on held-out documents that the evaluation does not use."""
     data, device = data_of(run), run.engine.device
     others = Others(run.task, plan.sequences[data])
     with run.engine.eval_mode():
@@ -229,25 +228,25 @@ def validate(run: Run, plan: Plan) -> float:
 
 
 def data_of(run: Run) -> str:
-    """The data set that a run of `Plan.job` learns."""
+    """The data set of a run of `Plan.job`."""
     return run.config.name.partition("-")[0]
 
 
 def check_documents(plan: Plan, data: str) -> None:
-    """Whether there are enough held-out documents, before any time is spent."""
+    """Raise an error if there are too few held-out documents."""
     config = plan.base(data, "gru").data
     assert isinstance(config, Stream)
     there = StreamTask.from_config(config).held_out_sequences
-    asked, others = plan.sequences[data], plan.others(data)
-    if there < asked + others:
+    count, others = plan.sequences[data], plan.others(data)
+    if there < count + others:
         raise MemtrainError(
-            f"--sequences {data}={asked}: {config.path} has {there} held-out documents, and "
-            f"{others} more are to choose the learning rate; take fewer"
+            f"--sequences {data}={count}: {config.path} has {there} held-out documents, and "
+            f"{others} more are needed to choose the learning rate; use fewer"
         )
 
 
 def state_of(folder: Path, job: Job, result: Result | None) -> dict[str, Any]:
-    """How far a run is, and what went wrong."""
+    """The progress of a run, and its error, if any."""
     (work,) = collect([(BPTTComparison(), job)])
     place = folder / work.place
     trace = place.with_name(place.name + ".error.txt")
@@ -259,11 +258,11 @@ def state_of(folder: Path, job: Job, result: Result | None) -> dict[str, Any]:
     if trace.exists():
         tail = trace.read_text().splitlines()[-12:]
         return state | {"state": "failed", "log": str(trace), "tail": tail}
-    return state | {"state": "to go on" if step else "to begin"}
+    return state | {"state": "to continue" if step else "to start"}
 
 
 def summary(plan: Plan, folder: Path, protocol: str) -> dict[str, Any]:
-    """Everything that is known, for beside.json."""
+    """The content of beside.json."""
     setup, figure = Setup(scale="paper", folder=folder), BPTTComparison()
     runs, results, stored = [], [], ResultsFile(folder).by_id()
     for job in [*figure.grid(setup), *figure.follow_up(setup, [])]:
@@ -279,11 +278,11 @@ def summary(plan: Plan, folder: Path, protocol: str) -> dict[str, Any]:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The full runs and what they are to be compared with, as Markdown."""
+    """The full runs and the runs that they are compared with, as Markdown."""
     plan = record["plan"]
     lines = [
         "| data | trained by | seed | nats | state | rate | steps | tokens | "
-        "sequential operations | ms a step, alone | seconds |",
+        "sequential operations | ms per step, alone | seconds |",
         "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for data, seconds in plan["seconds"].items():
@@ -317,8 +316,8 @@ def table(record: Mapping[str, Any]) -> str:
     for run in record["runs"]:
         if run["tuning"]:
             nats = run.get("measured", {}).get("validation_nats")
-            told = f"{nats:.4f}" if nats is not None and run["state"] == "done" else run["state"]
-            lines.append(f"- {run['data']}, {TITLES[run['cell']]}, {run['rate']:g}: {told}")
+            shown = f"{nats:.4f}" if nats is not None and run["state"] == "done" else run["state"]
+            lines.append(f"- {run['data']}, {TITLES[run['cell']]}, {run['rate']:g}: {shown}")
     for who, rate in plan["chosen"].items():
         if rate in (min(tried := plan["rates"][who.partition("/")[2]]), max(tried)):
             lines.append(f"- {who}: {rate:g} is at the edge of what was tried")

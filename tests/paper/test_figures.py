@@ -60,6 +60,9 @@ def test_every_grid_builds_at_every_scale(name: str, scale: str, tmp_path: Path)
     jobs = figure.grid(setup)
     assert len({(job.key, job.name) for job in jobs}) == len(jobs) > 0
     assert [job.key for job in figure.grid(setup)] == [job.key for job in jobs]
+    results = [result_of(job, rnn_nats=1.0, rnn_accuracy=0.5) for job in jobs]
+    more = figure.follow_up(setup, results)
+    assert bool(more) <= figure.follows_up
 
 
 @pytest.mark.parametrize("name", ["synthetic", "mnist-samples", "sequential-compute"])

@@ -132,7 +132,7 @@ def test_asked_to_stop_runs_save_themselves_and_all_data_sets_share_the_machine(
         time.sleep(0.01)
     first.send_signal(signal.SIGTERM)
     shown = end(first)
-    assert "to go on" in shown and not list(folder.glob("runs/*.error.txt"))
+    assert "to continue" in shown and not list(folder.glob("runs/*.error.txt"))
     for run in full_runs(folder):
         saved, _ = latest_checkpoint(run / "checkpoints")
         lines = MetricsFile(run / "metrics.jsonl").read()
@@ -387,6 +387,6 @@ def test_a_budget_stays_and_ours_is_shown_beside(script, monkeypatch, capsys, da
     )
     assert script.Plan.read(tmp_path / "beside").steps("mnist", "gru") == 10
     assert call("table", "--seconds", "mnist=6") == 2
-    assert "was planned with 5.0; take another --folder" in capsys.readouterr().err
+    assert "was planned with 5.0; choose another --folder" in capsys.readouterr().err
     assert call("table", *ours, "--sequences", "mnist=9") == 2
     assert "--sequences mnist 9" in capsys.readouterr().err

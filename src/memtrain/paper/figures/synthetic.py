@@ -196,7 +196,8 @@ def _config(
     if sweep.field == "memory_tokens":
         tokens = value
     else:
-        data = replace(data, **{sweep.field: value})
+        keys = {"key_symbols": max(8, value)} if sweep.field == "pairs" else {}  # keys are distinct
+        data = replace(data, **{sweep.field: value}, **keys)
     config = synthetic(setup, data, memory_tokens=tokens, learning_rate=tried.rate, seed=seed)
     if tried.dynamics is not None:
         config = replace(config, smt=replace(config.smt, dynamics_weight=tried.dynamics))
