@@ -1,7 +1,8 @@
 """Prepare data sets as stores: MNIST, TinyStories, Sketchy, and the user's own files.
 
-Each `prepare_...` function reads its files, writes a store to `out` and returns it opened. Any
-failure is a one-line `MemtrainError`, and leaves nothing behind.
+Each `prepare_...` function reads its files, writes a store to the folder `out` and returns it
+opened; `overwrite` replaces an existing store. All files are untrusted: sizes are limited, and any
+failure is a one-line `MemtrainError` that leaves nothing behind.
 """
 
 import types
@@ -63,11 +64,7 @@ def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: A
 
 
 def checked_options(function: Callable[..., Store], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options against the signature of a `prepare_...` function.
-
-    Raises:
-        MemtrainError: an unknown option, or a value of another type.
-    """
+    """Check options against the signature of a `prepare_...` function."""
     hints = get_type_hints(function)
     known = hints.keys() - NOT_OPTIONS
     for option in options:

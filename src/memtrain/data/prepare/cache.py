@@ -84,11 +84,7 @@ def prepared_store(
 
 
 def source_path(path: Path) -> Path:
-    """Expand ~ in the path of the user's data.
-
-    Raises:
-        MemtrainError: there is nothing, or it is a URL.
-    """
+    """Expand ~ in the path of the user's data."""
     if (address := _URL.match(str(path))) and not path.exists():
         url = f"{address[1]}://{str(path)[address.end() :]}"  # a Path has lost a slash
         raise MemtrainError(f"data={url}: URLs are not read; download it and name the file")

@@ -17,13 +17,12 @@ from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.data.images import Augmentation, ImageFormat, encode_images
 from memtrain.data.prepare import download
 from memtrain.data.prepare.encode import (
-    augmentation_note,
     check_share,
-    encode_splits,
     encode_texts,
     held_out_names,
     non_ascii_note,
     skipped_note,
+    write_images,
 )
 from memtrain.data.prepare.image_files import read_folder
 from memtrain.data.prepare.limits import FREE, GROWTH
@@ -62,10 +61,8 @@ def prepare_mnist(
 
     Args:
         data_dir: the folder with the IDX files of the images; they are downloaded by default.
-        out: the store's folder.
         levels: grey levels; 4 with patch 2 give 196 tokens of 256 per digit.
         patch: side of the squares that make one token.
-        overwrite: replace an existing store.
     """
     image = ImageFormat(height=28, width=28, levels=levels, patch=patch)
     check_place(out, overwrite)
@@ -104,11 +101,7 @@ def _mnist_files(data_dir: Path | None) -> Iterator[list[Path]]:
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]:
-    """Read an IDX file of byte images or labels, plain or gzipped.
-
-    Raises:
-        MemtrainError: it is not an IDX file, cut short, or longer than its header says.
-    """
+    """Read an IDX file of byte images or labels, plain or gzipped."""
     try:
         with (
             open_regular(path) as stored,
@@ -150,9 +143,7 @@ def prepare_tinystories(
     Args:
         data_dir: the folder with train and valid as .txt, .txt.gz or parquet; they are downloaded
             by default.
-        out: the store's folder.
         separator: put token 0 between stories.
-        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     splits, notes = {}, []
@@ -210,16 +201,14 @@ def prepare_sketchy(
 
     Args:
         data_dir: a zip or folder of `<class>/<photo>-<number>.png`, or a folder with one.
-        out: the store's folder.
         threshold: darker pixels are ink. Resizing greys thin strokes: 128 breaks them up.
         held_out: share of the photos in test, chosen by a hash of their names.
         mirror: add mirrored sketches to train.
         shift: add sketches shifted by this many pixels in eight directions to train.
-        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
-    augmentation = Augmentation(mirror=mirror, shift=shift)
+    augmentation = Augmentation(mirror=mirror, shift=shift)  # checks the options first
     if data_dir is None:
         raise MemtrainError(
             "sketchy: has no direct download; get the sketches (256x256 PNG) from "
@@ -234,24 +223,23 @@ def prepare_sketchy(
     )
     photos = [_photo(name) or "" for name in images.names]
     held = held_out_names(photos, held_out)
-    is_held_out = [photo in held for photo in photos]
-    image, splits = encode_splits(
-        images, is_held_out, augmentation, levels=2, patch=2, threshold=threshold
-    )
-    meta = StoreMeta(
+    return write_images(
+        out,
+        images,
+        [photo in held for photo in photos],
+        augmentation,
         name="sketchy",
-        vocab_size=image.vocab_size,
         source=f"Sketchy (Sangkloy et al. 2016), from {path}",
-        document_length=image.length,
-        picture=image,
         notes=(
             *skipped_note(images),
             f"ink: grey below {threshold}",
             f"split by photo: {len(set(photos)) - len(held):,} in train, {len(held):,} in test",
-            *augmentation_note(augmentation),
         ),
+        levels=2,
+        patch=2,
+        threshold=threshold,
+        overwrite=overwrite,
     )
-    return write_store(out, meta, splits, overwrite=overwrite)
 
 
 def _sketchy_files(data_dir: Path) -> Path:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, Integer, UInt8
@@ -12,7 +13,8 @@ from memtrain.data.images import Augmentation, ImageFormat, encode_images
 from memtrain.data.prepare.image_files import ImageSet
 from memtrain.data.prepare.limits import name_some, require_memory
 from memtrain.data.prepare.text_files import Texts
-from memtrain.data.store import Split
+from memtrain.data.store import Split, Store, StoreMeta
+from memtrain.data.store_writer import write_store
 from memtrain.errors import MemtrainError
 
 _BLOCK = 2**24
@@ -59,25 +61,21 @@ def split_stream(
 # --------------------------------------------------------------------------------------- images
 
 
-def encode_splits(
+def write_images(
+    out: Path,
     images: ImageSet,
     held_out: Sequence[bool],
     augmentation: Augmentation,
     *,
+    name: str,
+    source: str,
+    notes: Iterable[str],
     levels: int,
     patch: int,
     threshold: int | None,
-) -> tuple[ImageFormat, dict[str, Split]]:
-    """Encode images as the tokens of both splits.
-
-    Args:
-        images: all images.
-        held_out: which of them are held out; these are not augmented.
-        augmentation: applied to the others.
-        levels: grey levels.
-        patch: side of the squares that make one token.
-        threshold: darker pixels are ink.
-    """
+    overwrite: bool,
+) -> Store:
+    """Encode images and write them as a store; those marked `held_out` are not augmented."""
     count, height, width = images.gray.shape
     image = ImageFormat(height=height, width=width, levels=levels, patch=patch)
     test = np.array(held_out)
@@ -96,10 +94,19 @@ def encode_splits(
         for number, gray in enumerate(augmentation.apply(images.gray[chosen[block]])):
             train[number, block] = encode(gray)
     tokens = {"train": train.reshape(-1), "test": encode(images.gray[test]).reshape(-1)}
-    return image, {name: Split(one) for name, one in tokens.items()}
+    meta = StoreMeta(
+        name=name,
+        vocab_size=image.vocab_size,
+        source=source,
+        document_length=image.length,
+        picture=image,
+        notes=(*notes, *_augmentation_note(augmentation)),
+    )
+    splits = {name: Split(one) for name, one in tokens.items()}
+    return write_store(out, meta, splits, overwrite=overwrite)
 
 
-def augmentation_note(augmentation: Augmentation) -> tuple[str, ...]:
+def _augmentation_note(augmentation: Augmentation) -> tuple[str, ...]:
     """A note on augmented images, if there are any."""
     if augmentation.count == 1:
         return ()

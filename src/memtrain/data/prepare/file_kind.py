@@ -92,11 +92,7 @@ _UTF16 = "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"
 
 
 def kind_of(path: Path) -> Kind:
-    """Detect the kind of a file or folder.
-
-    Raises:
-        MemtrainError: it does not exist, cannot be read, or is a pipe or a device.
-    """
+    """Detect the kind of a file or folder."""
     if path.is_dir():
         return _kind_of_folder(path)
     try:

@@ -81,10 +81,6 @@ def read_folder(
         size: (height, width) to resize to (Lanczos); by default all must have one size.
         accept: decides by relative name whether a file is read.
         wanted: describes the accepted files, for the error if there are none.
-
-    Raises:
-        MemtrainError: mixed sizes, no image at all, an unsafe or damaged zip, an image bomb, or
-            more than fits in memory.
     """
     if size is not None and not 1 <= min(size) <= max(size) <= MAX_SIDE:
         raise MemtrainError(f"size={size[0]}x{size[1]}: must be 1..{MAX_SIDE:,} pixels each")
@@ -94,11 +90,11 @@ def read_folder(
     names: list[str] = []
     skipped: list[str] = []
     with _image_files(path, accept) as (files, ignored):
-        budget = _pixel_budget(path, sum(file.size for file in files.values()))
+        budget = _pixel_budget(path, sum(size for size, _ in files.values()))
         if size is not None:
             _check_total(path, len(files), size)
-        for name, file in files.items():
-            with file.open() or nullcontext() as data:
+        for name, (_, open_image) in files.items():
+            with open_image() or nullcontext() as data:
                 image = data and _decode_image(data, f"{path}: {one_line(name)}", size, budget)
             if image is None:
                 skipped.append(name)
@@ -120,11 +116,7 @@ def read_folder(
 
 
 def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
-    """Read one PNG or JPEG file as a grey image of size (height, width).
-
-    Raises:
-        MemtrainError: it does not exist, is no such file, or claims too many pixels.
-    """
+    """Read one PNG or JPEG file as a grey image of size (height, width)."""
     try:
         with open_regular(path) as data:
             budget = _pixel_budget(path, 0)
@@ -141,21 +133,11 @@ def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
 # ---------------------------------------------------------------------------------------- files
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """An image of a folder or a zip."""
-
-    size: int
-    """Bytes as stored."""
-    open: Callable[[], BufferedIOBase | None]
-    """None if it cannot be read."""
-
-
 @contextmanager
 def _image_files(
     path: Path, accept: Callable[[str], bool]
-) -> Iterator[tuple[dict[str, _File], Counter[str]]]:
-    """The images by name, and the number of other files by suffix."""
+) -> Iterator[tuple[dict[str, tuple[int, Callable]], Counter[str]]]:
+    """The stored size and opener of each image by name, and the number of other files by suffix."""
 
     def split(names: list[str]) -> tuple[list[str], Counter[str]]:
         # macOS adds a hidden "._" file without an image to every file it zips.
@@ -166,9 +148,7 @@ def _image_files(
     if path.is_dir():
         listing = list_files(path)
         names, others = split(listing.names)
-        found = {
-            name: _File(_size(path / name), partial(_open_file, path / name)) for name in names
-        }
+        found = {name: (_size(path / name), partial(_open_file, path / name)) for name in names}
         yield found, others + listing.others
         return
     with open_zip(path) as archive:
@@ -176,7 +156,7 @@ def _image_files(
         members = {m.filename: m for m in archive.infolist() if not m.is_dir()}
         names, others = split(list(members))
         found = {
-            name: _File(members[name].compress_size, partial(read_member, archive, members[name]))
+            name: (members[name].compress_size, partial(read_member, archive, members[name]))
             for name in names
         }
         yield found, others
@@ -280,11 +260,7 @@ def _gray(image: Any) -> Any:
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip; nothing is unpacked to disk.
-
-    Raises:
-        MemtrainError: not a zip, damaged, unsafe names, overlapping files, or too large.
-    """
+    """Open a zip; nothing is unpacked to disk."""
     try:
         file = open_regular(path)
     except OSError as error:

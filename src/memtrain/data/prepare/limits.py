@@ -95,11 +95,7 @@ class Listing:
 
 
 def list_files(folder: Path) -> Listing:
-    """List the regular files under a folder; a link to a file counts, one to a folder does not.
-
-    Raises:
-        MemtrainError: a folder cannot be read, or there are too many files.
-    """
+    """List the regular files under a folder; a link to a file counts, one to a folder does not."""
     found = Listing([])
     waiting = [""]
     while waiting:

@@ -35,9 +35,6 @@ def read_rows(
         layout: jsonl, json, csv, tsv or parquet.
         column: the column's name; rows in which it is null or empty are left out.
         budget: for the unpacked bytes of a parquet file.
-
-    Raises:
-        MemtrainError: damaged, too long a row, or no such column.
     """
     if layout == "parquet":
         rows = _parquet(file, where, column, budget)

@@ -4,7 +4,7 @@ import codecs
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -55,9 +55,6 @@ def read_text(path: Path, column: str | None = None) -> Texts:
     Args:
         path: the file or folder.
         column: the column to read of files with rows; `text` by default.
-
-    Raises:
-        MemtrainError: no text, damaged, or more than fits in memory.
     """
     if not path.is_dir():
         return read_texts([path], column)
@@ -65,9 +62,11 @@ def read_text(path: Path, column: str | None = None) -> Texts:
     listing = list_files(path)
     names = sorted(filter(is_text_name, listing.names), key=lambda name: name.split("/"))
     texts = read_texts([path / name for name in names], column)
-    read = Counter(map(suffix_of, names))
+    counts = Counter(map(suffix_of, names)).most_common()
+    kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in counts)
+    read = (f"read {kinds}",) if len(counts) > 1 else ()
     others = Counter(suffix_of(name) for name in listing.names if not is_text_name(name))
-    notes = (*_read_note(read), *ignored_note(others + listing.others), *texts.notes)
+    notes = (*read, *ignored_note(others + listing.others), *texts.notes)
     return Texts(texts.raw, notes, texts.not_utf8)
 
 
@@ -82,7 +81,10 @@ def read_texts(
         any_bytes: accept byte 0 too, for a data set known to be text.
     """
     kinds = {path: require_kind(path, "text") for path in paths}
-    _check_column(kinds.values(), column)
+    if column is not None and all(kind.format == "text" for kind in kinds.values()):
+        raise MemtrainError(
+            f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
+        )
     sizes = {path: path.stat().st_size for path in paths}
     packed = {path for path, kind in kinds.items() if kind.format in ("gzip", "parquet")}
     plain = sum(size for path, size in sizes.items() if path not in packed)
@@ -102,28 +104,10 @@ def read_texts(
         except OSError as error:
             raise MemtrainError(f"{path}: {error.strerror or error}") from None
     rows = any(kind.format not in ("text", "gzip") for kind in kinds.values())
-    note = (f"each row is a document, its column {one_line(column or COLUMN)}",) if rows else ()
-    return Texts(text.raw, (*note, *_foreign_note(foreign)), tuple(foreign))
-
-
-def _check_column(kinds: Iterable[Kind], column: str | None) -> None:
-    if column is not None and all(kind.format == "text" for kind in kinds):
-        raise MemtrainError(
-            f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
-        )
-
-
-def _read_note(counts: Counter[str]) -> tuple[str, ...]:
-    """A note on the kinds of files in a folder, if there are several."""
-    if len(counts) < 2:
-        return ()
-    return (f"read {', '.join(f'{count:,} {what}' for what, count in counts.most_common())}",)
-
-
-def _foreign_note(names: Sequence[str]) -> tuple[str, ...]:
-    if not names:
-        return ()
-    return (f"not UTF-8 (perhaps Latin-1), bytes kept unchanged: {name_some(names)}",)
+    notes = [f"each row is a document, its column {one_line(column or COLUMN)}"] * rows
+    if foreign:
+        notes.append(f"not UTF-8 (perhaps Latin-1), bytes kept unchanged: {name_some(foreign)}")
+    return Texts(text.raw, tuple(notes), tuple(foreign))
 
 
 def _add(
@@ -192,7 +176,7 @@ class _Metered(gzip.GzipFile):
 class _Joined:
     """Documents joined to one text; each but the last ends with a line end."""
 
-    def __init__(self, where: str = "text", any_bytes: bool = False) -> None:
+    def __init__(self, where: str, any_bytes: bool = False) -> None:
         self.raw = bytearray()
         self.any_bytes = any_bytes
         self.where, self.limit = where, available_memory() // MEMORY
@@ -209,12 +193,3 @@ class _Joined:
             self.raw += SEPARATOR_LINE if self.raw.endswith(b"\n") else b"\n" + SEPARATOR_LINE
         self.fresh = self.fresh and not block
         self.raw += block
-
-
-def join_documents(documents: Iterable[bytes]) -> bytearray:
-    """Join documents to one text; empty ones are left out."""
-    text = _Joined()
-    for document in documents:
-        text.begin()
-        text.write(document)
-    return text.raw

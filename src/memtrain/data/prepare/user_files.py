@@ -8,15 +8,14 @@ from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.data.images import Augmentation
 from memtrain.data.prepare import download
 from memtrain.data.prepare.encode import (
-    augmentation_note,
     check_share,
-    encode_splits,
     encode_texts,
     held_out_count,
     held_out_names,
     non_ascii_note,
     skipped_note,
     split_stream,
+    write_images,
 )
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
 from memtrain.data.prepare.image_files import read_folder
@@ -41,12 +40,10 @@ def prepare_text(
 
     Args:
         path: the file or folder.
-        out: the store's folder.
         mode: "bytes" keeps all bytes, "ascii" drops non-ASCII characters.
         separator: put token 0 between documents.
         column: the column to read of JSONL, CSV and parquet; `text` by default.
         held_out: share of the documents in test, the last ones, or the end of a single document.
-        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
@@ -87,7 +84,6 @@ def prepare_images(
 
     Args:
         path: the folder or zip.
-        out: the store's folder.
         size: (height, width), or one number for both, to resize to.
         levels: grey levels.
         patch: side of the squares that make one token.
@@ -95,32 +91,30 @@ def prepare_images(
         held_out: share of the images in test, chosen by a hash of their names.
         mirror: add mirrored images to train.
         shift: add images shifted by this many pixels in eight directions to train.
-        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
-    augmentation = Augmentation(mirror=mirror, shift=shift)
+    augmentation = Augmentation(mirror=mirror, shift=shift)  # checks the options first
     kind = require_kind(path, "images")
     images = read_folder(path, (size, size) if isinstance(size, int) else size)
     held = held_out_names(images.names, held_out)
-    is_held_out = [name in held for name in images.names]
-    image, splits = encode_splits(
-        images, is_held_out, augmentation, levels=levels, patch=patch, threshold=threshold
-    )
-    meta = StoreMeta(
+    return write_images(
+        out,
+        images,
+        [name in held for name in images.names],
+        augmentation,
         name=path.resolve().stem,
-        vocab_size=image.vocab_size,
         source=str(path),
-        document_length=image.length,
-        picture=image,
         notes=(
             *mixed_note(path, kind, "images"),
             *skipped_note(images),
             *ignored_note(images.ignored),
-            *augmentation_note(augmentation),
         ),
+        levels=levels,
+        patch=patch,
+        threshold=threshold,
+        overwrite=overwrite,
     )
-    return write_store(out, meta, splits, overwrite=overwrite)
 
 
 def prepare_tokens(
@@ -135,10 +129,8 @@ def prepare_tokens(
 
     Args:
         path: the file.
-        out: the store's folder.
         vocab_size: the number of different tokens; the highest token + 1 by default.
         held_out: share of the documents in test, the last ones, or the end of a stream.
-        overwrite: replace an existing store.
     """
     check_place(out, overwrite)
     check_share(held_out)
