@@ -14,15 +14,12 @@ from torch.testing import assert_close
 
 from memtrain.accel import fast_paths, hopper
 from memtrain.accel.engine import REPLACEABLE, Engine
-from memtrain.accel.fast_paths import FAST_PATHS, ROLES, explain, summary
+from memtrain.accel.fast_paths import FAST_PATHS, MODELS, ROLLOUTS, STEP, explain, summary
 from memtrain.bench.cases import models
 from memtrain.config import CellConfig, EngineConfig, RunConfig
 from memtrain.models.build import build_models
 from memtrain.recipes import recipe
 from memtrain.training.console import Reporter
-from memtrain.training.distributed import ALONE
-from memtrain.training.loop import Agreement
-from memtrain.training.processes import StopRequest
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 
@@ -54,7 +51,7 @@ def fresh_answers():
     hopper.why_off.cache_clear()
 
 
-STEP = "CUDA graph + overlapped streams + bulk weight cast"
+STEP_PATHS = "CUDA graph + overlapped streams + bulk weight cast"
 
 
 class TestExplain:
@@ -65,7 +62,7 @@ class TestExplain:
             "decoder: triton + hopper",
             "cell: triton + hopper",
             "readout: triton + hopper",
-            f"training step: {STEP}",
+            f"training step: {STEP_PATHS}",
             "rollout: CUDA graphs + triton + hopper",
             "generation: CUDA graphs + triton + hopper",
         ]
@@ -141,7 +138,7 @@ class TestExplain:
         line = summary(built(models("paper")), on_gpu(monkeypatch, triton=triton))
         assert len(line) <= 100 and line.startswith("fast paths: ")
         if triton == "3.6.0":
-            assert line == f"fast paths: triton + hopper; step: {STEP}"
+            assert line == f"fast paths: triton + hopper; step: {STEP_PATHS}"
         if triton == "3.7.0":
             assert "triton; hopper off: Triton 3.7.0, written for 3.6" in line
 
@@ -156,13 +153,17 @@ def test_a_run_on_a_gpu_reports_its_fast_paths(monkeypatch):
 
     run = Run(replace(models("paper"), engine=EngineConfig(device="cpu")), Path("nowhere"))
     run.engine, listener = on_gpu(monkeypatch), Listener()
-    run._train_stages(listener, 0, Agreement(StopRequest(), ALONE))
-    assert listener.lines == [f"fast paths: triton + hopper; step: {STEP}"]
+    run._prepare_engine(listener)
+    assert listener.lines == [f"fast paths: triton + hopper; step: {STEP_PATHS}"]
 
 
 def test_every_row_is_about_a_known_role_and_a_replaceable_module():
     for path in FAST_PATHS:
-        assert path.device in ("cpu", "cuda", "any") and {*path.roles} <= {*ROLES}
+        assert path.device in ("cpu", "cuda", "any") and {*path.roles} <= {
+            *MODELS,
+            *STEP,
+            *ROLLOUTS,
+        }
         assert issubclass(path.replaces, REPLACEABLE)
 
 
@@ -204,9 +205,6 @@ from pathlib import Path
 from memtrain.config import EngineConfig
 from memtrain.recipes import recipe
 from memtrain.training.console import Reporter
-from memtrain.training.distributed import ALONE
-from memtrain.training.loop import Agreement
-from memtrain.training.processes import StopRequest
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 

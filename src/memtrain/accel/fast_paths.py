@@ -11,7 +11,6 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.accel import hopper
@@ -26,10 +25,10 @@ from memtrain.models.rnn import RNN, Choose, Sampler
 from memtrain.models.teacher import Decoder, Teacher
 
 MODELS = ("encoder", "decoder", "cell", "readout")
-ROLES = (*MODELS, "training step", "rollout", "generation")
+STEP, ROLLOUTS = ("training step",), ("rollout", "generation")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FastPath:
     """One row of the table."""
 
@@ -39,14 +38,15 @@ class FastPath:
     """cpu, cuda or any."""
     roles: tuple[str, ...]
     """Where `explain` names it."""
+    make: Callable[[Any, Engine], object] | None = None
+    """The new value of the module's `fast`. None: the engine, or kernels of the row above, use
+    this path on their own."""
     off: Callable[[Any, Engine], str | None] = lambda module, engine: None
     """Why it cannot serve a module, in words; None if it can. Kernels also check every call."""
-    attach: Callable[[Any, Engine], None] | None = None
-    """None: the engine, or the kernels of the row above, use it on their own."""
+    precision: str = ""
+    """The only precision in which it is used; every call checks it."""
     cell: type[nn.Module] | None = None
     """Of RNNs, only those with exactly this cell."""
-    any_precision: bool = False
-    """Attach it whatever the engine's precision: it checks that of every call."""
 
     def fits(self, module: nn.Module, engine: Engine) -> bool:
         """Whether the row is about this module on this device."""
@@ -55,6 +55,13 @@ class FastPath:
             and isinstance(module, self.replaces)
             and (self.cell is None or type(module.cell) is self.cell)
         )
+
+    def why_off(self, module: nn.Module, engine: Engine) -> str | None:
+        """Why it does not serve a module in the engine's precision, in words."""
+        precision = "bf16" if engine.bf16 else "fp32"
+        if self.precision not in ("", precision):
+            return f"{precision}; {self.precision} needed"
+        return self.off(module, engine)
 
 
 # ------------------------------------------------------------------------------ why one is off
@@ -67,6 +74,10 @@ def triton_off(engine: Engine) -> str | None:
     if not hopper.is_hopper(engine.device):
         return f"{torch.cuda.get_device_name(engine.device)} is not a Hopper GPU"
     return None if find_spec("triton") else "Triton is not installed"
+
+
+def _triton_off(module: nn.Module, engine: Engine) -> str | None:
+    return triton_off(engine)
 
 
 def _block_off(block: Block, engine: Engine) -> str | None:
@@ -90,19 +101,7 @@ def _hopper_off(module: nn.Module, engine: Engine) -> str | None:
     return hopper.why_off(engine.device)
 
 
-def _triton_off(module: nn.Module, engine: Engine) -> str | None:
-    return triton_off(engine)
-
-
-def _fp32_off(module: nn.Module, engine: Engine) -> str | None:
-    return "bf16; fp32 needed" if engine.bf16 else None
-
-
-def _bf16_off(module: nn.Module, engine: Engine) -> str | None:
-    return None if engine.bf16 else "fp32; bf16 needed"
-
-
-# -------------------------------------------------------------------------------- attach one
+# ----------------------------------------------------------------------------- what replaces it
 
 
 class RNNLoops:
@@ -113,37 +112,32 @@ class RNNLoops:
         self.unroller: FusedUnroll | UnrolledGRU | None = None
         self.graphs: GraphedRollouts | None = None
 
-    def unroll(
-        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
-    ) -> Float[Tensor, "B T M D"] | None:
-        """The memories after each input."""
+    def unroll(self, inputs: Tensor, memory: Tensor) -> Tensor | None:
         if self.graphs is not None and not torch.is_grad_enabled():
             return self.graphs.unroll(inputs, memory)
         if self.unroller is not None and self.unroller.serves(self.cell, memory):
             return self.unroller(self.cell, inputs, memory)
         return None
 
-    def unroll_last(
-        self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
-    ) -> Float[Tensor, "N M D"] | None:
-        """The memory after the last input; too few steps for a graph."""
+    def unroll_last(self, inputs: Tensor, memory: Tensor) -> Tensor | None:
         if self.unroller is not None and self.unroller.serves(self.cell, memory):
             return self.unroller(self.cell, inputs, memory)[:, -1]
-        return None
+        return None  # too few steps for a graph
 
     def write(
-        self, memory: Float[Tensor, "B M D"], uniforms: Float[Tensor, "T B"], choose: Choose
-    ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]] | None:
-        """The sampled tokens, and the memory after the last of them."""
+        self, memory: Tensor, uniforms: Tensor, choose: Choose
+    ) -> tuple[Tensor, Tensor] | None:
         if self.graphs is None or torch.is_grad_enabled():
             return None
         return self.graphs.write(memory, uniforms, choose)
 
 
-def loops(rnn: RNN) -> RNNLoops:
-    """The fast loops of an RNN, made if it has none yet."""
+def loops(rnn: RNN, **parts: object) -> RNNLoops:
+    """The fast loops of an RNN, made if it has none yet, with these parts replaced."""
     if not isinstance(rnn.fast, RNNLoops):
         rnn.fast = RNNLoops(rnn.cell)
+    for name, part in parts.items():
+        setattr(rnn.fast, name, part)
     return rnn.fast
 
 
@@ -153,38 +147,27 @@ def graphed_rollouts(models: nn.Module) -> list[GraphedRollouts]:
     return [fast.graphs for fast in rnns if isinstance(fast, RNNLoops) and fast.graphs]
 
 
-def _attach_block(block: Block, engine: Engine) -> None:
+def _block_kernels(block: Block, engine: Engine) -> object:
     from memtrain.accel.triton.block import KernelBlock
 
-    block.fast = KernelBlock(block)
+    return KernelBlock(block)
 
 
-def _attach_lookup(lookup: Lookup, engine: Engine) -> None:
+def _embedding_gradient(lookup: Lookup, engine: Engine) -> object:
     from memtrain.accel.triton.norm import table_gradient
 
-    lookup.fast = table_gradient
+    return table_gradient
 
 
-def _attach_decoder(teacher: Teacher, engine: Engine) -> None:
-    teacher.fast = VocabProjectedDecoder()
+def _graphs(rnn: RNN, engine: Engine) -> object:
+    return loops(rnn, graphs=GraphedRollouts(rnn, engine.graph_precision))
 
 
-def _attach_fused(rnn: RNN, engine: Engine) -> None:
-    loops(rnn).unroller = FusedUnroll()
-
-
-def _attach_gru(rnn: RNN, engine: Engine) -> None:
-    loops(rnn).unroller = UnrolledGRU()
-
-
-def _attach_graphs(rnn: RNN, engine: Engine) -> None:
-    loops(rnn).graphs = GraphedRollouts(rnn, engine.graph_precision)
-
-
-def _attach_rollout(rnn: RNN, engine: Engine) -> None:
+def _rollout_kernels(rnn: RNN, engine: Engine) -> object:
     graphs = loops(rnn).graphs
     assert graphs is not None
     graphs.kernels, graphs.fast_choice = rollout_kernels(rnn), kernel_sampler
+    return rnn.fast
 
 
 def rollout_kernels(rnn: RNN) -> RolloutKernels:
@@ -220,30 +203,25 @@ def kernel_sampler(choose: Choose) -> Choose:
 
 # --------------------------------------------------------------------------------- the table
 
-STEP, ROLLOUTS = ("training step",), ("rollout", "generation")
-
 FAST_PATHS = (
-    FastPath(name="triton", replaces=Block, device="cuda", roles=MODELS,
-             off=_block_off, attach=_attach_block),
-    FastPath(name="triton attention", replaces=Block, device="cuda", roles=MODELS, off=_heads_off),
-    FastPath(name="hopper", replaces=Block, device="cuda", roles=MODELS, off=_hopper_off),
-    FastPath(name="triton", replaces=Lookup, device="cuda", roles=(),
-             off=_triton_off, attach=_attach_lookup),
-    FastPath(name="projected vocabulary (CPU)", replaces=Teacher, device="cpu",
-             roles=("decoder",), off=_fp32_off, attach=_attach_decoder, any_precision=True),
-    FastPath(name="CUDA graph", replaces=RNN, device="cuda", roles=STEP),
-    FastPath(name="overlapped streams", replaces=RNN, device="cuda", roles=STEP),
-    FastPath(name="bulk weight cast", replaces=RNN, device="cuda", roles=STEP, off=_bf16_off),
-    FastPath(name="fused unroll (CPU)", replaces=RNN, cell=TransformerCell, device="cpu",
-             roles=("cell", "rollout"), off=_fp32_off, attach=_attach_fused, any_precision=True),
-    FastPath(name="whole-sequence GRU", replaces=RNN, cell=GRUCell, device="any",
-             roles=("cell",), attach=_attach_gru),
-    FastPath(name="CUDA graphs", replaces=RNN, device="cuda", roles=ROLLOUTS,
-             attach=_attach_graphs),
-    FastPath(name="triton", replaces=RNN, device="cuda", roles=ROLLOUTS,
-             off=_triton_off, attach=_attach_rollout),
-    FastPath(name="triton attention", replaces=RNN, device="cuda", roles=ROLLOUTS, off=_heads_off),
-    FastPath(name="hopper", replaces=RNN, device="cuda", roles=ROLLOUTS, off=_hopper_off),
+    FastPath("triton", Block, "cuda", MODELS, _block_kernels, _block_off),
+    FastPath("triton attention", Block, "cuda", MODELS, off=_heads_off),
+    FastPath("hopper", Block, "cuda", MODELS, off=_hopper_off),
+    FastPath("triton", Lookup, "cuda", (), _embedding_gradient, _triton_off),
+    FastPath("projected vocabulary (CPU)", Teacher, "cpu", ("decoder",),
+             lambda teacher, engine: VocabProjectedDecoder(), precision="fp32"),
+    FastPath("CUDA graph", RNN, "cuda", STEP),
+    FastPath("overlapped streams", RNN, "cuda", STEP),
+    FastPath("bulk weight cast", RNN, "cuda", STEP, precision="bf16"),
+    FastPath("fused unroll (CPU)", RNN, "cpu", ("cell", "rollout"),
+             lambda rnn, engine: loops(rnn, unroller=FusedUnroll()),
+             precision="fp32", cell=TransformerCell),
+    FastPath("whole-sequence GRU", RNN, "any", ("cell",),
+             lambda rnn, engine: loops(rnn, unroller=UnrolledGRU()), cell=GRUCell),
+    FastPath("CUDA graphs", RNN, "cuda", ROLLOUTS, _graphs),
+    FastPath("triton", RNN, "cuda", ROLLOUTS, _rollout_kernels, _triton_off),
+    FastPath("triton attention", RNN, "cuda", ROLLOUTS, off=_heads_off),
+    FastPath("hopper", RNN, "cuda", ROLLOUTS, off=_hopper_off),
 )  # fmt: skip
 """In the order in which they are attached: a row may build on those above it."""
 
@@ -252,10 +230,8 @@ def choose(models: nn.Module, engine: Engine) -> None:
     """Attach every fast path that can serve these models here."""
     for path in FAST_PATHS if engine.config.fast else ():
         for module in models.modules():
-            if path.attach is None or not path.fits(module, engine):
-                continue
-            if path.any_precision or path.off(module, engine) is None:
-                path.attach(module, engine)
+            if path.make and path.fits(module, engine) and path.off(module, engine) is None:
+                module.fast = path.make(module, engine)  # type: ignore[assignment]
 
 
 # ------------------------------------------------------------------------------------ explain
@@ -286,7 +262,7 @@ def _roles(models: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
     if rnn is not None:
         yield "cell", [rnn, *rnn.cell.modules()]
         yield "readout", [*rnn.readout.modules()]
-        yield from ((role, [rnn]) for role in ROLES[len(MODELS) :])
+        yield from ((role, [rnn]) for role in (*STEP, *ROLLOUTS))
 
 
 def _explain_role(role: str, parts: list[nn.Module], engine: Engine) -> str:
@@ -297,7 +273,7 @@ def _explain_role(role: str, parts: list[nn.Module], engine: Engine) -> str:
         module = next((part for part in parts if path.fits(part, engine)), None)
         if module is None or role not in path.roles:
             continue
-        if reason := path.off(module, engine):
+        if reason := path.why_off(module, engine):
             off = f"; {path.name} off: {reason}"
             break  # what follows builds on it
         if not serving or not path.name.startswith(f"{serving[-1]} "):
