@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from conftest import assert_unrolls_as_the_loop, plain_loop
+from memtrain.accel.cpu_unroll import UnrolledGRU
 from memtrain.accel.engine import Engine
 from memtrain.accel.fast_paths import RNNLoops
-from memtrain.accel.gru import UnrolledGRU
 from memtrain.config import CellConfig, EngineConfig, TeacherConfig
 from memtrain.models.cells import GRUCell
 from memtrain.models.rnn import RNN

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from memtrain.accel import hopper
 from memtrain.accel.cpu_decoder import VocabProjectedDecoder
-from memtrain.accel.cpu_unroll import FusedUnroll
+from memtrain.accel.cpu_unroll import FusedUnroll, UnrolledGRU
 from memtrain.accel.cuda_graphs import GraphedRollouts, RolloutKernels
 from memtrain.accel.engine import Engine
-from memtrain.accel.gru import UnrolledGRU
 from memtrain.models.cells import GRUCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
 from memtrain.models.rnn import RNN, Choose, Sampler
