@@ -18,6 +18,7 @@ from memtrain.accel.cpu_decoder import VocabProjectedDecoder
 from memtrain.accel.cpu_unroll import FusedUnroll, UnrolledGRU
 from memtrain.accel.cuda_graphs import GraphedRollouts, RolloutKernels
 from memtrain.accel.engine import Engine
+from memtrain.accel.triton import HEAD_DIMS
 from memtrain.models.cells import GRUCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
 from memtrain.models.rnn import RNN, Choose, Sampler
@@ -87,8 +88,8 @@ def _block_off(block: Block, engine: Engine) -> str | None:
 
 def _heads_off(module: nn.Module, engine: Engine | None = None) -> str | None:
     sizes = {part.head_dim for part in module.modules() if isinstance(part, Attention)}
-    wrong = sorted(sizes - {32, 64})
-    return f"head_dim {wrong[0]}; 32 or 64 needed" if wrong else None
+    wrong, needed = sorted(sizes.difference(HEAD_DIMS)), " or ".join(map(str, HEAD_DIMS))
+    return f"head_dim {wrong[0]}; {needed} needed" if wrong else None
 
 
 def _hopper_off(module: nn.Module, engine: Engine) -> str | None:

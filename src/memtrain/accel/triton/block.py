@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memtrain.accel.triton import HEAD_DIMS
 from memtrain.accel.triton.attention import (
     AttentionBackward,
     Heads,
@@ -79,7 +80,7 @@ class KernelBlock:
 def fits_heads(layer: Attention) -> bool:
     """Whether the kernels support heads of this size: tiles are powers of two, Triton 3.6 gets
     products with 16 columns wrong, and heads larger than 64 do not fit on the chip."""
-    return layer.head_dim in (32, 64)
+    return layer.head_dim in HEAD_DIMS
 
 
 def _precision(x: Tensor) -> torch.dtype:
