@@ -1,4 +1,4 @@
-"""What rollouts through graphs do, with the graphs played by plain calls."""
+"""Rollouts through CUDA graphs, with plain calls instead of the graphs."""
 
 import threading
 from contextlib import nullcontext
@@ -78,7 +78,7 @@ def refreshed(parts: RolloutKernels) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
-def test_no_step_is_taken_for_nothing(length):
+def test_chunks_add_up_to_the_length(length):
     assert sum(chunk_sizes(length)) == length
     assert set(chunk_sizes(length)) <= {1, CHUNK}
 
@@ -122,9 +122,9 @@ def test_a_cell_that_trains_has_graphs_of_its_own(rnn):
     assert len(graphed.chunks) == 2
 
 
-def test_a_rehearsal_leaves_no_graph_behind(rnn):
+def test_precompiling_leaves_no_graph_behind(rnn):
     loops(rnn).graphs = graphed = GraphedRollouts(rnn, nullcontext, idle_kernels(rnn))
-    graphed.rehearsing = True
+    graphed.precompiling = True
     steps = []
     graphed.rnn.cell.register_forward_hook(lambda *_: steps.append(1))
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_a_rehearsal_leaves_no_graph_behind(rnn):
     assert not graphed.chunks
 
 
-def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
+def test_weights_are_refreshed_once_per_call_and_not_per_chunk(rnn):
     parts = idle_kernels(rnn)
     loops(rnn).graphs = GraphedRollouts(rnn, nullcontext, parts)
     sample(rnn, random_tokens(2, 2 * CHUNK), 3 * CHUNK, seeded())
@@ -146,7 +146,7 @@ def test_fresh_weights_are_taken_over_at_every_call_and_not_at_every_chunk(rnn):
     assert refreshed(parts) == [4, 4]
 
 
-def test_standins_stand_in_only_while_they_are_active(rnn):
+def test_rollout_kernels_are_used_only_while_active(rnn):
     parts = idle_kernels(rnn)
     pairs = [*parts.stacks.items(), *parts.cells.items()]
     with pytest.raises(ZeroDivisionError), parts.active():
@@ -155,7 +155,7 @@ def test_standins_stand_in_only_while_they_are_active(rnn):
     assert all(module.fast is None for module, _ in pairs)
 
 
-def test_a_cell_without_standin_takes_the_plain_way(rnn):
+def test_a_cell_without_kernels_uses_the_plain_loop(rnn):
     rnn = tiny_rnn(tiny_cell("gru"))
     inputs = random_tokens(2, 3)
     with torch.no_grad():

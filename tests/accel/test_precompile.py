@@ -62,9 +62,9 @@ def test_rollouts_are_marked_while_their_kernels_are_compiled():
     rnn = Run(recipe("retrieval"), Path("unwritten")).rnn
     loops(rnn).graphs = rollout = GraphedRollouts(rnn, nullcontext)
     engine, seen = Engine(EngineConfig(device="cpu")), []
-    engine.precompile(rnn, lambda: seen.append(rollout.rehearsing))
+    engine.precompile(rnn, lambda: seen.append(rollout.precompiling))
     assert not seen  # nothing to compile
     engine.kernels = True
     with pytest.raises(ZeroDivisionError):
-        engine.precompile(rnn, lambda: seen.append(rollout.rehearsing) or 1 / 0)
-    assert seen == [True] and not rollout.rehearsing
+        engine.precompile(rnn, lambda: seen.append(rollout.precompiling) or 1 / 0)
+    assert seen == [True] and not rollout.precompiling

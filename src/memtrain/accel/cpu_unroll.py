@@ -277,8 +277,8 @@ class _UnrolledBlock:
 
     def _buffers(self) -> _Stored:
         _, width, inner = self.weights.project_in.shape
-        hidden, steps, rows = self.weights.up.shape[1], self.shape.stored, self.shape.rows
-        new = self.weights.up.new_empty
+        hidden, new = self.weights.up.shape[1], self.weights.up.new_empty
+        steps, rows = self.shape.stored, self.shape.rows
         return _Stored(
             new(steps, self.rows_in, width),
             new(steps, self.rows_in, 1),
@@ -332,8 +332,6 @@ class _UnrolledBlock:
         torch._C._nn.gelu(stored.hidden, out=stored.active)  # pyright: ignore[reportAttributeAccessIssue]
         return x.add_(torch.addmm(weights.down_bias, stored.active, weights.down))
 
-    # ------------------------------------------------------------------------------- gradient
-
     def prepare_backward(self) -> None:
         """Make the buffers and views of the backward pass."""
         stored = self.stored
@@ -343,15 +341,12 @@ class _UnrolledBlock:
         self.of_heads = self._all_heads(self.of_projected)
         given = self.of_projected[:, :, : self.given].flatten(2, 3)
         self.of_given = [rows.unbind() for rows in given.unbind()]
-        self.of_attended = torch.empty_like(stored.mlp_normed)
-        self.of_out = torch.empty_like(stored.mlp_normed)
+        self.of_attended, self.of_out = (torch.empty_like(stored.mlp_normed) for _ in range(2))
         self.of_hidden = torch.empty_like(stored.hidden)
         self.of_attended_at, self.of_out_at = self.of_attended.unbind(), self.of_out.unbind()
-        self.of_hidden_at = self.of_hidden.unbind()
-        weights = self.weights
-        self.back_in = weights.project_in.mT.unbind()
-        self.back_out, self.back_up = weights.project_out.mT, weights.up.mT
-        self.back_down = weights.down.mT
+        self.of_hidden_at, weights = self.of_hidden.unbind(), self.weights
+        self.back_in, self.back_out = weights.project_in.mT.unbind(), weights.project_out.mT
+        self.back_up, self.back_down = weights.up.mT, weights.down.mT
         self.back = self.phase.conj().resolve_conj() if self.phase is not None else None
 
     def backward(self, at: int, out: Float[Tensor, "R W"]) -> Float[Tensor, "R W"]:
@@ -398,12 +393,7 @@ class _UnrolledBlock:
         )
 
 
-def _normalize(
-    x: Float[Tensor, "*rows W"],
-    epsilon: Float[Tensor, ""],
-    normed: Float[Tensor, "*rows W"],
-    scale: Float[Tensor, "*rows 1"],
-) -> None:
+def _normalize(x: Tensor, epsilon: Tensor, normed: Tensor, scale: Tensor) -> None:
     """Write x divided by its root mean square, and one over the latter."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     torch.addcmul(epsilon, length, length, value=1 / x.shape[-1], out=scale).rsqrt_()

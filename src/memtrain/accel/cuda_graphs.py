@@ -70,7 +70,7 @@ class GraphedRollouts:
         self.kernels = kernels or RolloutKernels({}, {})
         self.fast_choice = fast_choice
         self.chunks: dict[tuple, _Chunk] = {}
-        self.rehearsing = False
+        self.precompiling = False
         """Whether kernels are compiled and not launched: a graph captured now would be empty."""
 
     def unroll(
@@ -78,7 +78,7 @@ class GraphedRollouts:
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
         self.kernels.refresh()
-        if self.rehearsing:  # every step launches the same kernels
+        if self.precompiling:  # every step launches the same kernels
             with self.kernels.active(), self.precision():
                 (after,) = self._memories([inputs[:, 0]], memory)
             return after[:, None].expand(-1, inputs.shape[1], -1, -1).contiguous()

@@ -86,12 +86,6 @@ class Engine:
                 if isinstance(module, kind):
                     module.compile(dynamic=False)
 
-    def summary(self, models: nn.Module) -> str:
-        """Which fast paths serve these models, on one line."""
-        from memtrain.accel.fast_paths import summary
-
-        return summary(models, self)
-
     @contextmanager
     def reference(self, models: nn.Module) -> Iterator[None]:
         """Take the fast paths off: inside, every operation is PyTorch's own."""
@@ -151,23 +145,23 @@ class Engine:
 
         rollouts = graphed_rollouts(models)
         for rollout in rollouts:
-            rollout.rehearsing = True
+            rollout.precompiling = True
         try:
             with precompile(), self._eager():
                 work()
         finally:
             for rollout in rollouts:
-                rollout.rehearsing = False
+                rollout.precompiling = False
 
 
 WORKSPACES = (":4096:8", ":16:8")
-"""With which cuBLAS gives the same sums each time, also on several streams."""
+"""The cuBLAS workspaces with which its sums are reproducible, also on several streams."""
 
 
 def _make_deterministic(compiled: bool) -> None:
-    """From now on, for the whole process. Our own kernels need nothing: none of them adds up in the
-    order in which programs happen to end, and their tiles follow from the shapes alone."""
-    # cuBLAS reads this when it is first used; torch refuses to go on without it.
+    """Make the whole process deterministic. Our own kernels always are: none of them adds in the
+    order in which programs end, and their tiles depend on the shapes alone."""
+    # cuBLAS reads this when it is first used; torch requires it.
     given = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
     if given not in WORKSPACES:
         raise MemtrainError(
@@ -175,34 +169,31 @@ def _make_deterministic(compiled: bool) -> None:
             f"{' or '.join(WORKSPACES)}, or not set"
         )
     torch.use_deterministic_algorithms(True)
-    # It finds errors and costs time. (The module makes the attribute when it is asked for.)
+    # Filling memory finds errors and costs time. (The module creates the attribute on access.)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     if compiled:
         import torch._inductor.config as inductor
 
-        # Else the fastest of several kernels is taken, and another process may find another.
+        # Otherwise the fastest of several kernels is selected, which may differ between processes.
         inductor.deterministic = True
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""glibc's names for its settings (malloc.h)."""
-LARGEST_BLOCK = 2**25
-"""Larger ones still go back at once; glibc allows no more."""
+"""Settings of glibc (malloc.h)."""
 
 
 def keep_freed_memory() -> None:
-    """From now on, for the whole process, with glibc; other libraries have habits of their own."""
-    if platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, LARGEST_BLOCK)
-    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    """Let the process keep the memory it frees, with glibc: new pages would cost a fault each."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the maximum; larger blocks are returned at once
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device a config names, if this machine has it; each process has a GPU of its own."""
+    """The device that a config names, checked; every process of a machine has its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and local_rank:
@@ -221,9 +212,9 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
 def out_of_memory(
     error: Exception, name: str, stage: StageConfig, trained: Iterable[nn.Parameter]
 ) -> DeviceMemoryError:
-    """Which knob to turn, and what is needed whatever it says."""
+    """The error for a stage that ran out of memory: what it needs, and which option helps."""
     trained = list(trained)
-    # Weight, gradient and AdamW's two moments of each number.
+    # Each weight has a gradient and AdamW's two moments.
     fixed = sum(4 * p.numel() * p.element_size() for p in trained) / 2**30
     device = trained[0].device
     known = ""
@@ -238,9 +229,9 @@ def out_of_memory(
         if 0 < finer <= stage.batch_size
         else "a smaller model is needed"
     )
-    told = str(error).splitlines()[0] if str(error) else "out of memory"
+    reason = str(error).splitlines()[0] if str(error) else "out of memory"
     return DeviceMemoryError(
-        f"{device}: out of memory in {name} with {rows} sequences at a time ({told}); weights, "
+        f"{device}: out of memory in {name} with {rows} sequences at a time ({reason}); weights, "
         f"gradients and optimizer need {fixed:.2f} GiB{known}, the rest grows with the sequences; "
         f"{remedy}; resume goes on from the last checkpoint"
     )

@@ -289,7 +289,9 @@ class Run:
     def _prepare_engine(self, reporter: Reporter) -> None:
         """Report the fast paths, and compile an evaluation's kernels together, not one by one."""
         if self.engine.fast:
-            reporter.say(self.engine.summary(self.models))
+            from memtrain.accel.fast_paths import summary
+
+            reporter.say(summary(self.models, self.engine))
         if self.config.engine.compile and self.group.size == 1:
             sequences = self.config.log.evaluate_sequences
             self.engine.precompile(self.models, lambda: self.evaluate(sequences))
