@@ -221,7 +221,9 @@ def test_a_clock_that_runs_backwards_makes_no_negative_seconds(tmp_path: Path, m
 
 def test_deterministic_mode_asks_torch_for_it():
     try:
-        Engine(EngineConfig(device="cpu", deterministic=True))
+        engine = Engine(EngineConfig(device="cpu", deterministic=True))
+        assert not torch.are_deterministic_algorithms_enabled()  # an engine alone changes nothing
+        engine.apply_globals()
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
     finally:
