@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,7 @@ from memtrain.shapes import IGNORE_INDEX, Batch
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too
-if find_spec("hypothesis"):  # a GPU machine may lack it
+with suppress(ImportError):  # a GPU machine may lack it
     from hypothesis import settings
 
     settings.register_profile("memtrain", deadline=None)  # no timed tests

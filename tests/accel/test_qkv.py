@@ -15,11 +15,11 @@ from kernel_testing import (
 )
 from torch import Tensor
 
+from memtrain.accel.triton.attention import query_scale
 from memtrain.accel.triton.qkv import run_qkv
 from memtrain.models.layers import Rotary
 
 pytestmark = MARKS
-SCALE = 0.3
 ALL = "query key value"
 CASES = [
     *([(5, 17, 32, 2, 16, ALL, 0)] if INTERPRETED else []),  # Triton 3.6 gets 16 columns wrong
@@ -39,21 +39,6 @@ CASES = [
 ]
 
 
-def run(x: Tensor, weight: Tensor, rotary: Rotary, heads: int, parts: str, first: int) -> Tensor:
-    inner = len(weight) // len(parts.split())
-    return run_qkv(
-        x.flatten(0, 1),
-        weight,
-        *rotary.tables(KIND),
-        head_dim=inner // heads,
-        length=x.shape[1],
-        first=first,
-        query_columns=inner * ("query" in parts),
-        key_columns=inner * ("key" in parts),
-        scale=SCALE,
-    )
-
-
 def new_inputs(sequences, length, width, heads, head_dim, parts) -> tuple[Tensor, Tensor, Rotary]:
     outer = len(parts.split()) * heads * head_dim
     x = torch.randn(sequences, length, width, device=DEVICE).to(KIND)
@@ -64,7 +49,8 @@ def new_inputs(sequences, length, width, heads, head_dim, parts) -> tuple[Tensor
 @pytest.fixture(scope="module", autouse=True)
 def compiled(request):
     def compile_case(heads, parts, first, **shape):
-        run(*new_inputs(heads=heads, parts=parts, **shape), heads, parts, first)
+        x, weight, rotary = new_inputs(heads=heads, parts=parts, **shape)
+        run_qkv(x, weight, *rotary.tables(KIND), heads, first, parts)
 
     compile_ahead(request, test_qkv, compile_case)
 
@@ -79,16 +65,16 @@ def compiled(request):
 def test_qkv(sequences, length, width, heads, head_dim, parts, first):
     """Parts are compared one by one, since queries are scaled."""
     x, weight, rotary = new_inputs(sequences, length, width, heads, head_dim, parts)
-    out = run(x, weight, rotary, heads, parts, first)
+    out = run_qkv(x, weight, *rotary.tables(KIND), heads, first, parts)
     assert out.dtype == KIND
     names = parts.split()
     projected = (x.double() @ weight.double().T).unflatten(-1, (-1, heads, head_dim))
     positions = first + torch.arange(length, device=DEVICE)
     pairs = {}
-    found = out.unflatten(0, (sequences, length)).chunk(len(names), dim=-1)
+    found = out.chunk(len(names), dim=-1)
     for name, one, plain in zip(names, found, projected.chunk(len(names), dim=-3), strict=True):
         expected = plain.squeeze(-3)
         if name != "value":
             expected = rotary(expected.transpose(1, 2), positions).transpose(1, 2)
-        pairs[name] = one, expected.flatten(-2) * (SCALE if name == "query" else 1)
+        pairs[name] = one, expected.flatten(-2) * (query_scale(head_dim) if name == "query" else 1)
     assert_near(1e-5 if INTERPRETED else 5e-3, pairs)

@@ -9,13 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memtrain.accel.triton import HEAD_DIMS
-from memtrain.accel.triton.attention import (
-    AttentionBackward,
-    Heads,
-    keys_fit,
-    query_scale,
-    run_attention,
-)
+from memtrain.accel.triton.attention import AttentionBackward, Heads, keys_fit, run_attention
 from memtrain.accel.triton.attention_backward import run_attention_backward
 from memtrain.accel.triton.mlp import run_mlp_down_backward, run_mlp_up
 from memtrain.accel.triton.norm import column_sums, run_norm, run_norm_backward
@@ -114,11 +108,11 @@ class AttentionFn(torch.autograd.Function):
         normed = normed.view(x.shape)
         query = None
         if kept is None:
-            projected = _project(normed, project_in, cosine, sine, heads, 0, "query key value")
+            projected = run_qkv(normed, project_in, cosine, sine, heads, 0, "query key value")
         else:
             of_query, of_rest = _split(project_in)
-            query = _project(normed[:, kept], of_query, cosine, sine, heads, first, "query")
-            projected = _project(normed, of_rest, cosine, sine, heads, 0, "key value")
+            query = run_qkv(normed[:, kept], of_query, cosine, sine, heads, first, "query")
+            projected = run_qkv(normed, of_rest, cosine, sine, heads, 0, "key value")
         mixed, log_sum = run_attention(
             Heads(query, projected, heads), first, causal, needs_gradient
         )
@@ -234,26 +228,6 @@ class FinalNormFn(torch.autograd.Function):
 def _flat(x: Tensor) -> Tensor:
     """The rows of all sequences, (R, W)."""
     return x.flatten(0, -2).contiguous()
-
-
-def _project(
-    x: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, heads: int, first: int, parts: str
-) -> Tensor:
-    """Those of rotated and scaled queries, rotated keys, and values named in `parts`, (N, L, _)."""
-    inner = len(weight) // len(parts.split())
-    out = run_qkv(
-        _flat(x),
-        weight,
-        cosine,
-        sine,
-        head_dim=inner // heads,
-        length=x.shape[1],
-        first=first,
-        query_columns=inner * ("query" in parts),
-        key_columns=inner * ("key" in parts),
-        scale=query_scale(inner // heads),
-    )
-    return out.unflatten(0, x.shape[:2])
 
 
 def _split(project_in: Tensor) -> tuple[Tensor, Tensor]:

@@ -98,31 +98,29 @@ def norm_tiles(rows: int, width: int, processors: int, backward: bool) -> dict[s
     return {"BR": size, "num_warps": warps, "per_processor": 3, "STAGES": stages}
 
 
-class _NormLaunch:
-    """Number of programs and constants for (R, W) rows."""
-
-    def __init__(self, x: Tensor, backward: bool) -> None:
-        rows, width = x.shape
-        available = processors(x.device)
-        tile = norm_tiles(rows, width, available, backward)
-        self.programs = row_tiles = max(1, triton.cdiv(rows, tile["BR"]))
-        if backward:
-            iterations = triton.cdiv(row_tiles, tile.pop("per_processor") * available)
-            self.programs = triton.cdiv(row_tiles, iterations)
-            tile |= {"ITERATIONS": iterations, "STAGES": min(tile["STAGES"], iterations)}
-        self.constants = {"WIDTH": width, "BW": triton.next_power_of_2(width), **tile}
+def _norm_launch(x: Tensor, backward: bool) -> tuple[int, dict[str, int]]:
+    """The number of programs and their constants, for (R, W) rows."""
+    rows, width = x.shape
+    available = processors(x.device)
+    tile = norm_tiles(rows, width, available, backward)
+    programs = row_tiles = max(1, triton.cdiv(rows, tile["BR"]))
+    if backward:
+        iterations = triton.cdiv(row_tiles, tile.pop("per_processor") * available)
+        programs = triton.cdiv(row_tiles, iterations)
+        tile |= {"ITERATIONS": iterations, "STAGES": min(tile["STAGES"], iterations)}
+    return programs, {"WIDTH": width, "BW": triton.next_power_of_2(width), **tile}
 
 
 def run_norm(
     x: Tensor, update: Tensor | None, weight: Tensor, kind: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """x + update (just x without one) and its norm, (R, W), the latter in precision `kind`."""
-    launch = _NormLaunch(x, backward=False)
+    programs, constants = _norm_launch(x, backward=False)
     normed = torch.empty_like(x, dtype=kind)
     total = x if update is None else torch.empty_like(normed)
-    _norm[launch.programs,](
+    _norm[programs,](
         x, x if update is None else update, weight, total, normed, len(x),
-        ADD=update is not None, **launch.constants,
+        ADD=update is not None, **constants,
     )  # fmt: skip
     return total, normed
 
@@ -136,14 +134,14 @@ def run_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the sum, (R, W), in precision `kind`, and partial sums of the weight's, (_,
     W) in fp32, to be added up."""
-    launch = _NormLaunch(total, backward=True)
+    programs, constants = _norm_launch(total, backward=True)
     out = torch.empty_like(total, dtype=kind)
-    sums = total.new_empty(launch.programs, total.shape[1], dtype=torch.float32)
-    _norm_backward[launch.programs,](
+    sums = total.new_empty(programs, total.shape[1], dtype=torch.float32)
+    _norm_backward[programs,](
         total, weight, normed_gradient,
         normed_gradient if total_gradient is None else total_gradient,
-        out, sums, len(total), launch.programs,
-        ADD=total_gradient is not None, **launch.constants,
+        out, sums, len(total), programs,
+        ADD=total_gradient is not None, **constants,
     )  # fmt: skip
     return out, sums
 

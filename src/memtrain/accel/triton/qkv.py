@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from memtrain.accel.triton.attention import query_scale
 from memtrain.accel.triton.common import MatmulLaunch, hopper_serves_matmul
 
 # A program computes BR rows of BO columns: whole heads that are all queries, all keys or all
@@ -75,40 +76,39 @@ def qkv_tiles(rows: int, inner: int, columns: int, element_size: int) -> dict[st
 
 
 def run_qkv(
-    x: Tensor,
-    weight: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    *,
-    head_dim: int,
-    length: int,
-    first: int,
-    query_columns: int,
-    key_columns: int,
-    scale: float,
+    x: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor, heads: int, first: int, parts: str
 ) -> Tensor:
-    """x W^T, (R, O), with its queries and keys rotated and its queries scaled.
+    """Those of rotated and scaled queries, rotated keys, and values named in `parts`, (N, L, _).
 
     Args:
-        x: The rows of sequences of equal length, (R, I).
-        weight: (O, I). The first `query_columns` rows make queries, the next `key_columns` keys.
+        x: Sequences, (N, L, I).
+        weight: The projections to these parts, (O, I).
         cosine: A table over positions, (P, E/2), like `sine`.
         first: The position of each sequence's first row.
+        parts: For example "query key value".
     """
-    rows, inner = x.shape
-    columns = math.gcd(query_columns, key_columns, len(weight))
-    out = x.new_empty(rows, len(weight))
-    constants = {"LENGTH": length, "QUERIES": query_columns, "KEYS": key_columns, "E": head_dim}
-    if head_dim == 64 and hopper_serves_matmul(x, weight, columns):
+    rows = x.flatten(0, -2).contiguous()
+    part_columns = len(weight) // len(parts.split())
+    head_dim = part_columns // heads
+    scale = query_scale(head_dim)
+    out = rows.new_empty(len(rows), len(weight))
+    constants = {
+        "LENGTH": x.shape[1],
+        "QUERIES": part_columns * ("query" in parts),
+        "KEYS": part_columns * ("key" in parts),
+        "E": head_dim,
+    }
+    columns = math.gcd(constants["QUERIES"], constants["KEYS"], len(weight))
+    if head_dim == 64 and hopper_serves_matmul(rows, weight, columns):
         from memtrain.accel.hopper.linear import hopper_qkv
 
-        hopper_qkv(x, weight, out, cosine, sine, first, scale, constants)
-        return out
-    launch = MatmulLaunch(x, len(weight), qkv_tiles(rows, inner, columns, x.element_size()))
+        hopper_qkv(rows, weight, out, cosine, sine, first, scale, constants)
+        return out.unflatten(0, x.shape[:2])
+    launch = MatmulLaunch(rows, len(weight), qkv_tiles(*rows.shape, columns, x.element_size()))
     _qkv[launch.grid](
-        TensorDescriptor.from_tensor(x, [launch.BR, launch.BI]),
+        TensorDescriptor.from_tensor(rows, [launch.BR, launch.BI]),
         TensorDescriptor.from_tensor(weight, [launch.BO, launch.BI]),
         TensorDescriptor.from_tensor(out, [launch.BR, launch.BO]),
         cosine, sine, first, scale, **constants, **launch.constants,
     )  # fmt: skip
-    return out
+    return out.unflatten(0, x.shape[:2])
