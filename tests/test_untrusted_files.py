@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from conftest import TINY
 from memtrain import cli
-from memtrain.config import MOST, CellConfig, Recall, RunConfig
+from memtrain.config import CellConfig, Recall, RunConfig
 from memtrain.config.serialize import from_json, to_json
 from memtrain.data.prepare import prepare_path
 from memtrain.errors import CheckpointError, MemtrainError
@@ -106,7 +106,7 @@ def test_a_pickle_in_place_of_a_config_or_an_array_is_refused_unopened(run: Path
 
 
 def test_models_beyond_the_machine_are_refused_before_memory_is_taken(tmp_path: Path):
-    cell = CellConfig(width=MOST["width"], layers=MOST["layers"])
+    cell = CellConfig(width=2**16, layers=256)  # the upper bounds
     with pytest.raises(MemtrainError, match=r"models have .* parameters, .* GiB; this machine has"):
         Run.create(replace(TINY, cell=cell), tmp_path / "run")
     assert not (tmp_path / "run").exists()

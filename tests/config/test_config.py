@@ -416,13 +416,13 @@ WRONG_TYPES: list[tuple[type, dict[str, Any], str]] = [
     (SMTConfig, dict(schedule="sine"), "schedule='sine': must be one of 'constant', 'cosine'"),
     (SMTConfig, dict(betas=0.9), "betas=0.9: must be 2 numbers"),
     (SMTConfig, dict(betas=(0.9, "x")), "betas=(0.9, 'x'): must be 2 numbers"),
-    (CellConfig, dict(kind=3), "kind=3: must be a text"),
+    (CellConfig, dict(kind=3), "kind=3: must be a string"),
     (CellConfig, dict(options={"a": [1]}), "options={'a': [1]}: must be a dict from names to"),
     (Custom, dict(options=[1]), "options=[1]: must be a dict from names to"),
     (Digits, dict(held_out="0.5"), "held_out='0.5': must be a number"),
     (RunConfig, dict(smt={"steps": 3}), "smt={'steps': 3}: must be a SMTConfig"),
     (RunConfig, dict(data="copy"), "data='copy': must be a Retrieval or Copy or"),
-    (RunConfig, dict(name=3), "name=3: must be a text"),
+    (RunConfig, dict(name=3), "name=3: must be a string"),
 ]
 
 

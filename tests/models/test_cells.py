@@ -460,10 +460,10 @@ class TestBuildCell:
             (
                 "my_lab.cels:Leaky",
                 {},
-                ["cell.kind=my_lab.cels:Leaky", "No module named", "looked in"],
+                ["cell.kind=my_lab.cels:Leaky", "No module named", "was searched too"],
             ),
-            ("my_lab.cells:Leeky", {}, ["no class Leeky there", "'Leaky'", "'Broken'"]),
-            ("my_lab.cells:leaky", {}, ["no class leaky there"]),
+            ("my_lab.cells:Leeky", {}, ["no class Leeky", "'Leaky'", "'Broken'"]),
+            ("my_lab.cells:leaky", {}, ["no class leaky"]),
             ("my_lab.cells:Leaky", {"widht": 6}, ["widht", "Class(vocab_size=..., **options)"]),
             ("my_lab.cells:Leaky", {"vocab_size": 6}, ["vocab_size", "Class(vocab_size=..."]),
             ("my_lab.cells:Unmade", {}, ["making it raised OSError: no weights file"]),

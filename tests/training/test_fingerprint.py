@@ -167,7 +167,7 @@ def test_a_local_class_is_recorded_too(tmp_path: Path):
     found = read_run_file(tmp_path / "run")
     assert found is not None and "<locals>.Local" in found.made_of["task"]["class"]
     assert Run.open(tmp_path / "run", task=Local()).progress.stage == 1
-    with pytest.raises(MemtrainError, match="no class Local there"):
+    with pytest.raises(MemtrainError, match="has no class Local"):
         Run.open(tmp_path / "run", allow_code=True)
 
 

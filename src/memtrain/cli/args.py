@@ -15,7 +15,16 @@ from difflib import SequenceMatcher
 from itertools import groupby, takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import docstring_parser
 import tyro
@@ -107,7 +116,8 @@ def options_of(
             kind = get_args(hint)[0]
             positional.append(Option(name.upper(), kind, value, text, "arguments"))
         else:
-            kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
+            bounded = get_origin(hint) is Annotated
+            kind = get_args(hint)[0] if bounded or NoneType in get_args(hint) else hint
             own.append(Option(option, kind, value, text, section))
     return positional + own + groups + skipped
 

@@ -1,9 +1,14 @@
-"""Every knob of a run.
+"""Every option of a run.
 
-A `RunConfig` is data + teacher + cell + up to three stages. All of it is frozen, validated when
-made, and goes to JSON and back without loss. Nothing here imports torch, so that `--help` and
-recipes are quick.
+A `RunConfig` is data + teacher + cell + up to three stages. All of it is frozen, validated on
+construction, and converts to JSON and back without loss. Nothing here imports torch, so that
+`--help` and recipes are fast.
 """
+
+import warnings
+from dataclasses import fields
+from math import inf
+from typing import Annotated, get_args, get_origin
 
 from memtrain.config.data import (
     Arithmetic,
@@ -16,32 +21,24 @@ from memtrain.config.data import (
     Stack,
     Stream,
 )
-from memtrain.config.model import CELLS, CellConfig, TeacherConfig, check_used
+from memtrain.config.model import CELLS, CellConfig, TeacherConfig, check_used, model_shapes
 from memtrain.config.run import EngineConfig, LogConfig, RunConfig
 from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
-from memtrain.config.validation import CUSTOM_PATH, MOST
+from memtrain.config.validation import CUSTOM_PATH
 
 __all__ = [
-    "Arithmetic",
-    "BPTTConfig",
-    "CELLS",
-    "CUSTOM_PATH",
-    "CellConfig",
-    "Copy",
-    "Custom",
-    "DMTConfig",
-    "DataConfig",
-    "Digits",
-    "EngineConfig",
-    "LogConfig",
-    "MOST",
-    "Recall",
-    "Retrieval",
-    "RunConfig",
-    "SMTConfig",
-    "Stack",
-    "StageConfig",
+    "BPTTConfig", "CELLS", "CUSTOM_PATH", "CellConfig", "DMTConfig", "DataConfig", "EngineConfig",
+    "LogConfig", "RunConfig", "SMTConfig", "StageConfig", "TeacherConfig", "check_used",
+    "model_shapes", "Arithmetic", "Copy", "Custom", "Digits", "Recall", "Retrieval", "Stack",
     "Stream",
-    "TeacherConfig",
-    "check_used",
-]
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> dict[str, int | float]:
+    if name != "MOST":
+        raise AttributeError(f"module 'memtrain.config' has no attribute {name!r}")
+    warnings.warn("memtrain.config.MOST: bounds are now declared per field", DeprecationWarning, 2)
+    kinds = (*get_args(DataConfig), TeacherConfig, CellConfig, EngineConfig, LogConfig)
+    every = [f for kind in (*kinds, SMTConfig, DMTConfig, BPTTConfig) for f in fields(kind)]
+    bounds = {f.name: get_args(f.type)[1] for f in every if get_origin(f.type) is Annotated}
+    return {name: bound.maximum for name, bound in bounds.items() if 1 < bound.maximum < inf}

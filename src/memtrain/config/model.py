@@ -1,43 +1,41 @@
-"""What learns: the teacher and the recurrent cell."""
+"""The models: the teacher and the recurrent cell."""
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from memtrain.config.validation import CUSTOM_PATH, at_least, check_bounds
+from memtrain.config.validation import CUSTOM_PATH, Bounds, Checked, Options, Width
 from memtrain.errors import MemtrainError, did_you_mean
+
+Layers = Annotated[int, Bounds(1, 256)]
+Heads = Annotated[int, Bounds(1, 1024)]
+HeadDim = Annotated[int, Bounds(2, 2**14, even="RoPE rotates pairs of channels")]
+MemoryTokens = Annotated[int, Bounds(1, 2**16, hint="the paper uses 16")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TeacherConfig:
-    """The Transformer pair that makes the memory labels: encoder and decoder."""
+class TeacherConfig(Checked):
+    """The Transformer encoder and decoder that make the memory labels."""
 
     encoder: Literal["bidirectional", "causal"] = "bidirectional"
-    """The paper's encoder reads a window for every memory; ours makes all memories in one pass."""
-    context_length: int = 256
-    """How many tokens back the encoder looks, T_c."""
+    """The paper's encoder reads one window per memory; the causal one makes all memories of a
+    sequence in one pass."""
+    context_length: Annotated[int, Bounds(1, 2**20, hint="the paper uses 256")] = 256
+    """How many tokens back the encoder sees, T_c."""
     padding: Literal["mask", "void"] = "mask"
-    """What stands for the past before a sequence began (bidirectional encoder): nothing, masked
-    out; or a token of its own, which needs no mask and so runs faster on a GPU."""
-    width: int = 256
+    """What replaces the past before a sequence begins (bidirectional encoder): masked positions,
+    or a learned token, which needs no mask and so runs faster on a GPU."""
+    width: Width = 256
     """Inner width of encoder, decoder and readout."""
-    encoder_layers: int = 8
+    encoder_layers: Layers = 8
     """Transformer blocks of the encoder."""
-    decoder_layers: int = 4
+    decoder_layers: Layers = 4
     """Transformer blocks of the decoder, and of the RNN's readout."""
-    heads: int = 8
+    heads: Heads = 8
     """Attention heads."""
-    head_dim: int = 64
+    head_dim: HeadDim = 64
     """Width of one head; it need not divide the inner width."""
     normalize_memory: bool = True
-    """Scale every memory token to RMS 1. A cell that cannot reach RMS 1 may want this off."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        at_least(self, 1, "context_length", hint="the paper uses 256")
-        at_least(self, 1, "width", "encoder_layers", "decoder_layers", "heads")
-        at_least(self, 2, "head_dim")
-        if self.head_dim % 2:
-            raise MemtrainError(f"head_dim={self.head_dim}: must be even, RoPE turns pairs")
+    """Scale every memory token to RMS 1. Turn it off for cells that cannot reach RMS 1."""
 
 
 CELLS = ("transformer", "mlp", "gru")
@@ -51,41 +49,65 @@ _USED_BY_OTHERS = frozenset({"kind", "options"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CellConfig:
+class CellConfig(Checked):
     """The recurrent cell, one step (memory, token) -> memory, and the shape of its memory."""
 
     kind: str = "transformer"
-    """transformer, mlp, gru, or a class of yours as package.module:Class."""
-    memory_tokens: int = 16
-    """Tokens in a memory (the layers of a GRU). A class of yours states its own."""
-    memory_dim: int = 256
-    """Width of a memory token. A class of yours states its own."""
-    width: int = 256
-    """Inner width (Transformer) or hidden width (MLP); a GRU has none."""
-    layers: int = 8
-    """Blocks (Transformer) or hidden layers (MLP); a GRU has one layer a memory token."""
-    heads: int = 8
+    """transformer, mlp, gru, or your own class as package.module:Class."""
+    memory_tokens: MemoryTokens = 16
+    """Tokens per memory (layers of a GRU). Your own class states its own."""
+    memory_dim: Width = 256
+    """Width of a memory token. Your own class states its own."""
+    width: Width = 256
+    """Inner width (Transformer) or hidden width (MLP); not used by a GRU."""
+    layers: Layers = 8
+    """Blocks (Transformer) or hidden layers (MLP); a GRU has one layer per memory token."""
+    heads: Heads = 8
     """Attention heads (Transformer)."""
-    head_dim: int = 64
+    head_dim: HeadDim = 64
     """Width of one head (Transformer)."""
-    options: dict[str, int | float | bool | str] = field(default_factory=dict)
-    """Keyword arguments for a class of yours, beside vocab_size."""
+    options: Options = field(default_factory=dict)
+    """Keyword arguments of your own class, besides vocab_size."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        at_least(self, 1, "memory_tokens", hint="the paper uses 16")
-        at_least(self, 1, "memory_dim", "width", "layers", "heads")
-        at_least(self, 2, "head_dim")
-        if self.head_dim % 2:
-            raise MemtrainError(f"head_dim={self.head_dim}: must be even, RoPE turns pairs")
+    def check(self) -> None:
         if self.kind not in CELLS and not CUSTOM_PATH.fullmatch(self.kind):
             raise MemtrainError(
                 f"kind={self.kind!r}: {did_you_mean(self.kind, CELLS)}, or package.module:Class"
             )
 
 
+def model_shapes(
+    *,
+    width: int,
+    heads: int,
+    head_dim: int,
+    layers: tuple[int, int, int],
+    memory_tokens: int,
+    memory_dim: int = 0,
+    **teacher: Any,
+) -> dict[str, Any]:
+    """A teacher and a Transformer cell of one width, as keyword arguments of RunConfig.
+
+    Args:
+        width: of both, and of a memory token unless `memory_dim` is given.
+        layers: blocks of encoder, decoder and cell.
+        **teacher: other fields of TeacherConfig.
+
+    Example: `RunConfig(name="mine", **model_shapes(width=64, heads=4, head_dim=16, ...))`.
+    """
+    encoder_layers, decoder_layers, cell_layers = layers
+    size: dict[str, Any] = {"width": width, "heads": heads, "head_dim": head_dim}
+    memory = {"memory_tokens": memory_tokens, "memory_dim": memory_dim or width}
+    return {
+        "teacher": TeacherConfig(
+            encoder_layers=encoder_layers, decoder_layers=decoder_layers, **size, **teacher
+        ),
+        "cell": CellConfig(layers=cell_layers, **size, **memory),
+    }
+
+
 def check_used(cell: CellConfig, default: CellConfig) -> None:
-    """Refuse fields that were changed from the default though a cell of this kind has none such.
+    """Refuse fields that differ from the default although cells of this kind do not use them.
 
     Fields that a recipe filled in for another kind may stay.
     """

@@ -1,82 +1,74 @@
-"""The whole run: data, models and stages, where a step runs and what is written when."""
+"""The whole run: data, models, stages, and how it runs and logs."""
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from memtrain.config.data import DataConfig, Retrieval
 from memtrain.config.model import CellConfig, TeacherConfig
 from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
-from memtrain.config.validation import at_least, check_bounds, check_device
+from memtrain.config.validation import Bounds, Checked, Length, check_device
 from memtrain.errors import MemtrainError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineConfig:
-    """How a step runs."""
+class EngineConfig(Checked):
+    """Where and how a step runs."""
 
     device: str = "auto"
-    """auto takes a CUDA GPU if there is one; else cpu, cuda, cuda:1, ..., or mps (Apple's GPU)."""
+    """cpu, cuda, cuda:1, ..., or mps (Apple's GPU); auto: a CUDA GPU if there is one, else cpu."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 computes in bfloat16 where that is safe; auto: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = False
-    """torch.compile the Transformer blocks (half a minute at the start); on a GPU that our kernels
-    serve, only attention that is too long for them."""
+    """torch.compile the Transformer blocks (half a minute at the start); on a GPU with our own
+    kernels, only attention over sequences that are too long for them."""
     fast: bool = True
-    """On a GPU, use captured graphs and kernels of our own; on a CPU, written-out gradients in
-    fewer operations; off: plain PyTorch, as a reference."""
-    threads: int = 0
-    """CPU threads, at most one a core (0: one per core)."""
+    """Use CUDA graphs and our own kernels on a GPU, hand-written gradients on a CPU; off: plain
+    PyTorch, as a reference."""
+    threads: Annotated[int, Bounds(0, 4096)] = 0
+    """CPU threads, at most one per core (0: one per core)."""
     deterministic: bool = False
-    """The same run twice gives the same bits on a GPU too; somewhat slower. A CPU always does."""
+    """Make runs bit-exact on a GPU too, somewhat slower. On a CPU they always are."""
     shard_teacher: bool = False
-    """With several processes: spread the teacher's weights, gradients and optimizer state over
+    """With several processes: shard the teacher's weights, gradients and optimizer state over
     them (FSDP2), for teachers that are too large for one device."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        at_least(self, 0, "threads")
+    def check(self) -> None:
         check_device(self.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogConfig:
-    """How often a run writes, looks at itself and saves itself, in steps."""
+class LogConfig(Checked):
+    """How often a run logs, evaluates and saves, in steps."""
 
-    every: int = 10
-    """A line of metrics every n steps."""
-    evaluate_every: int = 100
-    """Held-out loss and accuracy every n steps (0: at the end of a stage only)."""
-    evaluate_sequences: int = 256
-    """Sequences in such an evaluation."""
-    checkpoint_every: int = 200
-    """A checkpoint every n steps; one more at the end of each stage."""
-    keep: int = 2
-    """How many checkpoints stay on disk, beside the best one."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        at_least(self, 1, "every", "evaluate_sequences", "checkpoint_every")
-        at_least(self, 0, "evaluate_every")
-        at_least(self, 2, "keep", hint="the one before is the way back from a broken one")
+    every: Annotated[int, Bounds(1)] = 10
+    """Steps per line of metrics."""
+    evaluate_every: Annotated[int, Bounds(0)] = 100
+    """Steps between evaluations of held-out loss and accuracy (0: only at the end of a stage)."""
+    evaluate_sequences: Length = 256
+    """Sequences per evaluation."""
+    checkpoint_every: Annotated[int, Bounds(1)] = 200
+    """Steps between checkpoints; one more is saved at the end of each stage."""
+    keep: Annotated[int, Bounds(2, 10**6, hint="the older one is the backup of the newer")] = 2
+    """Checkpoints to keep on disk, besides the best one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
-    """A whole run: what to learn, with which models, through which stages."""
+class RunConfig(Checked):
+    """A whole run: data, models and stages."""
 
     name: str = "run"
-    """What the run is called: its folder, unless you name another, is runs/NAME."""
+    """Name of the run; its default folder is runs/NAME."""
     seed: int = 0
-    """Everything random in the run follows from this."""
+    """Seed of everything random in the run."""
     data: DataConfig = field(default_factory=Retrieval)
-    """What is learned."""
+    """The data."""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    """The teacher; its decoder's shape is the readout's too."""
+    """The teacher; the readout has the shape of its decoder."""
     cell: CellConfig = field(default_factory=CellConfig)
     """The recurrent cell."""
     readout_attention: Literal["causal", "bidirectional"] = "causal"
-    """Causal makes the copy of the decoder exact; the paper's text says bidirectional."""
+    """Causal makes the readout a copy of the decoder; the paper's text says bidirectional."""
     smt: SMTConfig = field(default_factory=SMTConfig)
     """First stage."""
     dmt: DMTConfig = field(default_factory=DMTConfig)
@@ -84,12 +76,11 @@ class RunConfig:
     bptt: BPTTConfig = field(default_factory=BPTTConfig)
     """Last stage, or the only one."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How a step runs."""
+    """Where and how a step runs."""
     log: LogConfig = field(default_factory=LogConfig)
-    """What is written, and when."""
+    """How often the run logs, evaluates and saves."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
+    def check(self) -> None:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise MemtrainError(
                 f"name={self.name!r}: must begin with a letter or digit, then letters, digits, "
@@ -107,11 +98,11 @@ class RunConfig:
         if self.smt.token_weight and self.teacher.encoder != "causal":
             raise MemtrainError(
                 f"smt.token_weight={self.smt.token_weight:g}: must be 0 with teacher.encoder="
-                f"{self.teacher.encoder}, whose tokens see what they would have to tell"
+                f"{self.teacher.encoder}, whose tokens see their targets"
             )
 
     def stages(self) -> dict[str, StageConfig]:
-        """The three stages by name, in the order in which they run."""
+        """The three stages by name, in order."""
         return {"smt": self.smt, "dmt": self.dmt, "bptt": self.bptt}
 
     @property

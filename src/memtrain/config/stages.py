@@ -1,61 +1,56 @@
-"""How it learns: SMT, DMT and BPTT, with the optimizer and schedule that each stage has."""
+"""The stages: SMT, DMT and BPTT, each with its optimizer and schedule."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from memtrain.config.validation import at_least, check_bounds, check_fraction
+from memtrain.config.validation import Bounds, Checked, Fraction, Length, Weight
 from memtrain.errors import MemtrainError
 
+FutureLength = Annotated[int, Bounds(1, 2**20, hint="the paper uses 64")]
 STREAM_ROLLOUT = 256
 """Steps per rollout on a stream unless the config sets it; other sequences have an end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageConfig:
-    """What every stage of a run has: how long, how much at once, and the optimizer (AdamW)."""
+class StageConfig(Checked):
+    """Options of every stage: steps, batch and optimizer (AdamW)."""
 
-    steps: int = 0
-    """Optimizer steps; 0 leaves the stage out."""
-    seconds: float = 0.0
-    """End the stage after this many seconds of training, if its steps take longer, its schedule
-    included; compilation counts, evaluation and saving do not (0: no limit)."""
-    batch_size: int = 32
-    """Sequences in a step."""
+    steps: Annotated[int, Bounds(0, 10**12)] = 0
+    """Optimizer steps; 0 skips the stage."""
+    seconds: Annotated[float, Bounds(0, 10**9)] = 0.0
+    """Time limit of the stage, to which its schedule is shortened; compilation counts, evaluation
+    and saving do not (0: no limit)."""
+    batch_size: Annotated[int, Bounds(1, 2**20)] = 32
+    """Sequences per step."""
     learning_rate: float = 3e-4
     """Peak learning rate."""
-    warmup: float = 0.01
-    """Share of the steps in which the learning rate rises linearly from 0."""
+    warmup: Fraction = 0.01
+    """Fraction of the steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """What the learning rate does after the warm-up; cosine ends at 0."""
-    weight_decay: float = 0.01
+    """Learning rate after the warm-up; cosine ends at 0."""
+    weight_decay: Weight = 0.01
     """Decoupled weight decay, on matrices and embeddings only."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates."""
     clip_norm: float = 1.0
-    """Largest gradient norm; teacher and RNN are clipped apart."""
-    accumulate: int = 1
-    """Take a step's sequences in this many parts, one after another: less device memory, about a
-    third more time, the same step."""
+    """Largest gradient norm; teacher and RNN are clipped separately."""
+    accumulate: Annotated[int, Bounds(1)] = 1
+    """Micro-batches per step: less device memory, about a third more time, the same step."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do when a loss or gradient is not finite: stop, or leave that step's update out."""
-    skip_limit: int = 3
-    """With skip: stop all the same after this many such steps in a row."""
+    """When a loss or gradient is not finite: stop, or skip the update."""
+    skip_limit: Annotated[int, Bounds(1)] = 3
+    """With skip: stop after this many such steps in a row."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        at_least(self, 0, "steps", "seconds", "weight_decay")
+    def check(self) -> None:
         if self.seconds and not self.steps:
             raise MemtrainError(
-                f"seconds={self.seconds} with steps=0: the stage is left out; set steps, the most "
-                "there may be"
+                f"seconds={self.seconds} with steps=0: the stage is skipped; set steps too"
             )
-        at_least(self, 1, "batch_size", "accumulate", "skip_limit")
         if self.batch_size % self.accumulate:
             raise MemtrainError(
                 f"accumulate={self.accumulate}: must divide batch_size={self.batch_size}"
             )
-        check_fraction(self, "warmup")
         if not 0 < self.learning_rate < math.inf:
             raise MemtrainError(f"learning_rate={self.learning_rate}: must be above 0 and finite")
         if not self.clip_norm > 0:
@@ -66,118 +61,95 @@ class StageConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SMTConfig(StageConfig):
-    """Supervised Memory Training: teacher and cell together, nothing is unrolled."""
+    """Supervised Memory Training: teacher and cell together, without unrolling."""
 
-    timesteps: int = 1
-    """Timesteps of a sequence that are trained, a random run of them (0: all)."""
-    decode_timesteps: int = 0
-    """The decoder is asked at this many of them, at random (0: at all)."""
-    future_length: int = 64
-    """How many targets a memory has to predict, T_f."""
+    timesteps: Annotated[int, Bounds(0)] = 1
+    """Consecutive timesteps of a sequence to train, at a random place (0: all)."""
+    decode_timesteps: Annotated[int, Bounds(0)] = 0
+    """Random timesteps among them at which the decoder is trained (0: all)."""
+    future_length: FutureLength = 64
+    """Targets that a memory has to predict, T_f."""
     joint: bool = True
-    """Let the dynamics loss shape the teacher's memories too; off: it trains the cell alone."""
-    decode_weight: float = 1.0
+    """Let the dynamics loss train the teacher too; off: it trains only the cell."""
+    decode_weight: Weight = 1.0
     """Weight of the decoding loss."""
-    next_weight: float = 0.0
-    """Weight of the decoding loss of the next target alone, on top of its share in the whole: it
-    is what the RNN will be asked (the paper: 0)."""
-    token_weight: float = 0.0
-    """Weight of the loss of the next target at every token of the causal encoder, which its blocks
-    but the last have to tell: they learn from all tokens, not from the few timesteps that are asked
-    (the paper: 0; its encoder's tokens see the future)."""
-    dynamics_weight: float = 0.1
+    next_weight: Weight = 0.0
+    """Additional weight of the next target alone, the one that the RNN predicts (the paper: 0)."""
+    token_weight: Weight = 0.0
+    """Weight of an auxiliary next-token loss on the causal encoder's hidden states before its last
+    block. It trains the encoder on every token (the paper: 0)."""
+    dynamics_weight: Weight = 0.1
     """Weight of the dynamics loss."""
-    dynamics_steps: int = 1
+    dynamics_steps: Annotated[int, Bounds(1)] = 1
     """Steps of the cell from each memory, each compared with the teacher's memory; gradients pass
     through all of them (the paper: 1)."""
     normalize_dynamics: bool = False
     """Divide the dynamics loss by the mean squared distance between successive memories, so that
-    memories that stand still gain nothing (the paper: off)."""
-    memory_noise: float = 0.0
+    constant memories do not reduce it (the paper: off)."""
+    memory_noise: Weight = 0.0
     """Noise on the memories that the cell steps from, so that it learns to correct errors: normal,
     with a standard deviation drawn per memory between 0 and this (the paper: 0)."""
-    uniformity_weight: float = 0.001
+    uniformity_weight: Weight = 0.001
     """Weight of the uniformity loss."""
-    uniformity_samples: int = 512
-    """At most this many memory tokens enter the uniformity loss."""
+    uniformity_samples: Annotated[int, Bounds(2, hint="the loss compares pairs")] = 512
+    """Largest number of memory tokens in the uniformity loss."""
     learn_start: bool = True
-    """Add the label of the first step, empty memory -> memory of the first token."""
-    start_weight: float = 1.0
-    """How much a step from the empty memory counts in the dynamics loss, others count 1. A first
-    token that is rare and decisive wants more."""
-    short_contexts: float = 0.25
-    """Share of a stream's windows whose context is cut to a random length."""
+    """Train the first step too, from the empty memory to the memory of the first token."""
+    start_weight: Weight = 1.0
+    """Weight of steps from the empty memory in the dynamics loss, relative to other steps. Raise
+    it if the first token is rare and decisive."""
+    short_contexts: Fraction = 0.25
+    """Fraction of a stream's windows whose context is cut to a random length."""
 
-    def __post_init__(self) -> None:
-        StageConfig.__post_init__(self)
-        at_least(self, 1, "future_length", hint="the paper uses 64")
-        at_least(self, 0, "timesteps", "decode_timesteps", "decode_weight", "next_weight")
-        at_least(self, 0, "token_weight", "dynamics_weight", "uniformity_weight")
-        at_least(self, 0, "memory_noise")
-        at_least(self, 1, "dynamics_steps")
+    def check(self) -> None:
+        StageConfig.check(self)
         if 0 < self.timesteps < self.dynamics_steps and self.timesteps != 1:
             raise MemtrainError(
                 f"dynamics_steps={self.dynamics_steps}: must be at most timesteps={self.timesteps}"
             )
-        at_least(self, 2, "uniformity_samples", hint="the loss compares pairs")
-        check_fraction(self, "short_contexts")
-        at_least(self, 0, "start_weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DMTConfig(StageConfig):
-    """DAgger Memory Training: the cell follows its own rollout, the teacher says where to go."""
+    """DAgger Memory Training: the cell runs on its own memories, the teacher labels them."""
 
     learning_rate: float = 3e-5
     """Peak learning rate."""
     schedule: Literal["constant", "cosine"] = "cosine"
-    """What the learning rate does after the warm-up; cosine ends at 0."""
-    rollout_length: int = 0
-    """Steps of a rollout (0: as many as the sequence has; on a stream 256)."""
-    empty_start: float = 1.0
-    """Share of the rollouts that start from the empty memory; the others from the teacher's."""
-    start_weight: float = 1.0
-    """How much a step from the empty memory counts in the dynamics loss, others count 1."""
-    label_stride: int = 1
-    """A teacher label at every n-th step of the rollout, at a random offset."""
+    """Learning rate after the warm-up; cosine ends at 0."""
+    rollout_length: Annotated[int, Bounds(0)] = 0
+    """Steps per rollout (0: the whole sequence; on a stream 256)."""
+    empty_start: Fraction = 1.0
+    """Fraction of the rollouts that start from the empty memory; the others start from the
+    teacher's."""
+    start_weight: Weight = 1.0
+    """Weight of steps from the empty memory in the dynamics loss, relative to other steps."""
+    label_stride: Annotated[int, Bounds(1)] = 1
+    """Steps per teacher label, at a random offset."""
     through_time: bool = False
     """Backpropagate through the whole rollout; off: through `segment` steps, all in parallel."""
-    segment: int = 1
-    """Steps that end at each label and that gradients pass through (the paper: 1)."""
-    dynamics_weight: float = 10.0
+    segment: Annotated[int, Bounds(1)] = 1
+    """Steps before each label that gradients pass through (the paper: 1)."""
+    dynamics_weight: Weight = 10.0
     """Weight of the distance to the teacher's memories."""
-    readout_weight: float = 1.0
+    readout_weight: Weight = 1.0
     """Weight of the readout's loss on the rolled-out memories."""
-    readout_stride: int = 1
-    """The readout learns from every n-th of them, at a random offset."""
-    decode_weight: float = 0.0
-    """Weight of the teacher's decoder, telling the future from the cell's steps (the paper: 0)."""
-    future_length: int = 64
-    """How many targets it tells (with decode_weight)."""
-
-    def __post_init__(self) -> None:
-        StageConfig.__post_init__(self)
-        at_least(self, 0, "rollout_length", "start_weight")
-        at_least(self, 0, "dynamics_weight", "readout_weight", "decode_weight")
-        at_least(self, 1, "future_length")
-        at_least(self, 1, "label_stride", "readout_stride", "segment")
-        check_fraction(self, "empty_start")
+    readout_stride: Annotated[int, Bounds(1)] = 1
+    """Steps per memory that trains the readout, at a random offset."""
+    decode_weight: Weight = 0.0
+    """Weight of the teacher's decoding loss on the cell's memories (the paper: 0)."""
+    future_length: FutureLength = 64
+    """Targets in that loss, per memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BPTTConfig(StageConfig):
-    """Backpropagation through time from the empty memory: the baseline, or a last phase."""
+    """Backpropagation through time from the empty memory: the baseline, or a last stage."""
 
-    truncate: int = 0
-    """Cut the gradient every n steps, the memory is carried on (0: never cut)."""
-    sequence_length: int = 256
-    """Tokens in a sequence drawn from a stream; other data have a length of their own."""
-    recompute: int = 0
-    """Keep only every n-th memory and compute the steps between anew when the gradient comes by:
-    a fraction of the memory for a third more time, least near the square root of the sequence's
-    length (0: keep everything)."""
-
-    def __post_init__(self) -> None:
-        StageConfig.__post_init__(self)
-        at_least(self, 0, "truncate", "recompute")
-        at_least(self, 1, "sequence_length")
+    truncate: Annotated[int, Bounds(0)] = 0
+    """Cut the gradient every n steps; the memory is carried on (0: never)."""
+    sequence_length: Length = 256
+    """Tokens per sequence drawn from a stream; other data have a length of their own."""
+    recompute: Annotated[int, Bounds(0)] = 0
+    """Keep only every n-th memory and recompute the steps between in the backward pass: less
+    memory (least near the square root of the length) for a third more time (0: keep all)."""

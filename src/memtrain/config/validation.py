@@ -1,94 +1,92 @@
-"""The rules that fields of a config obey, and how a breach is said: field, value, rule, remedy."""
+"""Checks of config fields, and the import of classes that a config names.
+
+Errors have one form: field, value, rule, remedy.
+"""
 
 import importlib
 import inspect
+import math
 import random
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from memtrain.errors import MemtrainError
 
 CUSTOM_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""A class of the user's, as package.module:Class."""
+"""A user's class, as package.module:Class."""
+MOVED = {"memtrain.experiments.memory_maps": "memtrain.paper.figures.memory_maps"}
+"""Modules of memtrain that configs of earlier versions name, and where they are now."""
 
 
-def at_least(config: object, minimum: int | float, *names: str, hint: str = "") -> None:
-    """These fields are no smaller; `hint` says why, or what is usual."""
-    for name in names:
-        value = getattr(config, name)
-        if not value >= minimum:  # nan is not either
-            raise MemtrainError(f"{name}={value}: must be at least {minimum}{hint and '; ' + hint}")
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The range of a field, declared with its type: `width: Annotated[int, Bounds(1, 2**16)]`.
 
+    Upper bounds lie far beyond any use: a config that exceeds them is damaged or hostile.
+    """
 
-def check_fraction(config: object, *names: str) -> None:
-    """These fields are shares of a whole."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value <= 1:
+    minimum: int | float = -math.inf
+    maximum: int | float = math.inf
+    hint: str = ""
+    """Why there is a minimum, or what is usual."""
+    even: str = ""
+    """Why the value must be even, if it must."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value outside the range; nan is outside."""
+        if (self.minimum, self.maximum) == (0, 1) and not 0 <= value <= 1:
             raise MemtrainError(f"{name}={value}: must be between 0 and 1")
+        if not value >= self.minimum:
+            hint = self.hint and f"; {self.hint}"
+            raise MemtrainError(f"{name}={value}: must be at least {self.minimum}{hint}")
+        if value > self.maximum:
+            shown = value if value < 10**15 else "a number of that length"
+            raise MemtrainError(f"{name}={shown}: must be at most {self.maximum:,}")
+        if self.even and value % 2:
+            raise MemtrainError(f"{name}={value}: must be even ({self.even})")
 
 
-def at_most(config: object, name: str, limit: int, why: str) -> None:
-    """This field is no larger than others allow."""
-    if getattr(config, name) > limit:
-        raise MemtrainError(f"{name}={getattr(config, name)}: must be at most {limit}, {why}")
+Fraction = Annotated[float, Bounds(0, 1)]
+Weight = Annotated[float, Bounds(0)]
+Width = Annotated[int, Bounds(1, 2**16)]
+Length = Annotated[int, Bounds(1, 2**24)]
+Options = dict[str, int | float | bool | str]
+"""Keyword arguments of a user's class."""
 
 
-def check_device(name: str) -> None:
-    """A device by a name that torch knows, or auto."""
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise MemtrainError(f"device={name!r}: must be auto, cpu, mps, cuda or cuda:N")
+class Checked:
+    """Base of configs: every field is checked on construction, then the rules between fields."""
 
+    __slots__ = ()
 
-MOST = {
-    "sequence_length": 2**24,
-    "vocab_size": 2**20,
-    "depth": 2**20,
-    "pairs": 2**20,
-    "key_length": 4096,
-    "value_length": 2**20,
-    "key_symbols": 2**16,
-    "value_symbols": 2**16,
-    "examples": 2**20,
-    "evaluate_length": 2**24,
-    "context_length": 2**20,
-    "future_length": 2**20,
-    "encoder_layers": 256,
-    "decoder_layers": 256,
-    "layers": 256,
-    "width": 2**16,
-    "memory_tokens": 2**16,
-    "memory_dim": 2**16,
-    "heads": 1024,
-    "head_dim": 2**14,
-    "batch_size": 2**20,
-    "steps": 10**12,
-    "seconds": 10**9,
-    "threads": 4096,
-    "keep": 10**6,
-    "evaluate_sequences": 2**24,
-}
-"""Far beyond any use: a config that says more is damaged or hostile."""
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        self.check()
+
+    def check(self) -> None:
+        """Rules that one field alone cannot break."""
 
 
 def check_bounds(config: object) -> None:
-    """Every field has its type, and every size is below its limit."""
+    """Check that every field of a config has its type and lies within its bounds."""
     for one in fields(config):  # type: ignore[arg-type]
-        value, limit = getattr(config, one.name), MOST.get(one.name)
-        if rule := _broken_rule(one.type, value):
+        kind, value = one.type, getattr(config, one.name)
+        bounds = None
+        if get_origin(kind) is Annotated:
+            kind, bounds = get_args(kind)
+        if rule := _broken_rule(kind, value):
             raise MemtrainError(f"{one.name}={value!r}: must be {rule}")
-        if limit is not None and value > limit:
-            shown = value if value < 10**15 else "a number of that length"
-            raise MemtrainError(f"{one.name}={shown}: must be at most {limit:,}")
+        if bounds is not None:
+            bounds.check(one.name, value)
 
 
 def _broken_rule(kind: Any, value: Any) -> str:
-    """What a value of this type must be, if it is not; Python itself does not look."""
+    """What a value of this type must be, if it is not; dataclasses do not check types."""
     if kind is int:
         return "" if type(value) is int else "a whole number"
     if kind is float:
@@ -96,7 +94,7 @@ def _broken_rule(kind: Any, value: Any) -> str:
     if kind is bool:
         return "" if isinstance(value, bool) else "True or False"
     if kind is str:
-        return "" if isinstance(value, str) else "a text"
+        return "" if isinstance(value, str) else "a string"
     if get_origin(kind) is Literal:
         names = get_args(kind)
         return "" if value in names else f"one of {', '.join(map(repr, names))}"
@@ -106,8 +104,8 @@ def _broken_rule(kind: Any, value: Any) -> str:
     if get_origin(kind) is dict:
         right = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         right = right and all(isinstance(inner, (str, int, float)) for inner in value.values())
-        return "" if right else "a dict from names to numbers, texts or truth values"
-    kinds = get_args(kind) or (kind,)  # a config in a config, or one of several
+        return "" if right else "a dict from names to numbers, strings or booleans"
+    kinds = get_args(kind) or (kind,)  # a nested config, or one of several
     return "" if isinstance(value, kinds) else f"a {' or '.join(k.__name__ for k in kinds)}"
 
 
@@ -115,18 +113,25 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-MOVED = {"memtrain.experiments.memory_maps": "memtrain.paper.figures.memory_maps"}
-"""Modules of ours that configs of earlier versions name, and where they are now."""
+def check_device(name: str) -> None:
+    """Refuse a device that torch cannot know."""
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise MemtrainError(f"device={name!r}: must be auto, cpu, mps, cuda or cuda:N")
 
 
 def load_class(path: str, field: str) -> type:
-    """The class that package.module:Class names; the current folder is searched too."""
+    """Import package.module:Class, also from the current folder.
+
+    Args:
+        path: the class.
+        field: the config field that names it, for errors.
+    """
     module_name, class_name = path.split(":")
     module_name = MOVED.get(module_name, module_name)
     if module_name == "__main__":
         raise MemtrainError(
-            f"{field}={path}: the class is one of a script; put it into a module of its own, or "
-            "open the run in that script, Run.open(folder, cell=..., task=...)"
+            f"{field}={path}: the class is defined in a script; move it into a module, or open the "
+            "run in that script, Run.open(folder, cell=..., task=...)"
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -134,25 +139,25 @@ def load_class(path: str, field: str) -> type:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise MemtrainError(f"{field}={path}: {error}; looked in {here} too") from None
+        raise MemtrainError(f"{field}={path}: {error}; {here} was searched too") from None
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        raise MemtrainError(f"{field}={path}: no class {class_name} there, but {classes}")
+        raise MemtrainError(f"{field}={path}: it has no class {class_name}, but {classes}")
     return found
 
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Give the global RNGs of Python, numpy and torch back in the state that they had."""
+    """Restore the global RNG states of Python, numpy and torch at the end, for user code."""
     import numpy as np
     import torch
 
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(devices=gpus):
             yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
