@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from memtrain.config import (
     BPTTConfig,
-    CellConfig,
     Digits,
     DMTConfig,
     EngineConfig,
@@ -16,7 +15,7 @@ from memtrain.config import (
     RunConfig,
     SMTConfig,
     Stream,
-    TeacherConfig,
+    model_shapes,
 )
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.recipes.sizes import Size, cell_of_kind, size_named
@@ -177,16 +176,15 @@ def digits() -> RunConfig:
     return RunConfig(
         name="digits",
         data=Digits(),
-        teacher=TeacherConfig(
+        **model_shapes(
             encoder="causal",
             context_length=64,
             width=64,
-            encoder_layers=3,
-            decoder_layers=1,
+            layers=(3, 1, 2),
             heads=4,
             head_dim=16,
+            memory_tokens=4,
         ),
-        cell=CellConfig(memory_tokens=4, memory_dim=64, width=64, layers=2, heads=4, head_dim=16),
         smt=SMTConfig(
             steps=2400,
             batch_size=32,
@@ -211,7 +209,7 @@ def digits() -> RunConfig:
     )
 
 
-PIXELS = 14 * 14
+PATCHES = 14 * 14
 """Patches of 2x2 pixels in an image of 28x28."""
 
 
@@ -222,26 +220,17 @@ def mnist_small() -> RunConfig:
     patch 2` prepared, 196 patches an image. Every sequence is an image from its first patch on, and
     the teacher sees all of it.
     """
-    width, heads, head_dim = 128, 4, 32
     return RunConfig(
         name="mnist-small",
-        data=Stream(path="data/mnist-small", evaluate_length=PIXELS, document_starts=1.0),
-        teacher=TeacherConfig(
+        data=Stream(path="data/mnist-small", evaluate_length=PATCHES, document_starts=1.0),
+        **model_shapes(
             padding="void",
-            context_length=PIXELS,
-            width=width,
-            encoder_layers=6,
-            decoder_layers=2,
-            heads=heads,
-            head_dim=head_dim,
-        ),
-        cell=CellConfig(
+            context_length=PATCHES,
+            width=128,
+            layers=(6, 2, 4),
+            heads=4,
+            head_dim=32,
             memory_tokens=8,
-            memory_dim=width,
-            width=width,
-            layers=4,
-            heads=heads,
-            head_dim=head_dim,
         ),
         smt=SMTConfig(
             steps=14_000,
@@ -255,7 +244,7 @@ def mnist_small() -> RunConfig:
             steps=1_300,
             batch_size=64,
             learning_rate=2e-4,
-            rollout_length=PIXELS,
+            rollout_length=PATCHES,
             label_stride=4,
             segment=8,
             dynamics_weight=1.0,
