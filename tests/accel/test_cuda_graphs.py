@@ -35,7 +35,7 @@ class CountingStack:
     def serves(self, x: Tensor) -> bool:
         return False
 
-    def __call__(self, x: Tensor, keep: slice, causal: bool, head: nn.Linear | None) -> Tensor:
+    def __call__(self, x: Tensor, queries: slice, causal: bool, head: nn.Linear | None) -> Tensor:
         raise AssertionError("serves nothing")
 
 

@@ -52,7 +52,7 @@ class Kernels:
     def serves(self, length: int) -> bool:
         return True
 
-    def attend(self, x, update, rotary, keep, causal):
+    def attend(self, x, update, rotary, queries, causal):
         return x + 1, x
 
     def finish(self, x, attended):

@@ -40,7 +40,7 @@ def on_gpu(monkeypatch, *, triton: str | None = "3.6.0", capability=(9, 0), **op
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA X")
     hopper.why_off.cache_clear()
-    engine = Engine(EngineConfig(**{"device": "cpu", "precision": "bf16"} | options))
+    engine = Engine(replace(EngineConfig(device="cpu", precision="bf16"), **options))
     engine.device, engine.fast = torch.device("cuda", 0), engine.config.fast
     return engine
 

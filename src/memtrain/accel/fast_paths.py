@@ -4,7 +4,7 @@ A row puts a faster version of a module's computation into the module's attribut
 any row everything still runs, in plain PyTorch: the same numbers up to rounding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from textwrap import shorten
@@ -252,7 +252,7 @@ def summary(models: nn.Module, engine: Engine) -> str:
     return shorten(f"fast paths: {model}; step: {lines['training step']}", 100, placeholder=" ...")
 
 
-def _roles(models: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
+def _roles(models: nn.Module) -> Iterator[tuple[str, Sequence[nn.Module]]]:
     """The roles that these models have, each with the modules that may be replaced for it."""
     teacher = next((m for m in models.modules() if isinstance(m, Teacher)), None)
     rnn = next((m for m in models.modules() if isinstance(m, RNN)), None)
@@ -265,7 +265,7 @@ def _roles(models: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
         yield from ((role, [rnn]) for role in (*STEP, *ROLLOUTS))
 
 
-def _explain_role(role: str, parts: list[nn.Module], engine: Engine) -> str:
+def _explain_role(role: str, parts: Sequence[nn.Module], engine: Engine) -> str:
     if not engine.config.fast:
         return "plain PyTorch; engine.fast is off"
     serving, off = [], ""
