@@ -145,7 +145,7 @@ def claims(side: int) -> bytes:
     )
 
 
-def test_a_picture_of_50000_by_50000_pixels_is_refused_from_its_header(tmp_path: Path):
+def test_an_image_of_50000_by_50000_pixels_is_refused_from_its_header(tmp_path: Path):
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "bomb.png").write_bytes(claims(50_000))
     with pytest.raises(MemtrainError, match="bomb.png: refused, claims"):

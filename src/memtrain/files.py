@@ -1,4 +1,4 @@
-"""Read and write files that may have come from anybody.
+"""Read and write untrusted files.
 
 Reading takes regular files only, up to a size limit: a named pipe or a device would block or never
 end. Writing never follows a symbolic link, and replaces a file completely or not at all.
@@ -148,8 +148,7 @@ class JsonLines:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def truncate(self, length: int | None = None) -> int:
-        """Cut the file after its last complete line, or the last one within the first `length`
-        bytes, and return its new length."""
+        """Cut off a torn last line, and all beyond `length` bytes; return the new length."""
         self._end = None
         if not self.path.is_symlink() and not self.path.exists():
             return 0
@@ -202,7 +201,7 @@ def open_append(path: Path) -> BufferedWriter:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a regular file without waiting: a named pipe that nobody writes to would block."""
+    """Open a regular file without waiting: a named pipe without a writer would block."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -235,8 +234,7 @@ def sync(path: Path) -> None:
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file: a reader, or a crash, finds the old content or the new one.
 
-    A link at `path` is replaced, not followed. Links to folders above it are followed: see
-    `refuse_links`.
+    A link at `path` is replaced, not followed; for links above it see `refuse_links`.
 
     Raises:
         OSError: it names `path`, and the old content is still there.
@@ -312,7 +310,7 @@ def locked(path: Path, busy: str, *, wait: bool = False, keep: bool = True) -> I
             finally:
                 if not keep:
                     with suppress(OSError):
-                        path.unlink()  # before the release: whoever waits for it checks `_is_at`
+                        path.unlink()  # before the release: waiting processes check `_is_at`
             return
 
 

@@ -57,7 +57,7 @@ def test_an_image_is_resized_and_takes_the_datas_levels(tmp_path: Path):
     assert PICTURE.encode_image(tmp_path / "large.png").tolist() == [3] * 6
 
 
-def test_dark_ink_turns_images_and_pictures_around(tmp_path: Path):
+def test_dark_ink_inverts_images(tmp_path: Path):
     inked = TokenCodec(vocab_size=4, start_token=0, picture=PICTURE.picture, dark_ink=True)
     Image.fromarray(np.zeros((2, 3), np.uint8)).save(tmp_path / "black.png")
     tokens = inked.encode_image(tmp_path / "black.png")
@@ -133,7 +133,7 @@ def test_only_whole_lines_separate_and_empty_stories_vanish(raw: bytes, expected
     assert documents(raw) == expected
 
 
-def test_nothing_makes_no_tokens():
+def test_empty_text_has_no_tokens():
     encoded = encode_text(b"<|endoftext|>\n", separator=True)
     assert len(encoded.tokens) == 0 and len(encoded.starts) == 0
 
@@ -180,12 +180,12 @@ def test_any_documents_are_found_again(parts: list[bytes], separator: bool):
 # -------------------------------------------------------------------------------------- decoding
 
 
-def test_what_is_no_utf8_is_replaced():
+def test_invalid_utf8_is_replaced():
     assert decode_text(np.array([104, 105, 255])) == "hi\N{REPLACEMENT CHARACTER}"
     assert decode_text(np.array([], np.int64)) == ""
 
 
 @pytest.mark.parametrize("token", [256, -1])
-def test_what_is_no_byte_is_refused(token: int):
+def test_tokens_beyond_bytes_are_refused(token: int):
     with pytest.raises(MemtrainError, match="are not text"):
         decode_text(np.array([65, token]))

@@ -63,14 +63,14 @@ def test_both_give_all_pairs():
         ({"shift": 64}, "shift=64: images have 64x64"),
     ],
 )
-def test_copies_that_cannot_be_are_refused(tmp_path: Path, options: dict, said: str):
+def test_impossible_augmentation_is_refused(tmp_path: Path, options: dict, said: str):
     raw = sketches(tmp_path, 4)
     with pytest.raises(MemtrainError, match=said):
         prepare("sketchy", data_dir=raw, out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_only_what_is_learned_from_has_copies(tmp_path: Path):
+def test_only_training_images_are_augmented(tmp_path: Path):
     raw = sketches(tmp_path, 20)
     plain = prepare("sketchy", data_dir=raw, out=tmp_path / "plain")
     many = prepare("sketchy", data_dir=raw, out=tmp_path / "many", mirror=True, shift=1)

@@ -198,7 +198,7 @@ def test_a_meta_that_cannot_be_is_refused(changes: dict, message: str):
     assert message in refusal(lambda: meta(**changes))
 
 
-def test_a_store_is_replaced_only_when_asked(folder: Path):
+def test_a_store_is_replaced_only_with_overwrite(folder: Path):
     other = {**SPLITS, "test": stream(7, 7, 7)}
     assert "is prepared already" in refusal(lambda: write_store(folder, meta(), other))
     assert open_store(folder).tokens("test").tolist() == [4, 5]
@@ -207,7 +207,7 @@ def test_a_store_is_replaced_only_when_asked(folder: Path):
     assert [path.name for path in folder.parent.iterdir()] == ["toy"]
 
 
-def test_nothing_but_a_store_is_ever_replaced(tmp_path: Path, folder: Path):
+def test_only_a_store_is_ever_replaced(tmp_path: Path, folder: Path):
     (folder / "thesis.txt").write_text("ten years")
     said = refusal(lambda: write_store(folder, meta(), SPLITS, overwrite=True))
     assert "holds other files" in said and (folder / "thesis.txt").exists()
@@ -251,7 +251,7 @@ def test_the_old_store_comes_back_if_the_new_one_cannot_be_placed(folder: Path, 
     assert open_store(folder, verify=True).tokens("test").tolist() == [4, 5]
 
 
-def test_drafts_that_nobody_has_written_to_for_long_are_cleared(tmp_path: Path, monkeypatch):
+def test_stale_drafts_are_removed(tmp_path: Path, monkeypatch):
     left = [".draft-toy-0123456789ab", ".draft-other-0123456789ab-old", ".draft-toy-4711"]
     kept = [".draft-toy-notes", ".draft-toy-ba9876543210"]  # named otherwise; holds other files
     for name in left + kept:
@@ -384,7 +384,7 @@ def test_of_two_processes_that_write_one_store_the_second_waits_and_logs_it(tmp_
 # --------------------------------------------------------------------------------- opening, badly
 
 
-def test_a_folder_without_meta_is_no_store(tmp_path: Path):
+def test_a_folder_without_meta_is_not_a_store(tmp_path: Path):
     assert "no prepared data here" in refusal(lambda: open_store(tmp_path))
 
 
@@ -417,7 +417,7 @@ def test_a_changed_meta_is_refused(folder: Path, change: Callable[[dict], None],
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\udcff"])
-def test_a_meta_that_is_no_json_object_is_refused(folder: Path, text: str):
+def test_a_meta_that_is_not_a_json_object_is_refused(folder: Path, text: str):
     (folder / "meta.json").write_bytes(text.encode(errors="surrogateescape"))
     assert "meta.json" in refusal(lambda: open_store(folder))
 
@@ -461,7 +461,7 @@ def test_pickled_starts_are_never_loaded(folder: Path):
     assert "train.starts.npy" in refusal(lambda: open_store(folder))
 
 
-def test_a_split_that_is_too_short_says_what_is_needed(folder: Path):
+def test_a_short_split_error_names_the_tokens_needed(folder: Path):
     store = open_store(folder)
     require_tokens(store, "train", 5)
     said = refusal(lambda: require_tokens(store, "train", 321))
@@ -496,6 +496,6 @@ def test_a_named_pipe_in_place_of_a_file_is_refused(folder: Path, name: str):
         ),
     ],
 )
-def test_a_missing_store_says_how_to_prepare_it(tmp_path: Path, name: str, command: str):
+def test_a_missing_store_error_names_the_command(tmp_path: Path, name: str, command: str):
     said = refusal(lambda: open_store(tmp_path / name))
     assert said.endswith("; " + command.format(tmp_path / name)) or command in said

@@ -88,7 +88,7 @@ def test_held_out_sequences_are_not_trained_on_and_start_documents(pictures: Pat
     assert {tuple(row) for row in batch.inputs.tolist()} <= firsts
 
 
-def test_of_one_held_out_text_sequences_share_nothing_and_more_begin_with_the_same(
+def test_held_out_sequences_of_one_text_are_disjoint_and_a_larger_count_begins_with_the_same(
     text: StreamTask,
 ):
     task = text.windows(20)
@@ -111,7 +111,7 @@ def test_where_there_are_too_few_pieces_of_one_text_windows_overlap(text: Stream
 @pytest.mark.parametrize(
     ("share", "empty_start_rows", "at_least"), [(1.0, 6, 6), (0.5, 6, 3), (0.0, 6, 0), (1.0, 0, 0)]
 )
-def test_windows_read_from_nothing_may_begin_documents(
+def test_windows_read_from_the_empty_memory_may_begin_documents(
     pictures: Path, share: float, empty_start_rows: int, at_least: int
 ):
     config = Stream(path=str(pictures), evaluate_length=20, document_starts=share)
@@ -143,12 +143,12 @@ def test_windows_that_may_not_cross_lie_in_one_document(pictures: Path):
     assert {tuple(row) for row in whole.tolist()} <= inside
 
 
-def test_too_short_data_says_how_many_tokens_are_needed(text: StreamTask):
+def test_too_short_data_error_names_the_tokens_needed(text: StreamTask):
     with pytest.raises(MemtrainError, match="at least 100,001 are needed"):
         text.windows(100_000)
 
 
-def test_a_path_that_holds_nothing_is_named(tmp_path: Path):
+def test_an_empty_path_is_named(tmp_path: Path):
     with pytest.raises(MemtrainError, match="nothing-here"):
         build_task(Stream(path=str(tmp_path / "nothing-here")))
     with pytest.raises(MemtrainError, match="memtrain data"):
@@ -282,7 +282,7 @@ def test_no_batch_of_any_stage_holds_a_window_twice(
         assert always == (starts if documents else set())
 
 
-def test_of_one_text_windows_read_from_nothing_begin_with_the_end_of_a_line(text: StreamTask):
+def test_windows_of_one_text_read_from_the_empty_memory_begin_at_a_line_end(text: StreamTask):
     """As generation does."""
     task = text.windows(9, empty_start_rows=16)
     batch = task.sample(16, seeded())
@@ -303,7 +303,7 @@ def test_a_model_of_a_few_long_texts_begins_with_the_end_of_a_line(tmp_path: Pat
     assert task.spelling.start_token == ord("\n")
 
 
-def test_stories_are_begun_as_before(tmp_path: Path):
+def test_stories_begin_at_their_starts(tmp_path: Path):
     """Many documents: half of the rows begin one of them, drawn uniformly."""
     starts = np.arange(0, 6000, 30)
     tokens = np.arange(6000) % 251
@@ -359,7 +359,7 @@ def swapped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("happens", [removed, truncated, swapped])
-def test_what_happens_to_the_folder_changes_nothing_for_a_task(tmp_path: Path, happens):
+def test_a_task_does_not_see_later_changes_of_the_folder(tmp_path: Path, happens):
     stories = "".join(f"story {n} {n * n}\n" * (3 + n % 5) + "<|endoftext|>\n" for n in range(90))
     (tmp_path / "stories.txt").write_text(stories)
     folder = prepare_text(tmp_path / "stories.txt", tmp_path / "stories").folder
@@ -539,7 +539,7 @@ def test_every_number_is_exactly_as_likely_in_every_row(count, size):
 
 
 @given(st.data())
-def test_numbers_beside_taken_ones_are_free_and_distinct(data):
+def test_make_distinct_from_avoids_taken_numbers(data):
     size = data.draw(st.integers(1, 30))
     taken = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=size - 1))
     below = st.integers(0, size - 1)
@@ -560,16 +560,16 @@ def begins(content: bytes, starts: list[int], rows: int, **kind: bool) -> list[i
     return document_begins(np.array(starts), tokens, rows, **kind).tolist()
 
 
-def test_of_many_documents_the_starts_are_beginnings():
+def test_many_documents_begin_at_their_starts():
     assert begins(b"a\nb\nc\nd\n", [0, 2, 4, 6], 4) == [0, 2, 4, 6]
     assert begins(b"abcdefgh", [0, 4], 2, text=False) == [0, 4]
 
 
-def test_of_one_text_every_line_is_a_beginning_with_the_line_end_before_it():
+def test_one_text_begins_at_every_line_with_the_line_end_before_it():
     assert begins(b"ab\ncd\nef\n", [0], 3) == [0, 2, 5, 8]
 
 
-def test_of_fewer_documents_than_rows_lines_are_beginnings_too_or_rows_are_fewer():
+def test_with_fewer_documents_than_rows_lines_count_too_or_rows_are_fewer():
     assert begins(b"ab\ncd\nef\ngh", [0, 6], 4) == [0, 2, 5, 6, 8]
     assert begins(b"abcdefghijk", [0, 6], 4) == [0, 6]
     assert begins(b"abcdefghijk", [0, 6], 4, text=False, images=True) == [0, 6]
@@ -580,7 +580,7 @@ def test_a_stream_without_lines_begins_anywhere():
     assert begins(b"ab\ncd\nef\n", [0], 3, text=False) == []
 
 
-def test_a_handful_of_long_documents_is_not_begun_over_and_over(monkeypatch):
+def test_starts_of_few_long_documents_are_not_oversampled(monkeypatch):
     monkeypatch.setattr(module, "LONG_DOCUMENT", 6)
     books = b"title\n" + b"x" * 9 + b"\nmore\n" + b"y" * 9 + b"\n"
     assert begins(books, [0, 16], 2) == [0, 5, 15, 16, 20, 30]
@@ -592,7 +592,7 @@ def test_a_handful_of_long_documents_is_not_begun_over_and_over(monkeypatch):
     assert begins(books, [0, 16], 2) == [0, 16]
 
 
-def test_stories_and_pictures_are_not_long_documents():
+def test_stories_and_images_are_not_long_documents():
     assert not has_few_long_documents(np.arange(0, 900 * 500, 900), 900 * 500)
     assert not has_few_long_documents(np.arange(0, 784 * 60, 784), 784 * 60)
     assert has_few_long_documents(np.array([0, 10]), 3 * LONG_DOCUMENT)

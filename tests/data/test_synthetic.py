@@ -171,7 +171,7 @@ def test_recall_gives_the_papers_example():
     assert batch.targets.tolist() == [[NONE] * 6 + [three]]
 
 
-def test_recall_says_a_long_value_from_the_last_symbol_of_the_query():
+def test_recall_predicts_a_long_value_from_the_last_symbol_of_the_query():
     keys, values = torch.tensor([[[A, B], [B, B]]]), torch.tensor([[[5, 6, 7], [7, 6, 5]]])
     batch = recall_batch(keys, values, query=torch.tensor([0]))
     assert batch.inputs.tolist() == [[A, B, 5, 6, 7, B, B, 7, 6, 5, A, B, 0, 0]]
@@ -298,7 +298,7 @@ def test_the_stack_reaches_its_depth_and_tosses_a_coin_in_between(depth):
 
 
 @pytest.mark.parametrize("config", [Copy(vocab_size=6), Stack(vocab_size=6)])
-def test_every_symbol_is_drawn_and_asked_for(config):
+def test_every_symbol_is_sampled_and_is_a_target(config):
     batch = draw(config, 500, seed=0)
     assert set(batch.inputs.flatten().tolist()) == {0, 1, 2, 3, 4, 5}
     assert set(batch.targets.flatten().tolist()) == {NONE, 1, 2, 3, 4, 5}
@@ -344,7 +344,7 @@ def test_every_choice_of_distinct_keys_is_as_likely(pairs, symbols):
     assert all(0.75 * expected < number < 1.25 * expected for number in choices.values())
 
 
-def test_every_pair_is_asked_for():
+def test_every_pair_is_queried():
     config = Recall(pairs=4)
     asked = Counter()
     for x, _ in rows(draw(config, 4000, seed=0)):
@@ -393,7 +393,7 @@ class NoHost(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("config", SMALL, ids=str)
-def test_a_draw_asks_nothing_of_the_host(config, monkeypatch):
+def test_sampling_needs_no_host_synchronisation(config, monkeypatch):
     ranked = partial(draw_distinct_keys, rank=True)  # as on a GPU
     monkeypatch.setattr(synthetic, "draw_distinct_keys", lambda *a, rank: ranked(*a))
     with NoHost():
@@ -424,7 +424,7 @@ def test_ranked_keys_are_distinct_and_all_as_likely():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("config", SMALL, ids=str)
-def test_a_draw_is_captured_and_every_replay_draws_anew(config):
+def test_sampling_is_captured_and_every_replay_is_new(config):
     task = TASKS[type(config)](config).to(torch.device("cuda"))
     generator = torch.Generator("cuda").manual_seed(0)
     task.sample(8, generator)

@@ -56,7 +56,7 @@ def from_json(text: str) -> RunConfig:
 
 
 def _check_data_kind(data: Any) -> None:
-    """cattrs picks the data's class by its kind; say so in words when there is none."""
+    """Refuse an unknown kind of data, by which cattrs chooses the class."""
     kinds = [config().kind for config in get_args(DataConfig)]
     if isinstance(data, dict) and data.get("kind") not in kinds:
         raise MemtrainError(
@@ -138,11 +138,11 @@ def _reason(error: Exception) -> str:
             guess = get_close_matches(name, known, n=1)
             hint = f"; did you mean {guess[0]}?" if guess else f" ({', '.join(known)})"
             return f"{name}: {cause.cl.__name__} has no such field{hint}"
-    said = cattrs.transform_error(
+    errors = cattrs.transform_error(
         error,
         format_exception=lambda cause, _: "missing" if isinstance(cause, KeyError) else str(cause),
     )
-    reason, path = said[0].rsplit(" @ $", 1)
+    reason, path = errors[0].rsplit(" @ $", 1)
     return (path[1:] + ("" if reason.startswith("=") else ": ") + reason).lstrip("=: ")
 
 

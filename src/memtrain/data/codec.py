@@ -1,4 +1,4 @@
-"""Text as tokens (one per byte), and the codec of a data set: what its tokens mean."""
+"""Encode text as tokens, one per byte, and define the codec of a data set."""
 
 import re
 from array import array
@@ -25,7 +25,7 @@ _BLOCK = 2**24
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text as tokens, and what was dropped or kept."""
+    """A text as tokens, with counts of its non-ASCII characters."""
 
     tokens: UInt8[np.ndarray, " N"]
     starts: Int64[np.ndarray, " K"]

@@ -191,7 +191,7 @@ def test_a_data_set_given_as_a_folder_is_named_after_it(book: Path):
     assert ready("stories", "tinystories", separator=True).folder != store.folder
 
 
-def test_a_folder_of_the_users_under_data_is_left_alone(book: Path):
+def test_an_unrelated_folder_under_data_is_kept(book: Path):
     Path("data/mine").mkdir(parents=True)
     for name in ("a", "b"):
         Path(f"data/mine/{name}.txt").write_text(BOOK)
@@ -241,7 +241,7 @@ def test_a_named_pipe_is_refused(book: Path):
     assert not Path("data").exists() or not stores()
 
 
-def test_a_failure_names_the_place_and_leaves_nothing(book: Path, monkeypatch):
+def test_a_failure_names_the_folder_and_leaves_nothing(book: Path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -272,7 +272,7 @@ print(json.dumps([str(store.folder), store.splits["test"].tokens]))
 """
 
 
-def test_processes_that_prepare_one_source_at_once_all_get_what_they_asked_for(book: Path):
+def test_processes_can_prepare_one_source_at_once(book: Path):
     """The same options: one prepares, the other waits and says so. Other options: side by side."""
     time.sleep(2.1)  # until the source has settled
     shares = [0.1, 0.1, 0.3, 0.5]

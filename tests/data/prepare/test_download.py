@@ -86,7 +86,7 @@ def test_a_name_lookup_that_hangs_is_not_waited_for(monkeypatch):
     answer.set()
 
 
-def test_a_server_or_its_proxy_is_asked(monkeypatch):
+def test_a_server_or_its_proxy_is_probed(monkeypatch):
     asked = []
 
     def connect(address, seconds):
@@ -128,7 +128,7 @@ def test_a_download_that_breaks_off_is_one_line(tmp_path: Path, monkeypatch):
     assert "Connection reset by peer" in said and "--data-dir" in said
 
 
-def test_the_hub_is_not_asked_when_it_is_said_to_be_offline(tmp_path: Path, monkeypatch):
+def test_the_hub_is_not_probed_in_offline_mode(tmp_path: Path, monkeypatch):
     def from_cache(repo, name, *, local_files_only, **_):
         assert local_files_only
         return str(tmp_path / name)
@@ -146,7 +146,7 @@ def test_the_hub_is_not_asked_when_it_is_said_to_be_offline(tmp_path: Path, monk
     assert decode_text(store.tokens("train")) == "TinyStories-train.txt"
 
 
-def test_what_the_hub_says_is_one_line(tmp_path: Path, monkeypatch):
+def test_an_error_of_the_hub_is_one_line(tmp_path: Path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("401 Client Error.\n\nRepository not found\nfor url")
 

@@ -77,7 +77,7 @@ def test_what_can_be_read_is_known(name: str, content: bytes, format: str):
     ],
 )
 @pytest.mark.parametrize("function", [prepare_path, prepare_text, prepare_images, prepare_tokens])
-def test_what_cannot_be_read_says_what_to_do(
+def test_unsupported_files_come_with_a_remedy(
     tmp_path: Path, function, name: str, content: bytes, said: str
 ):
     (tmp_path / name).write_bytes(content)
@@ -140,14 +140,14 @@ def test_a_folder_of_one_kind_is_refused_by_the_other_recipes(tmp_path: Path):
         require_kind(tmp_path, "images")
 
 
-def test_a_zip_without_images_says_what_it_holds(tmp_path: Path):
+def test_a_zip_without_images_error_names_its_content(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.txt", TEXT)
     with pytest.raises(MemtrainError, match=r"a.zip: holds no image to read \(but 1 \.txt\)"):
         prepare_path(tmp_path / "a.zip", tmp_path / "out")
 
 
-def test_arrays_that_are_not_tokens_say_what_to_do(tmp_path: Path):
+def test_arrays_that_are_not_tokens_come_with_a_remedy(tmp_path: Path):
     path = tmp_path / "a.npy"
     path.write_bytes(npy(np.zeros((9, 4, 4), np.uint8)))
     with pytest.raises(MemtrainError, match="images are read as PNG files: memtrain train images"):

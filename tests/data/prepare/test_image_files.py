@@ -59,7 +59,7 @@ def test_a_patch_is_read_from_the_top_left_as_the_highest_bit():
 
 
 @pytest.mark.parametrize(("patch", "dtype"), [(2, np.uint8), (3, np.uint16), (4, np.uint16)])
-def test_a_black_picture_is_the_last_token(patch: int, dtype: type):
+def test_a_black_image_is_the_last_token(patch: int, dtype: type):
     tokens = encode_images(np.zeros((1, 12, 12), np.uint8), levels=2, patch=patch)
     assert tokens.dtype == dtype and set(tokens.flat) == {2**patch**2 - 1}
 
@@ -86,7 +86,7 @@ def test_tokens_of_any_levels_survive(data, levels: int):
 
 
 @given(data=st.data(), patch=st.integers(1, 4), threshold=st.integers(1, 255))
-def test_binary_pictures_survive_any_patch(data, patch: int, threshold: int):
+def test_binary_images_survive_any_patch(data, patch: int, threshold: int):
     ink = data.draw(hnp.arrays(bool, (2, 12, 12)))
     gray = np.where(ink, 0, 255).astype(np.uint8)
     tokens = encode_images(gray, levels=2, patch=patch, threshold=threshold)
@@ -96,7 +96,7 @@ def test_binary_pictures_survive_any_patch(data, patch: int, threshold: int):
 
 
 @given(hnp.arrays(np.uint8, (1, 3, 4)))
-def test_every_grey_picture_survives_256_levels(gray: np.ndarray):
+def test_every_grey_image_survives_256_levels(gray: np.ndarray):
     assert np.array_equal(decode_images(encode_images(gray), ImageFormat(height=3, width=4)), gray)
 
 
@@ -117,7 +117,7 @@ def test_bad_options_are_refused(options: dict, message: str):
         encode_images(np.zeros((1, 4, 6), np.uint8), **options)
 
 
-def test_what_is_no_picture_is_refused():
+def test_tokens_that_are_not_an_image_are_refused():
     picture = ImageFormat(height=2, width=2, levels=4)
     with pytest.raises(MemtrainError, match="has 4 tokens, not 3"):
         decode_images(np.zeros((1, 3), np.int64), picture)
@@ -160,7 +160,7 @@ def test_idx_files_are_read_plain_and_gzipped(tmp_path: Path, array: np.ndarray)
         (struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1), "header claims"),
     ],
 )
-def test_what_is_no_idx_file_is_refused(tmp_path: Path, content: bytes, message: str):
+def test_bad_idx_files_are_refused(tmp_path: Path, content: bytes, message: str):
     for path, written in (("plain", content), ("zipped.gz", gzip.compress(content))):
         (tmp_path / path).write_bytes(written)
         with pytest.raises(MemtrainError, match=message):
@@ -257,7 +257,7 @@ def test_unreadable_files_are_named_and_skipped(tmp_path: Path, place: str):
 
 
 @PLACES
-def test_mixed_sizes_are_refused_unless_a_size_is_asked_for(tmp_path: Path, place: str):
+def test_mixed_sizes_are_refused_without_a_size_option(tmp_path: Path, place: str):
     path = put(tmp_path / place, {"a.png": png(FIRST), "b.png": png(FIRST.T.copy())})
     with pytest.raises(MemtrainError, match="mixed sizes, a.png is 2x3 and b.png is 3x2"):
         read_folder(path)
@@ -454,7 +454,7 @@ def test_only_resized_images_are_kept_in_memory(tmp_path: Path):
 
 
 @PLACES
-def test_more_pictures_than_memory_are_refused_before_it_is_taken(
+def test_images_beyond_memory_are_refused_before_allocation(
     tmp_path: Path, monkeypatch, place: str
 ):
     path = put(tmp_path / place, {f"{n}.png": png(FIRST) for n in range(4)})
@@ -476,7 +476,7 @@ def test_a_size_beyond_any_use_is_refused(tmp_path: Path, side: int):
         read_folder(path, (4, side))
 
 
-def test_links_to_nothing_and_cycles_are_passed_over(tmp_path: Path):
+def test_dangling_links_and_cycles_are_ignored(tmp_path: Path):
     path = put(tmp_path / "folder", {"a.png": png(FIRST), "notes.txt": b"", ".hidden/b.png": b""})
     (path / ".#a.png").symlink_to("user@host.1234")
     (path / "b.png").symlink_to(path / "nothing")
@@ -510,7 +510,7 @@ def test_no_image_at_all_is_refused(tmp_path: Path):
         read_folder(tmp_path, (0, 4))
 
 
-def test_images_without_pillow_say_how_to_get_it(tmp_path: Path, monkeypatch):
+def test_images_without_pillow_name_the_package(tmp_path: Path, monkeypatch):
     put(tmp_path, {"a.png": png(FIRST)})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MemtrainError, match="pip install pillow"):

@@ -169,7 +169,7 @@ def test_tinystories_names_its_missing_files(tmp_path: Path, tinystories: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"<|endoftext|>\n", "é".encode(), b"a"])
-def test_a_text_that_is_too_short_says_what_is_needed(
+def test_a_short_text_error_names_the_tokens_needed(
     tmp_path: Path, tinystories: Path, content: bytes
 ):
     (tinystories / "valid.txt").write_bytes(content)
@@ -333,7 +333,7 @@ def test_a_split_by_name_holds_out_about_the_share_and_more_of_it_keeps_the_same
         ("ascii", "dropped 20 non-ASCII characters (40 bytes)"),
     ],
 )
-def test_what_is_beyond_ascii_is_counted_and_said(tmp_path: Path, mode: str, note: str):
+def test_non_ascii_characters_are_counted_in_a_note(tmp_path: Path, mode: str, note: str):
     (tmp_path / "book.txt").write_text("café\n" * 20)
     store = prepare_text(tmp_path / "book.txt", tmp_path / "out", mode=mode)
     assert store.meta.notes == (note,)
@@ -488,7 +488,7 @@ def test_bad_tokens_are_refused(tmp_path: Path, array: np.ndarray, options: dict
     assert message in refusal(tmp_path, lambda out: prepare_tokens(path, out, **options))
 
 
-def test_what_is_no_npy_file_is_refused(tmp_path: Path):
+def test_bad_npy_files_are_refused(tmp_path: Path):
     path = npy(tmp_path, np.arange(100))
     whole = path.read_bytes()
     np.savez(tmp_path / "a.npz", np.arange(100))
@@ -537,7 +537,7 @@ def test_words_stand_for_true_and_false_and_whole_numbers_are_numbers():
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_every_default_is_of_the_kind_that_is_asked_for(name: str):
+def test_every_default_has_the_type_of_its_option(name: str):
     parameters = inspect.signature(DATA_SETS[name]).parameters
     options = {key: one.default for key, one in parameters.items() if key not in NOT_OPTIONS}
     assert options

@@ -74,7 +74,7 @@ def test_every_file_of_a_folder_is_a_document_in_sorted_order(tmp_path: Path):
     )
 
 
-def test_what_a_folder_holds_besides_is_counted(tmp_path: Path):
+def test_other_files_of_a_folder_are_counted(tmp_path: Path):
     files = {f"{n}.{end}": b"x" for end in ("pdf", "py", "css", "js", "c", "h") for n in range(2)}
     files |= {
         "a.txt": b"text",
@@ -256,7 +256,7 @@ def write_parquet():
     return write
 
 
-def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch):
+def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install memtrain[data]" in refused(tmp_path / "a.parquet", b"PAR1")
 
