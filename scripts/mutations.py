@@ -333,7 +333,7 @@ MUTATIONS = [
     Mutation(
         "trainer-rng-saved",
         "training/step.py",
-        "return full_tensors(named) | rng_state(self.engine.device)",
+        "return full_tensors(named) | optim.rng_state(self.engine.device)",
         "return full_tensors(named)",
         TRAINER,
         "torch's own RNG state is not saved",
@@ -341,7 +341,7 @@ MUTATIONS = [
     Mutation(
         "trainer-rng-restored",
         "training/step.py",
-        "set_rng_state(named, self.engine.device)",
+        "optim.set_rng_state(named, self.engine.device)",
         "pass",
         TRAINER,
         "torch's own RNG state is not restored",

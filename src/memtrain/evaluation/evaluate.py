@@ -313,6 +313,18 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
     return count_baselines(corpus, sequences.to(place), targets.to(place), limit)
 
 
+def default_sequences(length: int, window: int, device: torch.device) -> int:
+    """How many sequences can be scored in seconds.
+
+    Args:
+        length: tokens per sequence.
+        window: positions that the encoder reads per token; only a GPU reads many quickly.
+        device: the models' device.
+    """
+    tokens, positions = (2**18, 2**28) if device.type == "cuda" else (2**14, 2**20)
+    return max(4, min(tokens, positions // window) // length)
+
+
 def encode_in_chunks(
     teacher: Teacher, inputs: Int[Tensor, "B T"], windows: int = 8192
 ) -> Float[Tensor, "B T M D"]:

@@ -203,9 +203,13 @@ def full_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, sharded as the parameter of its shape is."""
+    """A whole tensor, sharded or laid out in memory as the parameter of its shape is.
+
+    The fused AdamW kernel walks a parameter and its moments in memory order: a contiguous moment of
+    a parameter that is not contiguous would be applied to other weights.
+    """
     if not spread(parameter):
-        return value
+        return torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(value)
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(parameter, DTensor)

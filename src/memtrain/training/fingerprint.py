@@ -47,15 +47,11 @@ def compiled_from(cell: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else cell
 
 
-def class_path(thing: object) -> str:
-    """module:Class, as in a config."""
+def class_path(thing: object) -> str | None:
+    """module:Class, if a config can name it."""
     kind = type(compiled_from(thing)) if isinstance(thing, nn.Module) else type(thing)
-    return f"{kind.__module__}:{kind.__name__}"
-
-
-def importable(path: str) -> bool:
-    """Whether a config can name the path."""
-    return CUSTOM_PATH.fullmatch(path) is not None
+    path = f"{kind.__module__}:{kind.__name__}"
+    return path if CUSTOM_PATH.fullmatch(path) else None
 
 
 def describe(

@@ -163,23 +163,12 @@ def load_adamw_tensors(
         if key != "step" and value.shape != parameter.shape:
             raise ValueError(f"{name} has shape {tuple(value.shape)}")
         slot = state.setdefault(place[id(parameter)], {})
-        slot[key] = value if key == "step" else _laid_out_as(parameter, value)
+        slot[key] = value if key == "step" else like(value, parameter)
     for slot in state.values():
         if slot.keys() != ADAM_STATE or slot["step"].numel() != 1:
             raise ValueError(f"a parameter has the state {sorted(slot)}")
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """A whole tensor in the parameter's memory layout, or sharded as the parameter is.
-
-    The fused kernel walks a parameter and its moments in memory order: a contiguous moment of a
-    parameter that is not contiguous would be applied to other weights.
-    """
-    if spread(parameter):
-        return like(value, parameter)
-    return torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(value)
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from memtrain.data.codec import TokenCodec
 from memtrain.data.task import Task, build_task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import sequential_ops
-from memtrain.evaluation.evaluate import Evaluation, evaluate
+from memtrain.evaluation.evaluate import Evaluation, default_sequences, evaluate
 from memtrain.models.build import build_models
 from memtrain.objectives.base import Objective
 from memtrain.objectives.bptt import BPTT
@@ -118,9 +118,9 @@ class Run:
                 )
         group.from_main(lambda: check_batch_sizes(config, group.size))
         folder = Path(folder) if folder is not None else Path("runs") / config.name
-        if cell is not None and fingerprint.importable(path := fingerprint.class_path(cell)):
+        if cell is not None and (path := fingerprint.class_path(cell)):
             config = replace(config, cell=replace(config.cell, kind=path))
-        if task is not None and fingerprint.importable(path := fingerprint.class_path(task)):
+        if task is not None and (path := fingerprint.class_path(task)):
             config = replace(config, data=Custom(path=path))
         run = cls(config, folder, cell=cell, task=task, group=group)
         made = partial(run_folder.make_folder, config, folder, overwrite, made_of=run.made_of)
@@ -201,9 +201,8 @@ class Run:
     def __repr__(self) -> str:
         stages = self.config.stages()
         done = {stage.name: stage.steps for stage in self.progress.stages}
-        steps = ", ".join(
-            f"{name} {done.get(name, 0)}/{stages[name].steps}" for name in self.stages
-        )
+        each = [f"{name} {done.get(name, 0)}/{stages[name].steps}" for name in self.stages]
+        steps = ", ".join(each)
         return f"<Run {self.config.name} in {self.folder}: {steps} steps, {self.engine.device}>"
 
     @property
@@ -226,10 +225,9 @@ class Run:
         if name == "bptt":
             return BPTT(self.config.bptt, self.rnn)
         assert self.teacher is not None
-        stream = self.task.stream
         if name == "smt":
-            return SMT(self.config.smt, self.teacher, self.rnn, stream=stream)
-        return DMT(self.config.dmt, self.teacher, self.rnn, stream=stream)
+            return SMT(self.config.smt, self.teacher, self.rnn, stream=self.task.stream)
+        return DMT(self.config.dmt, self.teacher, self.rnn, stream=self.task.stream)
 
     def train(self, reporter: Reporter | None = None, *, until: str | None = None) -> "Run":
         """Train the stages that are left.
@@ -241,18 +239,15 @@ class Run:
 
         Raises:
             Interrupted: Ctrl-C, SIGTERM or SIGHUP; a checkpoint of the last full step is on disk.
-                After the very last step, the run is `finished`.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
             CheckpointError: a checkpoint could not be written.
-            MemtrainError: another process holds the run, or trained or replaced it since it was
-                opened.
+            MemtrainError: another process trains the run, or changed it since it was opened.
         """
         if until is not None and until not in self.stages:
             raise MemtrainError(f"until={until!r}: this run's stages are {', '.join(self.stages)}")
         last = len(self.stages) if until is None else self.stages.index(until) + 1
         if not isinstance(reporter, Reporter | None):
-            kind = type(reporter).__name__
-            raise MemtrainError(f"reporter={kind}: must be a memtrain.Reporter")
+            raise MemtrainError(f"reporter={type(reporter).__name__}: must be a memtrain.Reporter")
         reporter = (reporter or make_reporter()) if self.group.main else Reporter()
         if self.progress.stage >= last:
             reporter.close()
@@ -383,7 +378,7 @@ class Run:
             length: tokens per sequence, for streams; by default `data.evaluate_length`.
             baselines: also score n-gram models, fitted to the training data.
         """
-        task = self.task
+        task, device = self.task, self.engine.device
         if length is not None:
             if length < 2:
                 raise MemtrainError(f"length={length}: must be at least 2")
@@ -393,27 +388,13 @@ class Run:
                     f"length={length}: sequences of {self.config.data.kind} have "
                     f"{task.sequence_length} tokens; only streams have any length"
                 )
-        if sequences is not None and sequences < 1:
-            raise MemtrainError(f"sequences={sequences}: must be at least 1")
         if sequences is None:
-            sequences = max(4, self._affordable_tokens() // task.sequence_length)
+            teacher = self.config.teacher
+            windows = self.teacher is not None and teacher.encoder != "causal"
+            window = teacher.context_length if windows else 1
+            sequences = default_sequences(task.sequence_length, window, device)
+        elif sequences < 1:
+            raise MemtrainError(f"sequences={sequences}: must be at least 1")
+        models = (self.rnn, self.teacher)
         with self.engine.eval_mode():
-            return evaluate(
-                task,
-                self.rnn,
-                self.teacher,
-                sequences=sequences,
-                device=self.engine.device,
-                baselines=baselines,
-            )
-
-    def _affordable_tokens(self) -> int:
-        """How many held-out tokens can be evaluated in seconds.
-
-        The bidirectional encoder reads a whole window per token, which only a GPU does quickly.
-        """
-        tokens, positions = (2**18, 2**28) if self.engine.device.type == "cuda" else (2**14, 2**20)
-        teacher = self.config.teacher
-        if self.teacher is None or teacher.encoder == "causal":
-            return tokens
-        return min(tokens, positions // teacher.context_length)
+            return evaluate(task, *models, sequences=sequences, device=device, baselines=baselines)

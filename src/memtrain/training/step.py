@@ -23,17 +23,8 @@ from memtrain.objectives.base import (
     Objective,
 )
 from memtrain.shapes import Batch, Losses
+from memtrain.training import optimizer as optim
 from memtrain.training.distributed import ALONE, Group, full_tensors, spread
-from memtrain.training.optimizer import (
-    StageClock,
-    adamw_tensors,
-    learning_rate,
-    load_adamw_tensors,
-    make_adamw,
-    rng_state,
-    set_learning_rate,
-    set_rng_state,
-)
 from memtrain.training.progress import StageProgress
 
 
@@ -78,7 +69,7 @@ class Trainer:
         every = [p for parameters in self.trained.values() for p in parameters]
         self.ordered = [p for p in every if p.dim() > 1] + [p for p in every if p.dim() <= 1]
         """Matrices first: the order in which a checkpoint numbers the optimizer's state."""
-        self.optimizer = make_adamw(self.ordered, stage, engine.device)
+        self.optimizer = optim.make_adamw(self.ordered, stage, engine.device)
         self._bad_steps, self._bad_in_a_row, self._worst_row = torch.zeros(
             3, dtype=torch.long, device=engine.device
         )
@@ -87,7 +78,7 @@ class Trainer:
         self.step = self.tokens = 0
         self.rate = 0.0
         """The last step's learning rate."""
-        self.clock = StageClock(stage.seconds, engine.device, group)
+        self.clock = optim.StageClock(stage.seconds, engine.device, group)
         self.forward: Callable[[Batch, torch.Generator], Losses] = objective
         self.run_step: Callable[[], dict[str, Tensor]] = self.compute
         objective.overlap = NO_OVERLAP
@@ -107,8 +98,8 @@ class Trainer:
                 GPU the error comes at the next `check`.
         """
         with self.clock.running():
-            self.rate = learning_rate(self.stage, self.step, self.clock.elapsed)
-            set_learning_rate(self.optimizer, self.rate)
+            self.rate = optim.learning_rate(self.stage, self.step, self.clock.elapsed)
+            optim.set_learning_rate(self.optimizer, self.rate)
             metrics = self.run_step()  # compute, or a CUDA graph of it
             self.clock.wait_for_device()
         self.step += 1
@@ -163,12 +154,12 @@ class Trainer:
 
         try:
             if count > 1:
-                global_state = rng_state(self.engine.device)
+                global_state = optim.rng_state(self.engine.device)
                 with torch.no_grad(), self.engine.autocast():
                     for index in range(count):
                         self.forward(rows(index), self.generator)
                 exchanged.recording = False
-                set_rng_state(global_state, self.engine.device)
+                optim.set_rng_state(global_state, self.engine.device)
             for index in range(count):
                 yield rows(index)
         finally:
@@ -244,9 +235,9 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer and RNG state as named tensors, unsharded; a collective call."""
-        named = adamw_tensors(self.optimizer, self.ordered)
+        named = optim.adamw_tensors(self.optimizer, self.ordered)
         named["random.stage"] = self.generator.get_state()
-        return full_tensors(named) | rng_state(self.engine.device)
+        return full_tensors(named) | optim.rng_state(self.engine.device)
 
     def load_tensors(self, named: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned, on any number of processes.
@@ -255,9 +246,9 @@ class Trainer:
             CheckpointError: it is not the state of this stage.
         """
         try:
-            load_adamw_tensors(self.optimizer, self.ordered, named)
+            optim.load_adamw_tensors(self.optimizer, self.ordered, named)
             self.generator.set_state(named["random.stage"].cpu())
-            set_rng_state(named, self.engine.device)
+            optim.set_rng_state(named, self.engine.device)
         except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"optimizer.safetensors does not fit the run: {reason}") from None
