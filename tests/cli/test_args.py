@@ -89,7 +89,7 @@ def test_train_explains_what_to_do_with_a_run_and_with_unusable_data(here: Path,
     save(TINY, Path("runs/x/config.json"))
     assert "memtrain resume runs/x continues it" in refused(capsys, "train", "runs/x")
     line = refused(capsys, "train", "digits", "--data", "book.txt")
-    assert "digits takes no data of yours; mnist, " in line
+    assert "digits takes no data; mnist, " in line
     assert "takes --data.path" in refused(capsys, "train", "mnist-small", "--data", "photos")
 
 

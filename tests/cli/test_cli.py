@@ -306,10 +306,10 @@ def test_the_commands_of_readme_for_your_text(here: Path, capsys):
     assert "---- 2 of 2 ----" in capsys.readouterr().out and Path("x.txt").is_file()
     for options, message in {
         ("--prompt", ""): "prompt='': must hold a character",
-        ("--prompt", "Zebra"): "'Z' is not in the text",
+        ("--prompt", "Zebra"): "'Z' does not occur in the training text",
         ("--prompt", "a", "--given", "0.5"): "--prompt is for text",
-        ("--given", "0.5"): "--given: this model writes text",
-        ("--image", "x.png"): "--image: this model writes text",
+        ("--given", "0.5"): "--given: this model generates text",
+        ("--image", "x.png"): "--image: this model generates text",
         ("--temperature", "-1"): "temperature=-1.0: must be at least 0",
         ("--top-p", "0"): "top_p=0.0: must be above 0",
         ("--top-k", "-1"): "top_k=-1: must be at least 0",
@@ -477,13 +477,13 @@ def test_the_commands_of_readme_for_your_images(here: Path, capsys):
     for path in capsys.readouterr().out.splitlines():
         assert imread(path).ndim == 3
     for options, message in {
-        ("--prompt", "a"): "this model writes pictures; give the tokens of a picture",
+        ("--prompt", "a"): "this model generates images; pass the first tokens of an image",
         ("--given", "1.5"): "given=1.5: must be above 0 and below 1",
         ("--given", "0"): "given=0.0: must be above 0 and below 1",
-        ("--length", "9"): "pictures have 25 tokens",
+        ("--length", "9"): "images have 25 tokens",
         ("--image", "gone.png"): "gone.png: no such image",
         ("--out", "photos"): "out=photos: is a folder",
-        ("--out", "digits"): "out=digits: pictures are written as a PNG",
+        ("--out", "digits"): "out=digits: images are saved as PNG",
     }.items():
         assert message in refused(capsys, "generate", "runs/images", *options), options
     line = refused(capsys, "train", "text", "--data", data, "--folder", "other")

@@ -127,8 +127,8 @@ def test_sampling_restores_training_mode():
         (TEXT, {"seed": -1}, "seed=-1: must be at least 0"),
         (TEXT, {"seed": 10**30}, "must be at least 0 and below 2**63"),
         (TEXT, {"top_k": -2}, "top_k=-2: must be at least 0"),
-        (PICTURE, {"length": 9}, "length=9: this model's pictures have 6 tokens"),
-        (PICTURE, {"prompt": "a"}, "prompt='a': this model writes pictures"),
+        (PICTURE, {"length": 9}, "length=9: this model's images have 6 tokens"),
+        (PICTURE, {"prompt": "a"}, "prompt='a': this model generates images"),
         (PICTURE, {"prompt": np.zeros(6, np.int64)}, "6 tokens leave nothing to complete"),
         (MARKED, {"prompt": np.array([4])}, "prompt: 4 is not a token, must be 0..3"),
     ],
@@ -151,7 +151,7 @@ def test_images_are_saved_as_png_only_and_a_path_may_be_a_string(tmp_path: Path)
     drawn = Samples(np.zeros((2, 6), np.int64), 0, PICTURE)
     drawn.save(str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").is_file()
-    with pytest.raises(MemtrainError, match=r"end it in \.png"):
+    with pytest.raises(MemtrainError, match=r"end the name in \.png"):
         drawn.save(tmp_path / "a")
 
 
@@ -163,7 +163,7 @@ def test_saved_texts_are_separated(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["x.png", "x.JPG", "x.svg"])
 def test_text_is_not_saved_under_the_name_of_an_image(tmp_path: Path, name: str):
-    with pytest.raises(MemtrainError, match="writes text; end it in .txt"):
+    with pytest.raises(MemtrainError, match="generates text; end the name in .txt"):
         Samples(np.array([list(b"one")]), 0, TEXT).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
@@ -183,7 +183,9 @@ def test_a_name_instead_of_a_model_explains_how_to_load_it(wrong: Any, message: 
 
 
 def test_a_text_prompt_for_images_names_the_argument_and_the_option():
-    with pytest.raises(MemtrainError, match=r"give the tokens .* \(on the command line: --image"):
+    with pytest.raises(
+        MemtrainError, match=r"pass the first tokens .* \(on the command line: --image"
+    ):
         generate(model(PICTURE), prompt="a")
 
 
@@ -236,14 +238,14 @@ def test_images_are_not_saved_through_a_symbolic_link(tmp_path: Path, monkeypatc
 
 
 def test_text_for_an_image_file_is_refused_before_sampling(tmp_path: Path, capsys):
-    with pytest.raises(MemtrainError, match=r"end it in \.txt"):
+    with pytest.raises(MemtrainError, match=r"end the name in \.txt"):
         generate_text(model(TEXT), Generate(run="tiny", out=tmp_path / "x.png"))
     assert capsys.readouterr().out == ""
 
 
 def test_samples_have_a_short_repr_and_images_are_shown_in_notebooks():
     pictures = Samples(np.zeros((2, 6), np.int64), 1, PICTURE)
-    assert repr(pictures) == "<Samples: 2 pictures of 6 tokens, 1 of them given>"
+    assert repr(pictures) == "<Samples: 2 images of 6 tokens, 1 of them given>"
     shown = pictures._repr_png_()
     assert shown is not None and shown.startswith(b"\x89PNG")
     texts = Samples(np.array([list(b"one")]), 0, TEXT)

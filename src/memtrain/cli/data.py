@@ -31,7 +31,7 @@ class _DataOptions:
     """Replace the prepared data that is there."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)
     """Options of the preparation, as pairs of a name and a value: --option size 28 levels 16. For
-    all files of yours: held_out, the fraction for evaluation (0.1). For text: mode (bytes; or
+    all your own files: held_out, the fraction for evaluation (0.1). For text: mode (bytes; or
     ascii, which drops all other characters), separator (true puts token 0 between documents),
     column, which holds the documents of JSONL, CSV and parquet (text). For images: size to resize
     to, levels of grey (256), patch, the side of the squares that make a token (1), threshold,

@@ -45,7 +45,7 @@ class Generate(GenerateOptions):
         if self.given is not None and not 0 < self.given < 1:
             raise MemtrainError(f"given={self.given}: must be above 0 and below 1; 0.5 is half")
         if self.prompt is not None and (self.image or self.given):
-            raise MemtrainError("--prompt is for text, --given and --image are for pictures")
+            raise MemtrainError("--prompt is for text, --given and --image are for images")
         if self.out is not None and self.out.is_dir():
             raise MemtrainError(f"out={self.out}: is a folder; name a file in it")
 
@@ -98,7 +98,7 @@ def generate_text(model: Any, options: Generate) -> None:
     if options.given is not None or options.image is not None:
         option = "--image" if options.image else "--given"
         kind = "text" if codec.text else "tokens"
-        raise MemtrainError(f"{option}: this model writes {kind}; begin with --prompt")
+        raise MemtrainError(f"{option}: this model generates {kind}; start with --prompt")
     if options.out is not None:
         check_text_file(options.out)  # before anything is printed
     escape = printable if sys.stdout.isatty() else str
@@ -134,7 +134,7 @@ def generate_images(model: Any, options: Generate) -> Path:
 
     path, prompt, given = options.out, options.prompt, 0  # a text prompt is refused with a reason
     if path is not None and path.suffix.lower() != ".png":
-        raise MemtrainError(f"out={path}: pictures are written as a PNG; end it in .png")
+        raise MemtrainError(f"out={path}: images are saved as PNG; end the name in .png")
     originals = _originals(model, options)
     count = options.count or 64
     if originals is not None:

@@ -32,12 +32,12 @@ def torchrun(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    said = io.StringIO()
+    report = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(report):
             options = parse_args(["--module", *arguments])
     except SystemExit:
-        reason = (said.getvalue().splitlines() or [""])[-1]
+        reason = (report.getvalue().splitlines() or [""])[-1]
         raise MemtrainError(f"torchrun {reason.partition('error: ')[2] or reason}") from None
     if options.training_script not in ("train", "resume"):
         raise MemtrainError(f"torchrun {options.training_script}: must be train or resume")

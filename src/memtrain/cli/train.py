@@ -208,7 +208,7 @@ def _check_source(path: Path) -> None:
 def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunConfig:
     """The recipe with the data, size, method and cell that were chosen."""
     if name in RECIPES and name not in STREAMS and options.data is not None:
-        takes = "--data.path" if name in ("mnist-small", "custom") else "no data of yours"
+        takes = "--data.path" if name in ("mnist-small", "custom") else "no data"
         raise MemtrainError(
             f"data={str(options.data)!r}: {name} takes {takes}; {', '.join(STREAMS)} take --data"
         )
@@ -218,9 +218,11 @@ def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunC
 def _known_options(name: str, default: RunConfig) -> list[Option]:
     """All options of `memtrain train NAME`, with the recipe's defaults."""
     known = options_of(_StreamOptions if name in STREAMS else _TrainOptions)
-    chosen = {"--size": STREAMS.get(name), "--method": "smt-dmt"}
-    known = [one._replace(default=chosen.get(one.name, one.default)) for one in known]
-    known = [one._replace(help=describe_sizes()) if one.name == "--size" else one for one in known]
+    changes: dict[str, dict[str, Any]] = {
+        "--size": {"help": describe_sizes(), "default": STREAMS.get(name)},
+        "--method": {"default": "smt-dmt"},
+    }
+    known = [one._replace(**changes.get(one.name, {})) for one in known]
     return known + options_of(RunConfig, default)
 
 
@@ -254,15 +256,7 @@ def _unnamed(config: RunConfig, arguments: list[str]) -> list[str]:
 def _check_same_config(
     name: str, options: _StreamOptions, config: RunConfig, own: RunConfig, configure: Any
 ) -> None:
-    """Refuse options that differ from the config of the run to resume.
-
-    Args:
-        name: the recipe.
-        options: those that choose the recipe.
-        config: the config that the command line makes from it.
-        own: the run's config.
-        configure: applies the other options to a config.
-    """
+    """Refuse to resume if the command line, which makes `config`, differs from the run's `own`."""
     if type(config.data) is not type(own.data):
         raise MemtrainError(
             f"recipe {name}: is of {config.data.kind}, the run of {own.data.kind}; memtrain resume "
@@ -286,13 +280,7 @@ def _check_same_config(
 
 
 def _check_same_data(source: Path, prepared: Any, own: Any) -> None:
-    """Refuse to resume with other data than the run's.
-
-    Args:
-        source: the value of --data.
-        prepared: the stream that was prepared from it.
-        own: the run's stream.
-    """
+    """Refuse to resume if the stream prepared from --data is not the run's own."""
     from memtrain.data.store import identity_of, open_store
 
     paths = [Path(prepared.path), Path(own.path)]

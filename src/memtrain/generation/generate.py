@@ -38,7 +38,7 @@ class Samples:
 
     def __repr__(self) -> str:
         count, length = self.tokens.shape
-        kind = "picture" if self.spelling.picture else "text" if self.spelling.text else "sequence"
+        kind = "image" if self.spelling.picture else "text" if self.spelling.text else "sequence"
         several = "" if count == 1 else "s"
         return f"<Samples: {count} {kind}{several} of {length} tokens, {self.given} of them given>"
 
@@ -66,7 +66,7 @@ class Samples:
         """
         path, picture = Path(path), self.spelling.picture
         if picture is not None and path.suffix.lower() != ".png":
-            raise MemtrainError(f"{path}: pictures are written as a PNG; end it in .png")
+            raise MemtrainError(f"{path}: images are saved as PNG; end the name in .png")
         if picture is None:
             check_text_file(path)
             write_output(path, "\n\n----\n\n".join(self.texts()).encode())
@@ -83,7 +83,7 @@ class Samples:
 def check_text_file(path: Path) -> None:
     """Refuse to save text under the name of an image."""
     if path.suffix.lower() in IMAGE_SUFFIXES:
-        raise MemtrainError(f"{path}: this model writes text; end it in .txt")
+        raise MemtrainError(f"{path}: this model generates text; end the name in .txt")
 
 
 def generate(
@@ -198,8 +198,8 @@ def _given(
         return np.zeros((count, 0), np.int64)
     if isinstance(prompt, str) and codec.picture is not None:
         raise MemtrainError(
-            f"prompt={prompt[:20]!r}: this model writes pictures; give the tokens of a picture's "
-            "beginning (on the command line: --image FILE)"
+            f"prompt={prompt[:20]!r}: this model generates images; pass the first tokens of an "
+            "image (on the command line: --image FILE)"
         )
     tokens = codec.encode_text(prompt) if isinstance(prompt, str) else np.asarray(prompt)
     if not tokens.size:
@@ -223,10 +223,10 @@ def _length(codec: TokenCodec, given: int, length: int | None) -> int:
         return (TEXT_LENGTH if length is None else length) + (not given)
     if length is not None and length != picture.length:
         raise MemtrainError(
-            f"length={length}: this model's pictures have {picture.length} tokens; leave it out"
+            f"length={length}: this model's images have {picture.length} tokens; leave it out"
         )
     if given >= picture.length:
         raise MemtrainError(
-            f"prompt: {given} tokens leave nothing to complete, a picture has {picture.length}"
+            f"prompt: {given} tokens leave nothing to complete, an image has {picture.length}"
         )
     return picture.length - given
