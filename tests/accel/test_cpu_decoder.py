@@ -25,28 +25,28 @@ def random_teacher(layers: int, memory_tokens: int, memory_dim: int) -> Teacher:
     return teacher
 
 
-@pytest.mark.parametrize("asked", [None, 1, 3], ids=["all", "one", "three"])
+@pytest.mark.parametrize("targets", [None, 1, 3], ids=["all", "one", "three"])
 @pytest.mark.parametrize(
     "shape",
     [(1, 1, 8, 6), (1, 3, 12, 4), (2, 2, 8, 4), (3, 2, 8, 3), (1, 2, 8, 0)],
     ids=lambda shape: "L{}-M{}-D{}-K{}".format(*shape),
 )
-def test_logits_and_gradients_are_those_of_the_plain_decoder(shape, asked):
+def test_logits_and_gradients_are_those_of_the_plain_decoder(shape, targets):
     layers, memory_tokens, memory_dim, length = shape
     teacher = random_teacher(layers, memory_tokens, memory_dim)
     memory = torch.randn(7, memory_tokens, memory_dim, dtype=torch.float64, requires_grad=True)
     future = torch.randint(5, (7, length))
-    positions = None if asked is None else torch.randint(length + 1, (7, asked))
+    positions = None if targets is None else torch.randint(length + 1, (7, targets))
     expected = teacher.decode(memory, future, positions)
     fast = VocabProjectedDecoder()
     assert fast.serves(teacher, memory)
     found = fast(teacher, memory, future, positions)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     direction = torch.randn_like(expected)
-    wanted = [memory, teacher.embedding.weight, *teacher.decoder.parameters()]
-    gradients = torch.autograd.grad((found * direction).sum(), wanted)
+    inputs = [memory, teacher.embedding.weight, *teacher.decoder.parameters()]
+    gradients = torch.autograd.grad((found * direction).sum(), inputs)
     references = torch.autograd.grad(
-        (expected * direction).sum(), wanted, allow_unused=True, materialize_grads=True
+        (expected * direction).sum(), inputs, allow_unused=True, materialize_grads=True
     )
     for gradient, reference in zip(gradients, references, strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)

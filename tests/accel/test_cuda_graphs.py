@@ -96,10 +96,10 @@ class TestRollouts:
     def test_write_equals_the_plain_loop(self, rnn, length):
         memory = rnn.empty_memory(3)
         uniforms = torch.rand(length, 3, generator=seeded())
-        asked = []
+        chosen = []
 
         def fast_choice(choose):
-            asked.append(choose)
+            chosen.append(choose)
             return choose
 
         with torch.no_grad():
@@ -110,7 +110,7 @@ class TestRollouts:
             rnn.write(memory, uniforms, Sampler())
         assert tokens.tolist() == expected.tolist()
         assert_close(fast_after, after)
-        assert asked == [Sampler()] * len(set(chunk_sizes(length)))
+        assert chosen == [Sampler()] * len(set(chunk_sizes(length)))
 
 
 def test_a_cell_that_trains_has_graphs_of_its_own(rnn):

@@ -39,15 +39,15 @@ def test_bf16_computes_in_bf16_and_fp32_does_not():
 
 
 def test_no_more_threads_than_cores(monkeypatch):
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     Engine(EngineConfig(device="cpu", threads=4096)).apply_globals()
     Engine(EngineConfig(device="cpu", threads=1)).apply_globals()
-    assert asked == [os.cpu_count(), 1]
+    assert threads == [os.cpu_count(), 1]
 
 
 class Kernels:
-    """Stands in for what an engine gives a block."""
+    """A fast path of a block."""
 
     def serves(self, length: int) -> bool:
         return True

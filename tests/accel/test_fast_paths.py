@@ -14,10 +14,23 @@ from torch.testing import assert_close
 
 from memtrain.accel import fast_paths, hopper
 from memtrain.accel.engine import REPLACEABLE, Engine
-from memtrain.accel.fast_paths import FAST_PATHS, MODELS, ROLLOUTS, STEP, explain, summary
+from memtrain.accel.fast_paths import (
+    FAST_PATHS,
+    MODELS,
+    ROLLOUTS,
+    STEP,
+    RNNLoops,
+    explain,
+    kernel_sampler,
+    summary,
+)
 from memtrain.bench.cases import models
 from memtrain.config import CellConfig, EngineConfig, RunConfig
 from memtrain.models.build import build_models
+from memtrain.models.cells import TransformerCell
+from memtrain.models.layers import Block, Lookup, Stack
+from memtrain.models.rnn import RNN
+from memtrain.models.teacher import Teacher
 from memtrain.recipes import recipe
 from memtrain.training.console import Reporter
 from memtrain.training.run import Run
@@ -155,6 +168,22 @@ def test_a_run_on_a_gpu_reports_its_fast_paths(monkeypatch):
     run.engine, listener = on_gpu(monkeypatch), Listener()
     run._prepare_engine(listener)
     assert listener.lines == [f"fast paths: triton + hopper; step: {STEP_PATHS}"]
+
+
+def test_on_a_gpu_every_row_is_attached(monkeypatch):
+    triton = pytest.importorskip("triton")
+    parts, engine = built(models("paper")), on_gpu(monkeypatch)
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    engine.prepare(parts)
+    rnn = parts["rnn"]
+    assert isinstance(rnn, RNN) and isinstance(rnn.fast, RNNLoops) and rnn.fast.graphs is not None
+    assert len(rnn.fast.graphs.kernels.stacks) == 2 and len(rnn.fast.graphs.kernels.cells) == 1
+    assert rnn.fast.graphs.fast_choice is kernel_sampler and rnn.fast.unroller is None
+    for module in parts.modules():
+        if isinstance(module, Block | Lookup):
+            assert module.fast is not None
+        if isinstance(module, Stack | Teacher | TransformerCell):
+            assert module.fast is None  # of a CPU, or of rollouts
 
 
 def test_every_row_is_about_a_known_role_and_a_replaceable_module():
