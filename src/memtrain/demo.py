@@ -22,7 +22,7 @@ from memtrain.config import Retrieval, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Score
 from memtrain.files import write_output
-from memtrain.plotting.html import Chart, Columns, Heading, Mark, Series, Text, render_page
+from memtrain.plotting.html import Chart, Columns, Heading, Series, Text, render_page
 from memtrain.plotting.html import Table as PageTable
 from memtrain.recipes import recipe
 from memtrain.training.console import Reporter
@@ -350,7 +350,7 @@ def _accuracy_chart(ours: Run, baseline: Run, key: str, label: str, log_x: bool)
         note=f"SMT → DMT: the RNN, rolled out from the empty memory. It is at {before:.3f} where "
         f"DMT begins and at {after:.3f} at the end. Curves use "
         f"{ours.config.log.evaluate_sequences} held-out sequences, the table more.",
-        marks=[Mark(x=last_of_smt[key], label="DMT begins")],
+        marks={"DMT begins": last_of_smt[key]},
     )
 
 

@@ -19,7 +19,6 @@ from memtrain.plotting.html import (
     Figure,
     Fold,
     Heading,
-    Mark,
     Notice,
     Series,
     Table,
@@ -129,7 +128,7 @@ def test_the_policy_forbids_external_loads_and_comes_before_anything_it_governs(
         chart(title=EVIL, x_label=EVIL, y_label=EVIL, note=EVIL),
         chart(series=[Series(name=EVIL, x=[0, 1], y=[0, 1])]),
         Columns(parts=[chart(title=EVIL)]),
-        chart(marks=[Mark(x=50, label=EVIL)]),
+        chart(marks={EVIL: 50}),
         Figure(png_bytes=PNG, caption=EVIL),
         Notice(text=EVIL),
         Code(text=EVIL),
@@ -326,7 +325,7 @@ def test_tick_labels_are_short(highest, ticks):
 
 
 def test_a_mark_is_drawn_where_it_is_and_omitted_outside_the_axis():
-    marks = [Mark(x=4, label="begins"), Mark(x=7, label="late"), Mark(x=11, label="beyond")]
+    marks = {"begins": 4, "late": 7, "beyond": 11}
     svg = plot(line([0, 10], [0, 1]), marks=marks)
     assert {"begins", "late"} <= set(labels(svg)) and "beyond" not in labels(svg)
     (path,) = drawn(svg, COLOURS[0], width="1.75")
@@ -337,7 +336,7 @@ def test_a_mark_is_drawn_where_it_is_and_omitted_outside_the_axis():
     )
     anchors = {text.text: text.attrib["style"] for text in svg.iter("text")}
     assert "end" in anchors["late"] and "end" not in anchors["begins"]
-    log = plot(line([1, 10], [0, 1]), marks=[Mark(x=0, label="never")], log_x=True)
+    log = plot(line([1, 10], [0, 1]), marks={"never": 0}, log_x=True)
     assert "never" not in labels(log)
 
 

@@ -6,8 +6,8 @@ It follows the reader's light or dark setting and reads well on a phone and on p
 
 import base64
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -90,12 +90,11 @@ class Table:
     """Index of the row to emphasise."""
 
     def __post_init__(self) -> None:
+        columns = len(self.header)
         for index, row in enumerate(self.rows):
-            if len(row) != len(self.header):
-                raise MemtrainError(
-                    f"row {index} has {len(row)} cells: must have {len(self.header)}, "
-                    "one per column"
-                )
+            if len(row) != columns:
+                message = f"row {index} has {len(row)} cells: must have {columns}, one per column"
+                raise MemtrainError(message)
         if self.highlight is not None and not 0 <= self.highlight < len(self.rows):
             raise MemtrainError(f"highlight={self.highlight}: the rows are 0..{len(self.rows) - 1}")
 
@@ -191,14 +190,6 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """A vertical line with a label; omitted if it lies outside the x axis."""
-
-    x: Number
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
     """Lines over a common x axis, drawn by matplotlib as inline SVG."""
 
@@ -213,7 +204,8 @@ class Chart:
     """Limits of the y axis; points outside become gaps. None fits the points."""
     note: str = ""
     """A sentence under the chart."""
-    marks: Sequence[Mark] = ()
+    marks: Mapping[str, Number] = field(default_factory=dict)
+    """Places on the x axis to mark, by their labels; those outside the axis are omitted."""
 
     def html(self, *, compact: bool = False) -> str:
         """Render the chart as a figure; a compact one fits half the page's width."""
@@ -321,14 +313,14 @@ class Chart:
                 zorder=2 - series.muted + series.emphasised,
             )
         low, high = axes.get_xlim()
-        for mark in self.marks:
-            if not low <= mark.x <= high:
+        for label, x in self.marks.items():
+            if not low <= x <= high:
                 continue
-            axes.axvline(mark.x, color=SOFT, linewidth=1, linestyle=(0, (2, 3)), clip_on=False)
-            place = axes.transAxes.inverted().transform(axes.transData.transform((mark.x, 0)))[0]
+            axes.axvline(x, color=SOFT, linewidth=1, linestyle=(0, (2, 3)), clip_on=False)
+            place = axes.transAxes.inverted().transform(axes.transData.transform((x, 0)))[0]
             axes.annotate(
-                printable(mark.label),
-                (mark.x, 0),
+                printable(label),
+                (x, 0),
                 (-6 if place > 0.5 else 6, 6),  # on the side with more space
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",

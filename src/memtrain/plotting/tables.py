@@ -35,10 +35,8 @@ def print_evaluation(
         read_metrics: reads the run's metrics; advice needs them and is left out if this fails.
     """
     console = Console(highlight=False)
-    scores = Table(title=f"{name}: {result.sequences} held-out sequences of {result.length}")
-    scores.add_column("")
-    for column in (f"nats per {unit}", f"bits per {unit}", "accuracy"):
-        scores.add_column(column, justify="right")
+    title = f"{name}: {result.sequences} held-out sequences of {result.length}"
+    scores = _table(title, "", f"nats per {unit}", f"bits per {unit}", "accuracy")
     rows: list[tuple[str, Score | None]] = [
         ("teacher", result.teacher),
         ("RNN, empty memory", result.rnn),
@@ -61,14 +59,21 @@ def print_evaluation(
             f"memory drift (1-R²): one step {result.drift.one_step_unexplained:.4f}; "
             f"rollout {along}"
         )
-    cost = Table(title="cost of training")
-    cost.add_column("stage")
-    for column in ("steps", "tokens", "sequential operations", "seconds"):
-        cost.add_column(column, justify="right")
+    columns = ("stage", "steps", "tokens", "sequential operations", "seconds")
+    cost = _table("cost of training", *columns)
     for stage in stages:
         counts = [f"{stage.get(key, 0):,}" for key in ("steps", "tokens", "sequential_ops")]
         cost.add_row(stage["name"], *counts, f"{stage.get('seconds', 0):.1f}")
     console.print(cost)
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    """An empty table whose columns are flush right but for the first."""
+    table = Table(title=title)
+    table.add_column(first)
+    for column in numbers:
+        table.add_column(column, justify="right")
+    return table
 
 
 def advice_on(result: Evaluation, history: Sequence[tuple[str, float]] = ()) -> str:
