@@ -12,6 +12,7 @@ import hashlib
 import io
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,13 +166,12 @@ def _remedy(folder: Path) -> str:
 
 def load_store(folder: Path) -> tuple[Store, dict[str, LoadedSplit]]:
     """Open a store and read all of it; once more if another process replaces it meanwhile."""
-    try:
+    with suppress(MemtrainError):
         store = open_store(folder)
         return store, load_splits(store)
-    except MemtrainError:
-        time.sleep(0.05)  # a store that is being replaced is missing for a moment
-        store = open_store(folder)
-        return store, load_splits(store)
+    time.sleep(0.05)  # a store that is being replaced is missing for a moment
+    store = open_store(folder)
+    return store, load_splits(store)
 
 
 def load_splits(store: Store) -> dict[str, LoadedSplit]:
@@ -210,7 +210,7 @@ def _load_starts(store: Store, name: str) -> Int64[np.ndarray, " K"]:
         starts = read_array(io.BytesIO(raw), allow_pickle=False)
     except OSError:
         raise
-    except Exception:  # numpy evaluates the header as Python source, which fails in many ways
+    except Exception:  # numpy evaluates the header as Python source
         raise MemtrainError(f"{file} is not what was written") from None
     _check_documents(store, name, starts)
     return starts

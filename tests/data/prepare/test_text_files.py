@@ -115,7 +115,7 @@ def test_latin_1_is_kept_as_bytes_with_a_note_and_refused_for_ascii(tmp_path: Pa
 
 
 def test_utf8_is_checked_beyond_the_first_block(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK", 4)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4)
     path = tmp_path / "a.txt"
     for content, right in (
         ("abcé€ and so on".encode(), True),  # é is cut by a block

@@ -43,7 +43,7 @@ def read_rows(
     elif layout == "json":
         rows = _json(file, where, column)
     else:
-        rows = _csv(file, where, column, "\t" if layout == "tsv" else "")
+        rows = _csv(file, where, column, "\t" if layout == "tsv" else ",;")
     for text in rows:
         if text:
             yield text if isinstance(text, bytes) else text.encode("utf-8", "replace")
@@ -102,22 +102,20 @@ def _value(row: Any, where: str, column: str) -> str | None:
 # ------------------------------------------------------------------------------------------ CSV
 
 
-def _csv(file: BufferedIOBase, where: str, column: str, delimiter: str) -> Iterator[str | None]:
-    """Separated by commas or semicolons, whichever finds the column in the header."""
+def _csv(file: BufferedIOBase, where: str, column: str, marks: str) -> Iterator[str | None]:
+    """Rows separated by the first of these marks that finds the column in the header."""
     lines = (line for _, line in _lines(file, where))
     with _long_fields():
         try:
-            header = next(lines, "")
-            names: list[str] = []
-            for mark in delimiter or ",;":
-                names = next(csv.reader([header], delimiter=mark), [])
+            header = [next(lines, "")]
+            found = {mark: next(csv.reader(header, delimiter=mark), []) for mark in marks}
+            for mark, names in found.items():
                 if column in names:
                     yield from _fields(lines, where, names, column, mark)
                     return
-            names = next(csv.reader([header], delimiter=delimiter or ","), [])
         except csv.Error as error:
             raise MemtrainError(f"{where}: damaged, or not CSV ({error})") from None
-    raise _missing(where, column, names)
+    raise _missing(where, column, found[marks[0]])
 
 
 def _fields(

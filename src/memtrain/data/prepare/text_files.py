@@ -26,7 +26,7 @@ from memtrain.data.prepare.records import COLUMN, read_rows
 from memtrain.errors import MemtrainError
 from memtrain.files import open_regular
 
-BLOCK = 2**20
+BLOCK_BYTES = 2**20
 MEMORY = 3
 """Memory for preparing a text, as a multiple of its bytes."""
 SEPARATOR_LINE = b"<|endoftext|>\n"
@@ -137,7 +137,7 @@ def _add_plain(text: "_Joined", file: BufferedIOBase, where: str) -> bool:
     decoder: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
     done = 0
     text.begin()
-    while block := file.read(BLOCK):
+    while block := file.read(BLOCK_BYTES):
         if 0 in block and not text.any_bytes:
             raise MemtrainError(
                 f"{where}: holds byte 0 at {done + block.index(0):,}, so it is not text; if it is, "
