@@ -280,7 +280,7 @@ class TestTable:
         dropout.eval()
         assert sequential_ops(lambda: dropout(x.exp()).exp()) == 2
 
-    def test_fused_cells_cost_what_they_cost_written_out(self):
+    def test_fused_cells_cost_the_same_as_written_out(self):
         x, state = torch.randn(2, WIDTH), torch.randn(2, WIDTH)
         gru, lstm = nn.GRUCell(WIDTH, WIDTH), nn.LSTMCell(WIDTH, WIDTH)
         torch.testing.assert_close(written_out_gru(gru, x, state), gru(x, state))
@@ -364,7 +364,7 @@ class TestRecurrentDepth:
         rows = tokens(9).flatten()
         assert recurrent_depth(CountedCell(cell)(empty_memory(len(rows)), rows).sum()) == 1
 
-    def test_what_is_detached_or_unmarked_has_no_path(self, cell):
+    def test_detached_or_unmarked_tensors_have_no_path(self, cell):
         assert recurrent_depth(unroll(CountedCell(cell), tokens(3)).sum().detach()) == 0
         assert recurrent_depth(unroll(cell, tokens(3)).sum()) == 0
         with torch.no_grad():
@@ -426,7 +426,7 @@ thread.join()
 
 
 class TestCountedCell:
-    def test_it_computes_what_the_cell_does_with_the_same_gradients(self, cell):
+    def test_it_computes_the_same_as_the_cell_with_the_same_gradients(self, cell):
         inputs = tokens(5)
         plain, counted = unroll(cell, inputs), unroll(CountedCell(cell), inputs)
         torch.testing.assert_close(counted, plain, rtol=0, atol=0)

@@ -107,7 +107,7 @@ class TestScores:
         assert_score(result.teacher, by_hand(pairs))
 
     @BOTH
-    def test_rnn_from_the_teachers_memory_is_scored_on_what_follows(self, task, encoder):
+    def test_rnn_from_the_teachers_memory_is_scored_on_later_targets(self, task, encoder):
         rnn, teacher, batch = tiny_rnn(), tiny_teacher(encoder), held_out(task, seed=3)
         result = look(task, rnn, teacher, seed=3)
         assert result.start == 3
@@ -291,7 +291,7 @@ class TestByPosition:
                 expected, _ = by_hand([(row, int(target)) for row, target in pairs])
                 assert found[place] == pytest.approx(expected, abs=1e-5)
 
-    def test_what_is_not_asked_or_not_rolled_out_has_no_mean(self):
+    def test_positions_without_target_or_rollout_have_no_mean(self):
         task = build_task(Retrieval(sequence_length=6, vocab_size=VOCAB))
         result = look(task, tiny_rnn(), tiny_teacher())
         curves = result.by_position
@@ -343,7 +343,7 @@ def test_short_sequences_are_scored_too(encoder):
     assert result.targets == 16
 
 
-def test_a_task_that_asks_once_a_sequence_has_as_many_targets_as_sequences():
+def test_a_task_with_one_target_per_sequence_has_as_many_targets_as_sequences():
     task = build_task(Retrieval(sequence_length=6, vocab_size=VOCAB))
     assert look(task, tiny_rnn(), tiny_teacher(), sequences=10).targets == 10
 
@@ -355,7 +355,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=seeded(seed))
 
 
-def test_only_asked_positions_count():
+def test_only_positions_with_a_target_count():
     batch = random_batch(3, 5, asked=0.3)
     asked = batch.targets != IGNORE_INDEX
     right = torch.nn.functional.one_hot(batch.targets.clamp(min=0), VOCAB).float()

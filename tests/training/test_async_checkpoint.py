@@ -29,7 +29,7 @@ def make(tensor: torch.Tensor, step: int = 1) -> Checkpoint:
     return Checkpoint({"w": tensor}, {"m": torch.zeros(2)}, Progress(step=step))
 
 
-def test_what_is_saved_is_what_was_there_when_saving_began(tmp_path: Path):
+def test_a_checkpoint_holds_the_values_at_the_call(tmp_path: Path):
     files, weight = SlowFiles(), torch.zeros(3)
     checkpoint = make(weight)
     writer = CheckpointWriter(tmp_path, 2, files)
@@ -67,7 +67,7 @@ def test_the_next_save_waits_for_the_last(tmp_path: Path):
     assert writer.saved == 2
 
 
-def test_what_another_process_saved_is_found_on_disk(tmp_path: Path):
+def test_checkpoints_of_another_process_are_found_on_disk(tmp_path: Path):
     writer, other = CheckpointWriter(tmp_path, 2), CheckpointWriter(tmp_path, 2)
     assert other.last_whole() == -1
     (tmp_path / "00000009").mkdir()  # a broken one, from before the run went on at an earlier step
@@ -79,7 +79,7 @@ def test_what_another_process_saved_is_found_on_disk(tmp_path: Path):
     assert other.last_whole() == 1
 
 
-def test_what_must_come_first_comes_first(tmp_path: Path):
+def test_first_is_called_before_the_checkpoint_is_visible(tmp_path: Path):
     seen: list[bool] = []
     writer = CheckpointWriter(tmp_path, 2)
     writer.save(1, make(torch.zeros(3)), lambda: seen.append((tmp_path / "00000001").exists()))
@@ -87,7 +87,7 @@ def test_what_must_come_first_comes_first(tmp_path: Path):
     assert seen == [False] and (tmp_path / "00000001").exists()
 
 
-def test_an_error_comes_out_at_the_next_call_and_says_what_is_safe(tmp_path: Path):
+def test_an_error_is_raised_by_the_next_call_and_names_the_last_whole_checkpoint(tmp_path: Path):
     files = FaultyFiles()
     writer = CheckpointWriter(tmp_path, 2, files)
     writer.save(1, make(torch.zeros(3)))

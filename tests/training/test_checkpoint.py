@@ -29,7 +29,7 @@ def make(value: float) -> Checkpoint:
     )
 
 
-def test_what_was_saved_comes_back(tmp_path: Path):
+def test_a_saved_checkpoint_is_loaded_unchanged(tmp_path: Path):
     path = save_checkpoint(tmp_path, 7, make(1.5), keep=2)
     loaded = load_checkpoint(path)
     assert torch.equal(loaded.weights["w"], make(1.5).weights["w"])
@@ -94,7 +94,7 @@ def test_whatever_operation_a_crash_hits_a_whole_checkpoint_is_found(
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_what_was_reported_saved_survives_a_power_cut(tmp_path: Path, situation: str):
+def test_a_reported_checkpoint_survives_a_power_cut(tmp_path: Path, situation: str):
     before, number = SITUATIONS[situation]
     prepared(tmp_path, before)
     files = FaultyFiles(power_cut=True)
@@ -134,7 +134,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str):
         load_checkpoint(path)
 
 
-def test_the_best_stays_beside_the_last(tmp_path: Path):
+def test_the_best_is_kept_with_the_last(tmp_path: Path):
     for number in (5, 10, 15, 20, 25):
         checkpoint = make(number)
         best = Best(global_step=min(number, 10), nats=0.5)
@@ -144,7 +144,7 @@ def test_the_best_stays_beside_the_last(tmp_path: Path):
     assert value_of(latest_checkpoint(tmp_path, best=True)[0]) == 10
 
 
-def test_our_files_are_what_safetensors_writes(tmp_path: Path):
+def test_safetensors_reads_our_files(tmp_path: Path):
     tensors = {
         "f32": torch.randn(3, 5),
         "half": torch.randn(4).bfloat16(),

@@ -61,7 +61,7 @@ def drawn(width: int, steps: int = 3000, *, evaluated: bool = True) -> str:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 140, 200])
 @pytest.mark.parametrize("steps", [40, 3000, 1_000_000])
-def test_a_line_fits_the_terminal_and_keeps_what_matters(width: int, steps: int):
+def test_a_line_fits_the_terminal_and_keeps_the_important_parts(width: int, steps: int):
     line = drawn(width, steps)
     assert len(line.rstrip()) < width
     assert line.startswith("smt ") and f" {steps // 2}/{steps}  left 12:34  " in line
@@ -80,7 +80,7 @@ def test_the_wider_the_terminal_the_more_is_shown():
     assert drawn(200).count("━") == 24
 
 
-def test_a_stage_that_is_over_says_how_long_it_took_and_is_drawn_once():
+def test_a_finished_stage_shows_its_duration_once():
     out = io.StringIO()
     reporter = TerminalReporter(Console(file=out, width=80, force_terminal=True))
     for name in ("smt", "dmt"):  # as the demo trains: one stage, a look, the other
@@ -206,14 +206,14 @@ def test_a_log_gets_plain_lines_with_rate_and_time_left():
     assert "loss 0.250" in line and "norm" not in line
 
 
-def test_brackets_are_said_as_they_are():
+def test_brackets_are_printed_as_they_are():
     out = io.StringIO()
     for reporter in (LineReporter, TerminalReporter):
         reporter(Console(file=out, width=200)).say("[/x.cc:1] closed [enforce fail]")
     assert out.getvalue() == 2 * "[/x.cc:1] closed [enforce fail]\n"
 
 
-def test_a_log_is_not_flooded_but_hears_the_end():
+def test_a_log_is_not_flooded_but_has_the_last_step():
     out = io.StringIO()
     reporter = LineReporter(Console(file=out, width=200), seconds=3600.0)
     reporter.stage("smt", 0, 100)
@@ -222,7 +222,7 @@ def test_a_log_is_not_flooded_but_hears_the_end():
     assert out.getvalue().count("\n") == 1 and "100/100" in out.getvalue()
 
 
-def test_a_stage_that_goes_on_beyond_its_steps_has_no_time_left():
+def test_a_stage_beyond_its_steps_has_no_time_left():
     forecast = ETA(10, 20).at(25)
     assert forecast.steps == 25 and forecast.left == 0
 

@@ -103,7 +103,7 @@ def test_two_processes_equal_one_over_all_steps_of_every_stage(trained: Path, tw
     assert_same_numbers(Run.open(trained / one), Run.open(trained / two))
 
 
-def test_saved_by_two_one_goes_on(trained: Path):
+def test_one_process_resumes_a_checkpoint_of_two(trained: Path):
     run = Run.open(trained / "stopped")
     assert (run.progress.stage, run.progress.step) == (0, 12)
     assert_same_numbers(Run.open(trained / "short"), run.train())
@@ -236,7 +236,7 @@ def test_processes_agree_to_stop_about_once_per_second_and_when_they_have_to(mon
 
 
 @pytest.mark.slow
-def test_torchrun_starts_again_and_goes_on(trained: Path, tmp_path: Path):
+def test_torchrun_restarts_and_resumes(trained: Path, tmp_path: Path):
     """The real launcher; the process that is killed is one it started."""
     (tmp_path / "config.json").write_text(to_json(SHARED))
     command = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 1 -m memtrain train"
@@ -294,7 +294,7 @@ def test_one_process_prepares_data_and_both_train_on_it(told: tuple[Path, list[t
     ],
     ids=["no data", "no such option", "no place", "no share"],
 )
-def test_what_the_main_process_cannot_do_ends_all_with_one_line(
+def test_a_failure_of_the_main_process_ends_all_with_one_line(
     told: tuple[Path, list[tuple[int, str]]], command: str, expected: str
 ):
     (main, said), (other, said_by_other) = two_commands(command, told[0])
@@ -303,7 +303,7 @@ def test_what_the_main_process_cannot_do_ends_all_with_one_line(
     assert expected in line and all("prepared data/book" in one for one in before)
 
 
-def test_one_process_tells_of_broken_checkpoints_and_of_the_end(
+def test_only_one_process_prints_warnings_and_the_end(
     told: tuple[Path, list[tuple[int, str]]],
 ):
     folder = told[0]
@@ -318,7 +318,7 @@ def test_one_process_tells_of_broken_checkpoints_and_of_the_end(
         assert said.count(expected) == 1 and not said_by_other
 
 
-def test_a_batch_in_turns_equals_the_batch_at_once(tmp_path: Path):
+def test_accumulated_micro_batches_equal_the_whole_batch(tmp_path: Path):
     few = replace(
         SHARED,
         smt=replace(SHARED.smt, steps=6),

@@ -61,7 +61,7 @@ def test_a_folder_that_vanishes_is_named_and_not_made_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["torn", "more", "gone", "shorter"])
-def test_metrics_are_mended_on_resume_and_what_is_lost_is_said(
+def test_metrics_are_repaired_on_resume_and_lost_lines_are_reported(
     tmp_path: Path, whole: Run, damage: str
 ):
     run = Run.create(SMALL, tmp_path / "run").train(until="smt")
@@ -102,7 +102,7 @@ def poisoned(run_of: list[Run], bad: range):
     return poison
 
 
-def test_bad_steps_are_skipped_and_said(tmp_path: Path):
+def test_bad_steps_are_skipped_and_reported(tmp_path: Path):
     config = replace(SMALL, smt=replace(SMALL.smt, on_nonfinite="skip", skip_limit=2))
     runs: list[Run] = []
     run = Run.create(config, tmp_path / "run", task=PoisonedTask(poisoned(runs, range(3, 5))))
@@ -148,7 +148,7 @@ def resumed(folder: Path, bad: range) -> Run:
     return runs[0]
 
 
-def test_bad_steps_are_counted_and_said_across_a_stop(tmp_path: Path):
+def test_bad_steps_are_counted_and_reported_across_a_stop(tmp_path: Path):
     stop_after_two_bad_steps(tmp_path / "run")
     run, reporter = resumed(tmp_path / "run", range(1, 2)), CountingReporter()
     assert run.progress.stages[0].skipped == 2
@@ -204,7 +204,7 @@ def test_out_of_memory_names_the_knob_and_the_need(tmp_path: Path, monkeypatch):
     assert "--smt.accumulate 2 takes 2 at a time" in text and "optimizer need 0.00 GiB" in text
 
 
-def test_out_of_memory_with_one_sequence_at_a_time_asks_for_a_smaller_model():
+def test_out_of_memory_with_one_sequence_at_a_time_suggests_a_smaller_model():
     stage = StageConfig(batch_size=4, accumulate=4)
     weight = torch.nn.Parameter(torch.zeros(2**20))
     text = str(out_of_memory(torch.OutOfMemoryError(), "smt", stage, [weight]))
@@ -219,7 +219,7 @@ def test_a_clock_that_runs_backwards_makes_no_negative_seconds(tmp_path: Path, m
     assert run.totals()["total_seconds"] == 0
 
 
-def test_deterministic_mode_asks_torch_for_it():
+def test_deterministic_mode_sets_torchs_flags():
     try:
         engine = Engine(EngineConfig(device="cpu", deterministic=True))
         assert not torch.are_deterministic_algorithms_enabled()  # an engine alone changes nothing
@@ -245,7 +245,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_held_out_loss(tmp_path: 
     assert best.evaluate(log.evaluate_sequences).rnn.nats == pytest.approx(nats)
 
 
-def test_the_command_line_takes_the_best_when_asked(tmp_path: Path, capsys):
+def test_the_command_line_option_best_evaluates_the_best_checkpoint(tmp_path: Path, capsys):
     run = Run.create(SMALL, tmp_path / "run").train()
     best = Run.open(tmp_path / "run", best=True).totals()["total_steps"]
     for arguments, steps in (([], run.totals()["total_steps"]), (["--best"], best)):

@@ -172,7 +172,7 @@ def test_a_local_class_is_recorded_too(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
-def test_a_compiled_cell_is_recorded_as_what_it_was_and_opens_uncompiled(tmp_path: Path):
+def test_a_compiled_cell_is_recorded_without_compilation_and_opens_uncompiled(tmp_path: Path):
     compiled = torch.compile(Cell(normalize=True), backend="eager")
     assert isinstance(compiled, nn.Module)
     run = Run.create(SHORT, tmp_path / "run", cell=compiled)
@@ -183,7 +183,7 @@ def test_a_compiled_cell_is_recorded_as_what_it_was_and_opens_uncompiled(tmp_pat
     assert all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
 
 
-def test_with_another_torch_a_difference_is_said_and_not_refused(folder: Path):
+def test_with_another_torch_a_difference_is_a_warning(folder: Path):
     path = folder / "run.json"
     plain = json.loads(path.read_text())
     plain["made_of"]["task"] |= {"torch": "1.0"}

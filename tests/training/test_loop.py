@@ -38,7 +38,7 @@ def test_every_step_is_saved_once_and_the_last_of_a_stage_as_its_end(saved: list
     assert found == {step: (stage, 0) for step, stage in ends.items()}
 
 
-def test_what_is_due_is_saved_and_so_is_every_new_best(saved: list[Progress]):
+def test_due_steps_and_every_new_best_are_saved(saved: list[Progress]):
     steps = {progress.global_step for progress in saved}
     assert {4, 8, 16} <= steps  # every fourth step of a stage
     assert {progress.best.global_step for progress in saved if progress.best} <= steps

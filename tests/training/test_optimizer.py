@@ -139,7 +139,7 @@ LIMITED = replace(
 )
 
 
-def test_a_run_goes_on_to_the_next_stage_when_time_is_over(ticking, tmp_path: Path):
+def test_the_next_stage_starts_when_the_time_is_over(ticking, tmp_path: Path):
     run = Run.create(LIMITED, tmp_path / "run").train()
     smt, dmt = run.progress.stages
     assert run.finished and dmt.steps == 3
@@ -151,7 +151,7 @@ def test_a_run_goes_on_to_the_next_stage_when_time_is_over(ticking, tmp_path: Pa
     assert last["learning_rate"] < 0.05 * LIMITED.smt.learning_rate
 
 
-def test_a_resumed_run_goes_on_from_the_seconds_it_had_used(ticking, tmp_path: Path):
+def test_a_resumed_run_continues_its_clock(ticking, tmp_path: Path):
     whole = Run.create(LIMITED, tmp_path / "whole").train()
     with pytest.raises(Interrupted, match="step 18 of smt"):
         Run.create(LIMITED, tmp_path / "cut").train(StopAt("smt", 18))

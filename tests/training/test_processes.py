@@ -50,9 +50,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "parents, childs", [("default_int_handler", "heard"), ("SIG_IGN", "nothing")]
 )
-def test_a_starting_process_hears_ctrl_c_when_it_is_ready(
-    tmp_path: Path, parents: str, childs: str
-):
+def test_a_starting_process_gets_ctrl_c_when_it_is_ready(tmp_path: Path, parents: str, childs: str):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script, parents], capture_output=True, text=True)
@@ -150,7 +148,7 @@ def ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_every_signal_saves_and_is_told_apart(tmp_path: Path, number: int):
+def test_every_signal_saves_and_is_named(tmp_path: Path, number: int):
     with pytest.raises(Interrupted) as caught:
         Run.create(TINY, tmp_path / "run").train(StopAt("smt", 4, number))
     assert caught.value.signal_number == number
@@ -209,14 +207,14 @@ def test_a_signal_before_the_first_step_stops_the_run_there(tmp_path: Path, monk
     assert Run.open(tmp_path / "run").train().finished
 
 
-def test_a_signal_after_the_last_look_at_it_is_sent_again(heard: list[int]):
+def test_a_signal_that_stopped_nothing_is_sent_again(heard: list[int]):
     with stop_signals() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop.signal_number == signal.SIGTERM and not heard
     assert heard == [signal.SIGTERM]
 
 
-def test_a_second_signal_does_what_it_did_before(heard: list[int]):
+def test_a_second_signal_gets_the_previous_handler(heard: list[int]):
     with stop_signals() as stop:
         signal.raise_signal(signal.SIGTERM)
         stop.taken = True
@@ -295,7 +293,7 @@ def test_a_stopped_training_ends_with_the_signals_status(config, monkeypatch, ca
 
 
 @pytest.mark.parametrize("nth", [4, 5], ids=["last of the last stage", "table"])
-def test_a_stop_at_the_very_end_says_that_the_run_is_finished(config, monkeypatch, capsys, nth):
+def test_a_stop_at_the_very_end_reports_a_finished_run(config, monkeypatch, capsys, nth):
     signalled_in_evaluation(monkeypatch, signal.SIGTERM, nth)
     assert main(["train", config, "--folder", "run"]) == 143
     *_, line = capsys.readouterr().err.splitlines()
@@ -311,7 +309,9 @@ def test_another_command_ends_in_one_line(config, monkeypatch, capsys, number):
     assert capsys.readouterr().err == "memtrain: stopped\n"
 
 
-def test_a_signal_that_a_library_turned_into_another_exception_is_no_traceback(monkeypatch, capsys):
+def test_a_signal_that_a_library_converts_to_another_exception_prints_no_traceback(
+    monkeypatch, capsys
+):
     def command(arguments: list[str]) -> int:
         try:
             signal.raise_signal(signal.SIGTERM)

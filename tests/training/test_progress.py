@@ -29,7 +29,7 @@ def test_lines_come_back_in_order(tmp_path: Path):
     assert [record["step"] for record in metrics.read()] == [0, 1, 2]
 
 
-def test_cutting_back_forgets_what_came_after_even_half_a_line(tmp_path: Path):
+def test_cutting_removes_later_lines_and_half_lines(tmp_path: Path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.append(line(1))
     length = metrics.length()

@@ -152,7 +152,7 @@ def test_random_state_of_a_cell_with_dropout_survives_a_resume(tmp_path: Path):
     assert_same_weights(whole, Run.open(tmp_path / "cut", cell=cell()).train())
 
 
-def test_sigterm_saves_too_and_is_told_apart(tmp_path: Path):
+def test_sigterm_saves_too_and_is_named(tmp_path: Path):
     with pytest.raises(Interrupted) as caught:
         Run.create(TINY, tmp_path / "run").train(StopAt("smt", 4, signal.SIGTERM))
     assert caught.value.signal_number == signal.SIGTERM
@@ -254,7 +254,7 @@ def test_a_cell_that_breaks_the_contract_is_refused_before_anything_is_written(t
 # ------------------------------------------------------------------------------------- bad days
 
 
-def test_a_folder_with_a_run_is_refused_unless_told_to_overwrite(tmp_path: Path):
+def test_a_folder_with_a_run_is_refused_without_overwrite(tmp_path: Path):
     Run.create(TINY, tmp_path / "run").train()
     with pytest.raises(MemtrainError, match="a run is there already"):
         Run.create(TINY, tmp_path / "run")
@@ -278,7 +278,7 @@ class CountingReporter(Reporter):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "state"])
-def test_a_broken_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path: Path, damage):
+def test_a_broken_checkpoint_falls_back_to_the_one_before_with_a_warning(tmp_path: Path, damage):
     whole = Run.create(TINY, tmp_path / "whole").train()
     with pytest.raises(Interrupted):
         Run.create(TINY, tmp_path / "run").train(StopAt("dmt", 4))
@@ -301,7 +301,7 @@ def test_a_broken_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path: 
     assert_same_weights(whole, run.train())
 
 
-def test_with_every_checkpoint_broken_it_says_so(tmp_path: Path):
+def test_with_every_checkpoint_broken_the_run_is_refused(tmp_path: Path):
     Run.create(TINY, tmp_path / "run").train()
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
         (folder / "optimizer.safetensors").write_bytes(b"")

@@ -299,7 +299,7 @@ def test_a_run_whose_making_broke_off_is_made_again_without_overwriting(tmp_path
     assert Run.open(tmp_path / "run").config == OTHER
 
 
-def test_what_a_killed_overwrite_left_goes_with_the_next_training(run: Path, outside: Path):
+def test_leftovers_of_a_killed_overwrite_are_removed_by_the_next_training(run: Path, outside: Path):
     (run / ".trash-checkpoints-0123" / "00000004").mkdir(parents=True)
     (run / ".draft-config.json-4567").touch()
     (run / ".trash-link").symlink_to(outside)
@@ -309,7 +309,7 @@ def test_what_a_killed_overwrite_left_goes_with_the_next_training(run: Path, out
     assert files_of(outside) == before
 
 
-def test_what_is_not_a_folder_of_checkpoints_is_said_before_training(run: Path):
+def test_checkpoints_that_are_not_a_folder_are_refused_before_training(run: Path):
     opened = Run.open(run)
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").write_text("not a folder")
@@ -344,7 +344,7 @@ def test_runs_of_an_older_memtrain_still_open_and_go_on(tmp_path: Path, run: Pat
     assert Run.open(run).finished
 
 
-def test_a_copy_of_config_and_checkpoints_alone_goes_on(tmp_path: Path, run: Path):
+def test_a_copy_of_config_and_checkpoints_alone_resumes(tmp_path: Path, run: Path):
     (tmp_path / "copy").mkdir()
     shutil.copy(run / "config.json", tmp_path / "copy")
     shutil.copytree(run / "checkpoints", tmp_path / "copy" / "checkpoints")
@@ -558,7 +558,7 @@ def test_a_folder_taken_by_another_run_stops_the_training(tmp_path: Path):
         )
 
 
-def test_metrics_deleted_while_training_are_said_then_and_at_resume(tmp_path: Path):
+def test_metrics_deleted_during_training_are_reported_then_and_at_resume(tmp_path: Path):
     folder = tmp_path / "run"
 
     class Delete(CountingReporter):
@@ -619,7 +619,7 @@ def test_resume_refuses_options_that_the_run_does_not_have(run: Path, tmp_path: 
     assert cli.main([*again, "--smt.steps", "8"]) == 0
 
 
-def test_a_received_config_imports_nothing_unasked(tmp_path: Path, monkeypatch, capsys):
+def test_a_received_config_imports_nothing_without_permission(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "import torch\nopen('imported', 'w').close()\n"
     code += "class Cell(torch.nn.GRUCell): pass\n"
@@ -658,7 +658,7 @@ def test_a_restarted_training_imports_the_class_that_its_command_names(
     assert "pass --allow-code" in refused(capsys, "resume", "out")
 
 
-def test_a_reporter_hears_of_nothing_when_nothing_is_wrong(run: Path):
+def test_a_reporter_gets_no_message_when_nothing_is_wrong(run: Path):
     reporter = CountingReporter()
     Run.open(run, reporter=reporter).train(reporter)
     assert reporter.said == []

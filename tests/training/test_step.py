@@ -66,7 +66,7 @@ def test_each_group_is_clipped_to_its_own_norm():
     assert float(metrics["gradient_norm_left"]) == pytest.approx(4.0)
 
 
-def test_what_is_saved_of_the_optimizer_is_all_that_the_next_step_needs():
+def test_the_saved_optimizer_state_is_complete():
     stage = StageConfig(steps=10, learning_rate=0.1)
     one, other = trainer(Pull(), stage), trainer(Pull(), stage)
     for _ in range(3):
@@ -90,7 +90,7 @@ class Draws(Pull):
         return Losses(total, {})
 
 
-def test_a_batch_in_turns_draws_what_the_batch_at_once_draws():
+def test_micro_batches_sample_the_same_as_the_whole_batch():
     weights = []
     for turns in (1, 2, 4):
         torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_a_batch_in_turns_draws_what_the_batch_at_once_draws():
         torch.testing.assert_close(weight, weights[0])
 
 
-def test_what_does_not_train_is_frozen_during_the_stage_only():
+def test_other_parameters_are_frozen_during_the_stage_only():
     objective = Pull()
     pulled = trainer(objective, StageConfig(steps=1))
     before = objective.frozen.weight.clone()
@@ -168,7 +168,7 @@ def test_a_bad_step_that_is_skipped_changes_neither_weights_nor_moments():
     assert not any(map(torch.equal, skipping.ordered[:2], before))
 
 
-def test_what_a_checkpoint_says_of_bad_steps_counts_at_once():
+def test_bad_steps_of_a_checkpoint_count_at_once():
     resumed = trainer(Pull(), SKIPPING)
     resumed.restore(5, skipped(5, in_a_row=2))
     assert (resumed.check(), resumed.bad_in_a_row) == (5, 2)
