@@ -4,16 +4,30 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from conftest import TINY
 from memtrain.config import BPTTConfig, LogConfig
+from memtrain.paper import load
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.plots import mean
+from memtrain.paper.results import ResultsFile
+from memtrain.paper.sweep import results_of
 from memtrain.paper.workers import _serve as SERVE
 from memtrain.training.run import Run
 
 ALONE = replace(TINY, smt=replace(TINY.smt, steps=0), dmt=replace(TINY.dmt, steps=0))
 """Trained by BPTT only, which is quicker."""
+
+
+def jobs_of(name: str, folder: Path) -> list[tuple[Experiment, Job]]:
+    figure = load(name)
+    return [(figure, job) for job in figure.grid(Setup(folder=folder))]
+
+
+def stored(folder: Path, jobs: list[tuple[Experiment, Job]]) -> list[Result]:
+    """The results of a figure's jobs in a folder."""
+    return results_of(ResultsFile(folder).by_id(), jobs[0][0], [job for _, job in jobs])
 
 
 class Twenty(Experiment):

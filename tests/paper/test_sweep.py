@@ -14,25 +14,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import memtrain.paper.sweep as sweep_module
 from memtrain.errors import MemtrainError
 from memtrain.files import locked
 from memtrain.paper import load
-from memtrain.paper import workers as launch
-from memtrain.paper.base import Experiment, Job, Result, Setup
+from memtrain.paper.base import Result, Setup
 from memtrain.paper.job import Done, Event, Progress, Work, attempt, collect
 from memtrain.paper.reproduce import Outcome, outcome, reproduce
 from memtrain.paper.results import ResultsFile, results_frame
-from memtrain.paper.sweep import View, results_of, sweep, urgency
-from memtrain.paper.workers import default_processes, run_locally, run_on_ray
+from memtrain.paper.sweep import View, sweep, urgency
+from memtrain.paper.workers import run_locally
 from memtrain.training.checkpoint import latest_checkpoint
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # workers look for `sweep_fixture` where their parent does
 
 import sweep_fixture  # noqa: E402
+from sweep_fixture import jobs_of, stored  # noqa: E402
 
 SWEEP = """
 import sys
@@ -51,16 +50,6 @@ if __name__ == "__main__":
 """
 
 
-def jobs_of(name: str, folder: Path) -> list[tuple[Experiment, Job]]:
-    figure = load(name)
-    return [(figure, job) for job in figure.grid(Setup(folder=folder))]
-
-
-def stored(folder: Path, jobs: list[tuple[Experiment, Job]]) -> list[Result]:
-    """The results of a figure's jobs in a folder."""
-    return results_of(ResultsFile(folder).by_id(), jobs[0][0], [job for _, job in jobs])
-
-
 def outcome_of(name: str, setup: Setup) -> Outcome:
     """The outcome of a figure from the results in its folder."""
     figure = load(name)
@@ -74,7 +63,7 @@ def in_process(folder: Path, queue: deque[Work]) -> Iterator[Event]:
 
 
 def sweep_killed(folder: Path, name: str, kills: int, processes: int) -> int:
-    """Start the sweep in a process, kill it while it works, as often as asked, then let it end."""
+    """Start the sweep in a process, kill it while it works, `kills` times, then let it end."""
     script = folder / "sweep.py"
     folder.mkdir(parents=True, exist_ok=True)
     script.write_text(SWEEP)
@@ -112,7 +101,7 @@ def test_a_sweep_of_twenty_runs_killed_three_times(tmp_path: Path):
     assert_each_once(tmp_path, "sweep_fixture:Twenty")
 
 
-def test_what_a_killed_sweep_trained_is_what_an_unbroken_one_trains(tmp_path: Path):
+def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path):
     (work,) = collect(jobs_of("sweep_fixture:Quick", tmp_path)[:1])
     whole = attempt(work, tmp_path / "whole", lambda progress: None)
 
@@ -136,7 +125,7 @@ pytestmark = pytest.mark.xdist_group("sweep")  # they share a swept folder
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory) -> tuple[Path, dict[str, str]]:
-    """A swept folder of three runs, of which one failed, and what the sweep said of it."""
+    """A swept folder of three runs, of which one failed, and the reported error."""
     folder = tmp_path_factory.mktemp("faulty")
     jobs = jobs_of("sweep_fixture:Faulty", folder)
     return folder, sweep(folder, jobs, partial(in_process, folder)).failed
@@ -150,48 +139,6 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_rest(faulty):
     assert [result["seed"] for result in done] == [0, 2]
     (trace,) = (folder / "runs").glob("*.error.txt")
     assert "Traceback" in trace.read_text()
-
-
-def test_a_run_whose_process_dies_is_given_to_another(tmp_path: Path):
-    jobs = jobs_of("sweep_fixture:Deadly", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1)).failed
-    assert failed == {}
-    assert sorted(result["seed"] for result in stored(tmp_path, jobs)) == [0, 1]
-
-
-def test_a_process_that_dies_before_it_reads_its_work_is_replaced(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(launch, "_serve", sweep_fixture.die_before_reading)
-    jobs = jobs_of("sweep_fixture:Few", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1)).failed
-    assert failed == {} and (tmp_path / "died").exists()
-    assert len(stored(tmp_path, jobs)) == 4
-
-
-def test_work_may_be_given_to_a_process_that_has_died(tmp_path: Path):
-    worker = launch._Worker(tmp_path, 1)
-    worker.process.kill()
-    worker.process.join()
-    (work,) = collect(jobs_of("sweep_fixture:Few", tmp_path)[:1])
-    worker.give(work)
-    worker.give(work)  # the first one may still find room in the pipe
-    with pytest.raises((EOFError, OSError)):
-        worker.connection.recv()
-    worker.close()
-
-
-def test_a_run_that_finds_no_memory_beside_others_is_tried_again(tmp_path: Path):
-    jobs = jobs_of("sweep_fixture:Greedy", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=2)).failed
-    assert failed == {}
-    assert sorted(result["seed"] for result in stored(tmp_path, jobs)) == [0, 1, 2]
-    assert not list((tmp_path / "runs").glob("*.error.txt"))
-
-
-def test_a_run_that_finds_no_memory_alone_has_failed(tmp_path: Path):
-    jobs = jobs_of("sweep_fixture:Greedy", tmp_path)
-    failed = sweep(tmp_path, jobs, partial(run_locally, folder=tmp_path, processes=1)).failed
-    assert failed["seed=0"].startswith("OutOfMemoryError: CUDA out of memory. (see ")
-    assert sorted(result["seed"] for result in stored(tmp_path, jobs)) == [1, 2]
 
 
 def test_a_finished_run_is_not_run_again_and_a_failed_one_is(faulty):
@@ -219,7 +166,7 @@ def test_equal_runs_of_two_figures_are_trained_once(tmp_path: Path):
     ]
 
 
-def test_a_line_cut_short_is_forgotten(faulty, tmp_path: Path):
+def test_a_truncated_last_line_is_removed(faulty, tmp_path: Path):
     file = ResultsFile(tmp_path)
     whole = ResultsFile(faulty[0]).path.read_bytes()
     file.path.write_bytes(whole + b'{"figure": "twen')
@@ -236,13 +183,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path):
         sweep(tmp_path, [], partial(in_process, tmp_path))
 
 
-def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MemtrainError, match="pip install ray"):
-        list(run_on_ray(deque(), tmp_path, 1, ""))
-
-
-def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch):
+def test_a_frame_has_a_row_per_job_with_tags_numbers_and_costs(faulty, monkeypatch):
     folder, _ = faulty
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
     row, _ = results_frame(folder)
@@ -255,7 +196,7 @@ def test_a_frame_has_a_row_a_job_with_tags_numbers_and_costs(faulty, monkeypatch
 # ------------------------------------------------------------------- time, order and follow-ups
 
 
-def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path: Path):
+def test_a_stopped_run_saves_itself_and_the_next_sweep_continues_it(tmp_path: Path):
     ((figure, job),) = jobs_of("sweep_fixture:Twenty", tmp_path)[:1]
     steps: list[int] = []
 
@@ -279,7 +220,7 @@ def test_a_run_saves_itself_when_it_is_over_and_the_next_sweep_goes_on(tmp_path:
     assert steps[0] == saved
 
 
-def test_the_time_left_counts_what_runs_at_work_have_done(tmp_path: Path, monkeypatch, capsys):
+def test_the_time_left_includes_the_progress_of_running_jobs(tmp_path: Path, monkeypatch, capsys):
     (work,) = collect(jobs_of("sweep_fixture:Twenty", tmp_path)[:1])  # 12 + 8 + 200 steps
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -304,7 +245,9 @@ def uncounted(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("uncounted")
-def test_no_run_is_begun_after_the_time_and_the_same_command_goes_on(tmp_path: Path, monkeypatch):
+def test_no_run_starts_after_the_time_limit_and_the_same_command_continues(
+    tmp_path: Path, monkeypatch
+):
     now = 0.0
     monkeypatch.setattr(sweep_module, "time", SimpleNamespace(monotonic=lambda: now))
     setup = Setup(folder=tmp_path)
@@ -328,7 +271,7 @@ def test_no_run_is_begun_after_the_time_and_the_same_command_goes_on(tmp_path: P
     assert [one.missing for one in again.outcomes] == [0]
 
 
-def test_a_figure_is_not_drawn_while_a_setting_has_nothing(tmp_path: Path):
+def test_a_figure_is_not_drawn_while_a_setting_has_no_result(tmp_path: Path):
     setup = Setup(folder=tmp_path)
     (work, *_) = collect(jobs_of("joint", tmp_path))
     done = Result(
@@ -368,14 +311,14 @@ def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("uncounted")
-def test_a_job_whose_run_is_at_work_for_another_measures_it_afterwards(tmp_path: Path):
+def test_a_job_whose_run_is_in_progress_for_another_measures_it_afterwards(tmp_path: Path):
     first, second, *_ = jobs_of("sweep_fixture:Few", tmp_path)
     late = (first[0], replace(second[1], tags={"seed": 9}))
-    told = []
+    counts = []
 
     def more(results):
-        told.append(len(results))
-        return [late] if len(results) == 1 and told.count(1) == 1 else []
+        counts.append(len(results))
+        return [late] if len(results) == 1 and counts.count(1) == 1 else []
 
     swept = sweep(tmp_path, [first, second], partial(in_process, tmp_path), more=more)
     assert swept.failed == {}
@@ -395,60 +338,8 @@ def test_long_runs_and_awaited_ones_come_first(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("uncounted")
-def test_nothing_of_a_run_is_held_when_the_next_begins(tmp_path: Path):
+def test_a_finished_run_is_freed_before_the_next_starts(tmp_path: Path):
     (work,) = collect(jobs_of("sweep_fixture:Watched", tmp_path))
     sweep_fixture.ALIVE.clear()
     assert isinstance(attempt(work, tmp_path, lambda progress: None), Done)
     assert len(sweep_fixture.ALIVE) == 3 and [ref() for ref in sweep_fixture.ALIVE] == [None] * 3
-
-
-# ------------------------------------------------------------------------------------ one GPU
-
-
-@pytest.mark.parametrize(
-    "gibibytes, scale, expected",
-    [(139, "gpu", 12), (24, "gpu", 2), (8, "gpu", 1), (139, "paper", 1)],
-)
-def test_small_runs_share_a_gpu_as_its_memory_allows(gibibytes, scale, expected, monkeypatch):
-    there = SimpleNamespace(total_memory=gibibytes * 2**30)
-    monkeypatch.setattr("memtrain.accel.engine.pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: there)
-    monkeypatch.setattr("memtrain.paper.workers.cores", lambda: 16)
-    assert default_processes("auto", scale) == expected
-
-
-def fake_service(folder: Path, monkeypatch, *, probe: int) -> Path:
-    """A control command that notes what it is told, and a GPU that answers `probe`."""
-    log = folder / "told"
-    control = folder / "nvidia-cuda-mps-control"
-    control.write_text(f'#!/bin/sh\necho "$@" "$(cat)" $CUDA_MPS_PIPE_DIRECTORY >> {log}\n')
-    control.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.delenv(launch.MPS_PIPES, raising=False)
-    monkeypatch.setattr(launch, "MPS_PROBE", f"raise SystemExit({probe})")
-    return log
-
-
-@pytest.mark.parametrize("probe", [0, 1])
-def test_the_service_is_started_tried_used_and_ended(probe: int, tmp_path: Path, monkeypatch):
-    log = fake_service(tmp_path, monkeypatch, probe=probe)
-    with launch.shared_gpu() as shared:
-        assert shared is (probe == 0)
-        assert (launch.MPS_PIPES in os.environ) is shared  # where it does not work, nobody asks it
-        assert log.read_text().startswith("-d ")
-    assert launch.MPS_PIPES not in os.environ
-    started, ended = (line.split() for line in log.read_text().splitlines())
-    assert ended[:3] == ["quit", "-t", "5"] and ended[-1] == started[-1]
-    assert not Path(started[-1]).exists()
-
-
-def test_without_the_service_or_with_the_users_own_nothing_is_started(tmp_path: Path, monkeypatch):
-    log = fake_service(tmp_path, monkeypatch, probe=0)
-    monkeypatch.setenv(launch.MPS_PIPES, "/theirs")
-    with launch.shared_gpu() as shared:
-        assert shared and os.environ[launch.MPS_PIPES] == "/theirs"
-    monkeypatch.delenv(launch.MPS_PIPES)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with launch.shared_gpu() as shared:
-        assert not shared
-    assert not log.exists()

@@ -1,7 +1,7 @@
 """Five synthetic tasks, two sweeps each: SMT → DMT against BPTT on the same cell."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memtrain.config import Arithmetic, Copy, DataConfig, Recall, Retrieval, RunConfig, Stack
@@ -26,77 +26,50 @@ TIE = 0.01
 """Accuracies closer than this count as equal."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sweep:
-    """The values of one field of a task, from easy to hard."""
+class Sweep(NamedTuple):
+    """One field of a task, with values from easy to hard at each scale."""
 
     label: str
     field: str
-    values: dict[str, tuple[Any, ...]]
-    """By scale."""
+    smoke: tuple[Any, ...]
+    cpu: tuple[Any, ...]
+    gpu: tuple[Any, ...]
+    paper: tuple[Any, ...]
+
+    def values(self, setup: Setup) -> tuple[Any, ...]:
+        return getattr(self, setup.scale)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskSweeps:
+class TaskSweeps(NamedTuple):
     data: DataConfig
     memory_tokens: int
     sweeps: tuple[Sweep, Sweep]
 
 
-def _values(smoke: tuple, cpu: tuple, gpu: tuple, paper: tuple) -> dict[str, tuple]:
-    return {"smoke": smoke, "cpu": cpu, "gpu": gpu, "paper": paper}
-
-
-LENGTHS = _values((6, 8), (8, 16), (8, 16, 32), (16, 32, 64, 128))
+LENGTHS = Sweep(
+    "sequence length", "sequence_length", (6, 8), (8, 16), (8, 16, 32), (16, 32, 64, 128)
+)
 TASKS = {
-    "retrieval": TaskSweeps(
-        data=Retrieval(sequence_length=16),
-        memory_tokens=1,
-        sweeps=(
-            Sweep(label="sequence length", field="sequence_length",
-                  values=_values((6, 8), (16, 32), (16, 32, 64), (16, 64, 128, 256))),
-            Sweep(label="noise", field="noise",
-                  values=_values((0.0, 0.5), (0.0, 0.5), (0.0, 0.25, 0.5), (0.0, 0.2, 0.4, 0.6))),
-        ),
-    ),
-    "copy": TaskSweeps(
-        data=Copy(sequence_length=12),
-        memory_tokens=4,
-        sweeps=(
-            Sweep(label="sequence length", field="sequence_length", values=LENGTHS),
-            Sweep(label="memory tokens", field="memory_tokens",
-                  values=_values((1, 2), (2, 4), (1, 2, 4), (1, 2, 4, 8))),
-        ),
-    ),
-    "stack": TaskSweeps(
-        data=Stack(),
-        memory_tokens=2,
-        sweeps=(
-            Sweep(label="sequence length", field="sequence_length", values=LENGTHS),
-            Sweep(label="depth", field="depth",
-                  values=_values((2, 3), (2, 4), (2, 4, 6), (2, 4, 8, 16))),
-        ),
-    ),
-    "recall": TaskSweeps(
-        data=Recall(),
-        memory_tokens=4,
-        sweeps=(
-            Sweep(label="associations", field="pairs",
-                  values=_values((2, 3), (2, 4), (2, 4, 6), (2, 4, 8, 16))),
-            Sweep(label="symbols in a value", field="value_length",
-                  values=_values((1, 2), (1, 2), (1, 2, 3), (1, 2, 3, 4))),
-        ),
-    ),
-    "arithmetic": TaskSweeps(
-        data=Arithmetic(),
-        memory_tokens=2,
-        sweeps=(
-            Sweep(label="difficulty", field="difficulty",
-                  values=_values((2, 4), (2, 4), (2, 5, 11), (2, 4, 8, 11))),
-            Sweep(label="examples", field="examples",
-                  values=_values((3, 4), (4, 8), (4, 8, 12), (4, 8, 16, 32))),
-        ),
-    ),
+    "retrieval": TaskSweeps(Retrieval(sequence_length=16), 1, (
+        LENGTHS._replace(cpu=(16, 32), gpu=(16, 32, 64), paper=(16, 64, 128, 256)),
+        Sweep("noise", "noise", (0.0, 0.5), (0.0, 0.5), (0.0, 0.25, 0.5), (0.0, 0.2, 0.4, 0.6)),
+    )),
+    "copy": TaskSweeps(Copy(sequence_length=12), 4, (
+        LENGTHS,
+        Sweep("memory tokens", "memory_tokens", (1, 2), (2, 4), (1, 2, 4), (1, 2, 4, 8)),
+    )),
+    "stack": TaskSweeps(Stack(), 2, (
+        LENGTHS,
+        Sweep("depth", "depth", (2, 3), (2, 4), (2, 4, 6), (2, 4, 8, 16)),
+    )),
+    "recall": TaskSweeps(Recall(), 4, (
+        Sweep("associations", "pairs", (2, 3), (2, 4), (2, 4, 6), (2, 4, 8, 16)),
+        Sweep("symbols in a value", "value_length", (1, 2), (1, 2), (1, 2, 3), (1, 2, 3, 4)),
+    )),
+    "arithmetic": TaskSweeps(Arithmetic(), 2, (
+        Sweep("difficulty", "difficulty", (2, 4), (2, 4), (2, 5, 11), (2, 4, 8, 11)),
+        Sweep("examples", "examples", (3, 4), (4, 8), (4, 8, 12), (4, 8, 16, 32)),
+    )),
 }  # fmt: skip
 
 
@@ -110,7 +83,7 @@ class Synthetic(Experiment):
         jobs = []
         for task, sweeps in TASKS.items():
             sweep = sweeps.sweeps[0]
-            values = sweep.values[setup.scale]
+            values = sweep.values(setup)
             middle = values[len(values) // 2]
             for method, every in TRIES.items():
                 for one in every[1:2] if tries == 1 else every:
@@ -130,7 +103,7 @@ class Synthetic(Experiment):
                 tags = max(tried, key=lambda result: result["rnn_accuracy"]).tags
                 best = next(one for one in every if one == (tags["rate"], tags.get("dynamics")))
                 for sweep in sweeps.sweeps:
-                    for value in sweep.values[setup.scale]:
+                    for value in sweep.values(setup):
                         for seed in setup.seeds:
                             config = _config(setup, sweeps, sweep, value, method, best, seed)
                             tags = {"task": task, "method": method, "sweep": sweep.label}
