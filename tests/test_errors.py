@@ -1,11 +1,11 @@
 """Messages that a person can read."""
 
-from memtrain.errors import LONGEST, CheckpointError, MemtrainError
+from memtrain.errors import MAX_MESSAGE, CheckpointError, MemtrainError
 
 
 def test_a_quoted_value_of_any_length_leaves_a_message_that_can_be_read():
     for kind in (MemtrainError, CheckpointError):
         said = str(kind(f"name={'a' * 100_000!r}: must be shorter"))
         assert said.startswith("name='aaa") and said.endswith("aaa': must be shorter")
-        assert " [...] " in said and len(said) < LONGEST + 10
+        assert " [...] " in said and len(said) < MAX_MESSAGE + 10
     assert str(MemtrainError("width=0: must be at least 1")) == "width=0: must be at least 1"

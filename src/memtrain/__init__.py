@@ -1,13 +1,14 @@
 """memtrain: train recurrent networks without unrolling them.
 
-The public names. They are imported when first used, so that `import memtrain` costs nothing.
+Public names are imported on first use, so that `import memtrain` is fast.
 
-Threads of torch's OpenMP library (libgomp) that wait for one another spin for milliseconds before
-they sleep. Where other programs use the cores too, they take the time of the very thread that they
-wait for. Unless torch is imported already or GOMP_SPINCOUNT or OMP_WAIT_POLICY is set, importing
-memtrain makes that microseconds: SPINS below. scripts/busy.py measures it.
+Waiting threads of torch's OpenMP library (libgomp) spin for milliseconds before they sleep. When
+other programs use the cores, this slows down the thread that they wait for. Unless torch is already
+imported, or GOMP_SPINCOUNT or OMP_WAIT_POLICY is set, importing memtrain reduces it to microseconds
+(SPINS below; measured by scripts/busy.py).
 """
 
+# ruff: noqa: F401 (the imports are for type checkers)
 import os
 import sys
 import warnings
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0.dev0"
 
 SPINS = 1000
-"""Times that a waiting thread looks again before it sleeps; libgomp's own default is 300,000.
-Not 0: on an idle machine that takes a third longer."""
+"""Spins of a waiting thread before it sleeps; libgomp's default is 300,000. With 0, steps on an
+idle machine take a third longer."""
 
 
 def _spin_briefly(environment: MutableMapping[str, str], imported: Container[str]) -> None:
-    """Set SPINS for this process and those it starts; libgomp reads it when torch is imported."""
+    """Set SPINS for this process and its children; libgomp reads it when torch is imported."""
     chosen = "GOMP_SPINCOUNT" in environment or "OMP_WAIT_POLICY" in environment
     if "torch" not in imported and not chosen:
         environment["GOMP_SPINCOUNT"] = str(SPINS)
@@ -65,87 +66,28 @@ if TYPE_CHECKING:
     from memtrain.training.console import Reporter, make_reporter
     from memtrain.training.run import Run
 
-_HOME = {
-    "BPTTConfig": "config",
-    "CellConfig": "config",
-    "DMTConfig": "config",
-    "EngineConfig": "config",
-    "LogConfig": "config",
-    "RunConfig": "config",
-    "SMTConfig": "config",
-    "Stream": "config",
-    "TeacherConfig": "config",
-    "from_json": "config.serialize",
-    "to_json": "config.serialize",
-    "Task": "data.task",
-    "check_task": "data.task",
-    "CellContractError": "errors",
-    "MemtrainError": "errors",
-    "Evaluation": "evaluation.evaluate",
-    "evaluate": "evaluation.evaluate",
-    "sample": "generation.sampling",
-    "Samples": "generation.generate",
-    "generate": "generation.generate",
-    "Cell": "models.cells",
-    "check_cell": "models.check_cell",
-    "RNN": "models.rnn",
-    "Teacher": "models.teacher",
-    "Pretrained": "generation.pretrained",
-    "export": "generation.pretrained",
-    "load_pretrained": "generation.pretrained",
-    "load_rnn": "generation.pretrained",
-    "pretrained_names": "generation.pretrained",
-    "RECIPES": "recipes",
-    "recipe": "recipes",
-    "Run": "training.run",
-    "IGNORE_INDEX": "shapes",
-    "Batch": "shapes",
-    "Losses": "shapes",
-    "Reporter": "training.console",
-    "make_reporter": "training.console",
-}
-
-__all__ = [
-    "BPTTConfig",
-    "Batch",
-    "Cell",
-    "CellConfig",
-    "CellContractError",
-    "DMTConfig",
-    "EngineConfig",
-    "Evaluation",
-    "IGNORE_INDEX",
-    "LogConfig",
-    "Losses",
-    "MemtrainError",
-    "Pretrained",
-    "RECIPES",
-    "RNN",
-    "Reporter",
-    "Run",
-    "RunConfig",
-    "SMTConfig",
-    "Stream",
-    "Task",
-    "Teacher",
+_PUBLIC = {
+    "config": "BPTTConfig CellConfig DMTConfig EngineConfig LogConfig RunConfig SMTConfig Stream "
     "TeacherConfig",
-    "Samples",
-    "__version__",
-    "check_cell",
-    "check_task",
-    "evaluate",
-    "export",
-    "from_json",
-    "generate",
-    "load_pretrained",
-    "load_rnn",
-    "make_reporter",
-    "pretrained_names",
-    "recipe",
-    "sample",
-    "to_json",
-]
-
+    "config.serialize": "from_json to_json",
+    "data.task": "Task check_task",
+    "errors": "CellContractError MemtrainError",
+    "evaluation.evaluate": "Evaluation evaluate",
+    "generation.generate": "Samples generate",
+    "generation.pretrained": "Pretrained export load_pretrained load_rnn pretrained_names",
+    "generation.sampling": "sample",
+    "models.cells": "Cell",
+    "models.check_cell": "check_cell",
+    "models.rnn": "RNN",
+    "models.teacher": "Teacher",
+    "recipes": "RECIPES recipe",
+    "shapes": "Batch IGNORE_INDEX Losses",
+    "training.console": "Reporter make_reporter",
+    "training.run": "Run",
+}
+"""Public names by module. Type checkers read the imports above."""
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 _RENAMED = {"Written": "Samples", "read": "RNN.read", "write": "sample"}
 """Old public names, which still work and warn."""

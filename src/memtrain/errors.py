@@ -1,11 +1,11 @@
-"""Errors meant for a person: one line that names the field, its value, the rule and the remedy."""
+"""Errors for users: one line with the field, its value, the rule and the remedy."""
 
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-LONGEST = 800
-"""Characters of a message. A damaged file may hold a value of any length, and it is quoted."""
+MAX_MESSAGE = 800
+"""Characters per message: it may quote a value of any length from a damaged file."""
 
 
 class MemtrainError(ValueError):
@@ -16,19 +16,19 @@ class MemtrainError(ValueError):
 
 
 class CellContractError(MemtrainError):
-    """A cell that breaks one rule of the cell contract; the message says which."""
+    """A cell breaks a rule of the cell contract; the message names the rule."""
 
 
 class DivergedError(MemtrainError):
-    """A loss or a gradient stopped being finite."""
+    """A loss or a gradient is no longer finite."""
 
 
 class DeviceMemoryError(MemtrainError):
-    """A device has less memory than a step needs; the message says which knob to turn."""
+    """A step needs more memory than the device has; the message names the option to change."""
 
 
 class FailedElsewhereError(MemtrainError):
-    """The main process of several failed. It says why; the others end without a word."""
+    """The main process of several failed and printed why; the other processes end silently."""
 
 
 class CheckpointError(MemtrainError):
@@ -36,10 +36,10 @@ class CheckpointError(MemtrainError):
 
 
 def printable(text: str) -> str:
-    """The text with control characters written out (\\x1b), but for line ends and tabs.
+    """Escape control characters (\\x1b), except line ends and tabs.
 
-    Names in archives, values in received files and what a model generates may hold sequences that
-    would rename, clear or reprogram the terminal, or turn the direction of a line.
+    Names in archives, values in untrusted files and generated text may hold sequences that rename,
+    clear or reprogram the terminal, or reverse the direction of a line.
     """
     if text.isprintable():
         return text
@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 _HARMFUL = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # control characters but for tab and line end
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # control characters except tab and line end
     "\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"  # line ends and directions of Unicode
     "\\ud800-\\udfff]"  # half characters: bytes of a file name that are not UTF-8
 )
@@ -59,14 +59,14 @@ def _escaped(character: str) -> str:
 
 
 def _shortened(message: str) -> str:
-    """Without its middle, if it is very long: it begins with the field, and ends with the rule."""
-    if len(message) <= LONGEST:
+    """Cut the middle of a very long message: it begins with the field and ends with the rule."""
+    if len(message) <= MAX_MESSAGE:
         return message
-    return f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 2 :]}"
+    return f"{message[: MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2 :]}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The ending of an error about an unknown name: a guess if there is one, then all names."""
+    """The end of an error about an unknown name: a guess, if there is one, then all names."""
     known = sorted(known)
     guess = get_close_matches(name, known, n=1, cutoff=0.6)
     ending = f"one of {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""The vocabulary of shapes, and the three records that travel through a training step.
+"""Letters for tensor shapes, and the records that pass through a training step.
 
 Every tensor in the library is described with these letters:
 
@@ -8,8 +8,8 @@ Every tensor in the library is described with these letters:
 | T      | tokens in a sequence                                      |
 | S      | timesteps chosen from a sequence                          |
 | N      | rows of any kind: B, or B·S after flattening              |
-| C      | context length: how far back the teacher looks            |
-| F      | future length: how many targets a memory is asked for     |
+| C      | context length: how far back the teacher sees             |
+| F      | future length: how many targets a memory predicts         |
 | M, D   | a memory is M tokens of width D                           |
 | W      | inner width of a Transformer                              |
 | V      | vocabulary size                                           |
@@ -23,12 +23,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 IGNORE_INDEX = -100
-"""The target of a position at which nothing is asked."""
+"""The target of a position without a target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences as the data gives them; each starts at its own beginning."""
+    """Sequences and their targets."""
 
     inputs: Int[Tensor, "B T"]
     targets: Int[Tensor, "B T"]
@@ -39,10 +39,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The futures of some timesteps: what a memory made there has to predict.
+    """The futures of some timesteps, which the memories made there have to predict.
 
-    `future_targets[..., k]` is due after `future_inputs[..., :k]` were read, so there is one
-    future input less than there are targets.
+    `future_targets[..., k]` follows `future_inputs[..., :k]`, so K = F - 1.
     """
 
     future_inputs: Int[Tensor, "B S K"]
@@ -51,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What an objective returns: the scalar to minimise and its named, detached parts."""
+    """The result of an objective: the scalar to minimise and its named, detached parts."""
 
     total: Float[Tensor, ""]
     parts: dict[str, Tensor]

@@ -97,7 +97,7 @@ def model_shapes(
     """
     encoder_layers, decoder_layers, cell_layers = layers
     size: dict[str, Any] = {"width": width, "heads": heads, "head_dim": head_dim}
-    memory = {"memory_tokens": memory_tokens, "memory_dim": memory_dim or width}
+    memory: dict[str, Any] = {"memory_tokens": memory_tokens, "memory_dim": memory_dim or width}
     return {
         "teacher": TeacherConfig(
             encoder_layers=encoder_layers, decoder_layers=decoder_layers, **size, **teacher
