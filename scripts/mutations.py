@@ -187,8 +187,8 @@ MUTATIONS = [
     Mutation(
         "dmt-readout-detached",
         "objectives/dmt.py",
-        "rollout[:, read].detach()",
-        "rollout[:, read]",
+        "rollout[:, read_at].detach()",
+        "rollout[:, read_at]",
         DMT,
         "the readout's loss reaches the cell",
     ),
@@ -203,7 +203,7 @@ MUTATIONS = [
     Mutation(
         "bptt-recomputed-mean",
         "objectives/bptt.py",
-        "losses.append(loss * asked[start:stop].sum())",
+        "losses.append(loss * counts[start:stop].sum())",
         "losses.append(loss)",
         BPTT,
         "pieces count alike however many targets they have",
@@ -729,8 +729,8 @@ MUTATIONS = [
     Mutation(
         "sampling-zero",
         "models/rnn.py",
-        "(total <= mark)",
-        "(total < mark)",
+        "(total <= threshold)",
+        "(total < threshold)",
         SAMPLING,
         "a chance of 0 takes the first token, even one without probability",
     ),

@@ -323,7 +323,7 @@ class KeepsAGraph(Sound):
             Unloadable,
             "its own state_dict() cannot be loaded again; load_state_dict raised KeyError",
         ),
-        (RaisesInTrain, "RaisesInTrain: to check it raised LookupError: no such mode"),
+        (RaisesInTrain, "RaisesInTrain: checking it raised LookupError: no such mode"),
         (TupleInTraining, "forward must return one floating-point tensor, not tuple"),
         (KeepsAGraph, "the backward pass of a step raised RuntimeError: Trying to backward"),
     ],

@@ -466,7 +466,7 @@ class TestBuildCell:
             ("my_lab.cells:leaky", {}, ["no class leaky"]),
             ("my_lab.cells:Leaky", {"widht": 6}, ["widht", "Class(vocab_size=..., **options)"]),
             ("my_lab.cells:Leaky", {"vocab_size": 6}, ["vocab_size", "Class(vocab_size=..."]),
-            ("my_lab.cells:Unmade", {}, ["making it raised OSError: no weights file"]),
+            ("my_lab.cells:Unmade", {}, ["its constructor raised OSError: no weights file"]),
             ("my_lab.cells:Broken", {}, ["Broken: forward must return the shape it got"]),
         ],
         ids=["module", "class", "function", "option", "vocab_size", "raises", "contract"],

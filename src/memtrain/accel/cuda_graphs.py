@@ -6,13 +6,14 @@ A graph reads the weights where they are stored, so it stays valid while they tr
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.models.cells import FastCell, TransformerCell
-from memtrain.models.layers import FastStack, Stack
+from memtrain.models.cells import TransformerCell
+from memtrain.models.layers import Stack
 from memtrain.models.rnn import RNN, Choose
 
 WARMUP = 3
@@ -26,9 +27,7 @@ Precision = Callable[[], AbstractContextManager]
 class RolloutKernels:
     """The stacks and cells of an RNN with the kernels that replace them during rollouts."""
 
-    def __init__(
-        self, stacks: Mapping[Stack, FastStack], cells: Mapping[TransformerCell, FastCell]
-    ) -> None:
+    def __init__(self, stacks: Mapping[Stack, Any], cells: Mapping[TransformerCell, Any]) -> None:
         self.stacks = stacks
         self.cells = cells
 

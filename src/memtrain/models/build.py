@@ -1,4 +1,4 @@
-"""The models that a config describes."""
+"""Build the models of a config."""
 
 import os
 from collections.abc import Callable
@@ -20,11 +20,11 @@ Models = TypeVar("Models", bound=tuple[Any, ...])
 def build_models(
     config: RunConfig, vocab_size: int, cell: nn.Module | None = None
 ) -> tuple[RNN, Teacher | None]:
-    """The RNN and its teacher, if it has one; the seed decides their first weights.
+    """The RNN and its teacher, if it has one, initialized from the config's seed.
 
     Raises:
-        MemtrainError: they are larger than this machine's memory, which is seen before any is
-            taken; or the cell breaks the contract.
+        MemtrainError: they are larger than this machine's memory, which is checked before any is
+            allocated; or the cell breaks the contract.
     """
 
     def build() -> tuple[RNN, Teacher | None]:
@@ -33,16 +33,18 @@ def build_models(
             return rnn, None
         return rnn, Teacher(config.teacher, vocab_size, *memory_shape(rnn.cell))
 
-    return _with_care(config, vocab_size, cell, build)
+    return _build_checked(config, vocab_size, cell, build)
 
 
 def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
-    """The RNN of a config alone, with a cell of the user's in place of what it names.
+    """The RNN of a config alone; `cell` replaces the one that the config names.
 
     Raises:
         MemtrainError: as `build_models`.
     """
-    (rnn,) = _with_care(config, vocab_size, cell, lambda: (_build_rnn(config, vocab_size, cell),))
+    (rnn,) = _build_checked(
+        config, vocab_size, cell, lambda: (_build_rnn(config, vocab_size, cell),)
+    )
     return rnn
 
 
@@ -54,17 +56,17 @@ def _build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None) -> RN
     _, memory_dim = memory_shape(cell)
     causal = config.readout_attention == "causal"
     rnn = RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
-    # A cell in eval mode would train in it up to the first evaluation, and again after a resume.
+    # A cell in eval mode would stay in it until the first evaluation, and again after a resume.
     return rnn.train()
 
 
-def _with_care(
+def _build_checked(
     config: RunConfig, vocab_size: int, cell: nn.Module | None, build: Callable[[], Models]
 ) -> Models:
-    """Build models if they fit, with the config's seed and without a trace in torch's own."""
+    """Build models if they fit, from the config's seed, and restore torch's global RNG state."""
     known = cell is None and config.cell.kind in CELLS
     if known and 4 * most_parameters(config, vocab_size) > _memory():
-        # To count exactly, torch loads its compiler, which takes a second.
+        # An exact count needs torch's compiler, which takes a second to load.
         with torch.device("meta"):  # shapes without memory
             _check_size(*build())
     with torch.random.fork_rng(devices=[]):
@@ -75,13 +77,12 @@ def _with_care(
             if "can't allocate memory" not in str(error):
                 raise
             raise MemtrainError(
-                "the models do not fit in the memory that is free; take a smaller width or fewer "
-                "layers"
+                "the models do not fit into free memory; use a smaller width or fewer layers"
             ) from None
 
 
 def most_parameters(config: RunConfig, vocab_size: int) -> int:
-    """More parameters than the models of a config have, by a rough count that takes no time."""
+    """An upper bound on the number of parameters, computed without building the models."""
     teacher, cell = config.teacher, config.cell
     widest = max(
         teacher.width,
@@ -95,7 +96,7 @@ def most_parameters(config: RunConfig, vocab_size: int) -> int:
 
 
 def _memory() -> int:
-    """Bytes that this machine has."""
+    """Bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -105,5 +106,5 @@ def _check_size(*models: nn.Module | None) -> None:
     if 4 * count > memory:
         raise MemtrainError(
             f"the models have {count:,} parameters, {4 * count / 2**30:,.0f} GiB; this machine has "
-            f"{memory / 2**30:,.0f} GiB; take a smaller width or fewer layers"
+            f"{memory / 2**30:,.0f} GiB; use a smaller width or fewer layers"
         )

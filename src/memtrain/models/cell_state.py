@@ -1,8 +1,7 @@
-"""Whether a checkpoint holds all of a cell's state: what it cannot hold is found before training.
+"""Check, before training, that a checkpoint can hold all of a cell's state.
 
-A checkpoint holds the tensors of `state_dict()`, values without their layout, and the state of
-torch's global RNG. Anything else that a step depends on would be lost when a run resumes, without
-a message.
+A checkpoint holds the values of the tensors in `state_dict()` and the state of torch's global RNG.
+Any other state of a cell would be lost silently when a run resumes.
 """
 
 import random
@@ -27,20 +26,20 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What a checkpoint can hold, by the names that safetensors uses."""
+"""Types that a checkpoint can hold, with their names in safetensors."""
 TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""What AdamW's fused kernel trains."""
+"""Types that AdamW's fused kernel supports."""
 STEPS = 3
-"""Training steps that are taken twice from one saved state."""
+"""Training steps to run twice from the same saved state."""
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def check_tensors(cell: nn.Module) -> None:
-    """Refuse tensors that cannot be trained, saved, or put back where they were.
+    """Refuse tensors that cannot be trained, saved or restored.
 
     Raises:
-        CellContractError: names the tensor, says what it is and what to do.
+        CellContractError: names the tensor, the problem and the remedy.
     """
     parameters, buffers = dict(cell.named_parameters()), dict(cell.named_buffers())
     for name, tensor in (parameters | buffers).items():
@@ -105,7 +104,7 @@ def _check_trainable(cell: nn.Module, name: str, parameter: Tensor) -> None:
         cell,
         f"parameter {name} is {parameter.dtype}, which AdamW cannot train ({kinds})",
     )
-    # Only a tensor without gaps keeps its strides here.
+    # empty_like keeps the strides only of a tensor without gaps.
     _require(
         parameter.numel() == 0 or torch.empty_like(parameter).stride() == parameter.stride(),
         cell,
@@ -115,7 +114,7 @@ def _check_trainable(cell: nn.Module, name: str, parameter: Tensor) -> None:
 
 
 def _check_apart(cell: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Tied weights are one tensor under several names; two tensors in one memory are not that."""
+    """Tied weights must be one tensor under several names, not two tensors that share memory."""
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor) * tensor.element_size(), name)
         for name, tensor in tensors.items()
@@ -131,14 +130,14 @@ def _check_apart(cell: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Elements of memory from a tensor's first to its last."""
+    """Elements of memory between a tensor's first and last, both included."""
     return 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may be one place in memory."""
+    """Whether two elements may share a place in memory."""
     if not tensor.numel():
         return False
     dims = zip(tensor.stride(), tensor.shape, strict=True)
@@ -153,11 +152,11 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 def check_resume(cell: nn.Module, step: Step, memory: Tensor, token: Tensor) -> None:
     """Refuse a cell whose training steps depend on more than a checkpoint holds.
 
-    Training steps are taken twice from one saved state. What is not saved, such as a generator or
-    a counter of the cell's own, stands elsewhere the second time, as it would in a resumed run.
+    Training steps are run twice from the same saved state. Unsaved state, such as the cell's own
+    generator or counter, differs the second time, as it would in a resumed run.
 
     Args:
-        cell: the cell, which is changed.
+        cell: the cell, which is modified.
         step: calls it.
         memory: random memories to begin with.
         token: a token per row.
@@ -195,7 +194,7 @@ def check_resume(cell: nn.Module, step: Step, memory: Tensor, token: Tensor) -> 
 def _steps_from(
     cell: nn.Module, saved: dict[str, Tensor], step: Step, memory: Tensor, token: Tensor
 ) -> list[Tensor]:
-    """The memories and gradients of a few training steps, as they would follow a resume."""
+    """The memories and gradients of a few training steps after loading `saved`."""
     try:
         cell.load_state_dict(saved)
     except Exception as error:  # the user's code: any error is a broken contract
@@ -205,7 +204,7 @@ def _steps_from(
         ) from error
     torch.manual_seed(0)
     trained = [parameter for parameter in cell.parameters() if parameter.requires_grad]
-    # Along a random direction: the length of a normalised memory would have no gradient.
+    # In a random direction: the norm of a normalized memory has no gradient.
     found, direction = [], memory
     for _ in range(STEPS):
         memory = memory.detach().requires_grad_()
@@ -221,7 +220,7 @@ def _steps_from(
 
 
 def gradients_of(cell: nn.Module, total: Tensor, wanted: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients of a cell's step, None where none arrives.
+    """The gradients of a cell's step, None for tensors that get none.
 
     Raises:
         CellContractError: it has no backward pass.
@@ -250,7 +249,7 @@ def _unsaved_buffers(cell: nn.Module, saved: dict[str, Tensor]) -> dict[str, Ten
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal; on a GPU, where sums have no order, whether they are near."""
+    """Whether two tensors are equal; close on a GPU, where the order of sums varies."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point() and not one.is_complex():

@@ -1,7 +1,7 @@
-"""Recurrent cells: one step (memory, token) -> memory, and nothing else (see contract.py)."""
+"""Recurrent cells: one step (memory, token) -> memory, checked by check_cell.py."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,7 @@ from memtrain.models.layers import Stack, normalize_memory, projection
 
 
 class Cell(nn.Module, ABC):
-    """Base of our cells. A cell of yours may derive from it or from nn.Module alone."""
+    """Base of the built-in cells. Your own may derive from it or from nn.Module alone."""
 
     memory_tokens: int
     memory_dim: int
@@ -27,17 +27,8 @@ class Cell(nn.Module, ABC):
         """One step of the recurrence."""
 
 
-@runtime_checkable
-class FastCell(Protocol):
-    """What an engine may put in the place of a Transformer's step where no gradient is needed."""
-
-    def serves(self, memory: Tensor) -> bool: ...
-
-    def __call__(self, memory: Tensor, token: Tensor) -> Tensor: ...
-
-
 class TransformerCell(Cell):
-    """[memory, token] through full attention; the memory's positions are the next memory."""
+    """Full attention over [memory, token]; the memory's positions become the next memory."""
 
     def __init__(self, config: CellConfig, vocab_size: int) -> None:
         super().__init__()
@@ -46,7 +37,7 @@ class TransformerCell(Cell):
         self.from_memory = projection(config.memory_dim, config.width)
         self.stack = Stack(config.width, config.layers, config.heads, config.head_dim)
         self.to_memory = projection(config.width, config.memory_dim)
-        self.fast: FastCell | None = None
+        self.fast: Any = None
 
     def forward(
         self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
@@ -60,7 +51,7 @@ class TransformerCell(Cell):
 
 
 class MLPCell(Cell):
-    """The memory as one vector beside the token's embedding, through an MLP."""
+    """An MLP on the memory as one vector, concatenated with the token's embedding."""
 
     def __init__(self, config: CellConfig, vocab_size: int) -> None:
         super().__init__()
@@ -86,8 +77,8 @@ class MLPCell(Cell):
 class GRUCell(Cell):
     """A stacked GRU: memory token l is the state of layer l, which reads the layer below.
 
-    No norm on the way out: it would undo the gates' residual path. For its sake autocast is off
-    here too: a state that changes by little at a step would be rounded back to what it was.
+    The output is not normalized, which would undo the gates' residual path. Autocast is off,
+    because a small change of the state would be lost to rounding.
     """
 
     def __init__(self, config: CellConfig, vocab_size: int) -> None:
@@ -114,7 +105,7 @@ CELL_CLASSES = {"transformer": TransformerCell, "mlp": MLPCell, "gru": GRUCell}
 
 
 def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
-    """The cell a config names; a cell of the user's is checked against the contract."""
+    """The cell that a config names; a user's cell is checked against the contract."""
     if config.kind in CELL_CLASSES:
         return CELL_CLASSES[config.kind](config, vocab_size)
     cell_class = load_class(config.kind, "cell.kind")
@@ -128,8 +119,8 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
         raise
     except Exception as error:  # the user's code
         if "can't allocate memory" in str(error):
-            raise  # said by whoever builds the models
+            raise  # reported by build.py
         raise MemtrainError(
-            f"cell.kind={config.kind}: making it raised {describe_error(error)}"
+            f"cell.kind={config.kind}: its constructor raised {describe_error(error)}"
         ) from error
     return check_cell(cell, vocab_size)

@@ -1,9 +1,9 @@
-"""The cell contract, which any module may keep, and a check that says in words what one breaks.
+"""The cell contract, and a check that names the rule that a cell breaks.
 
 - an `nn.Module` with the whole numbers `memory_tokens` (M) and `memory_dim` (D);
 - `forward(memory (B, M, D), token (B,)) -> memory (B, M, D)`, for any batch size;
-- rows do not mix, nothing is kept between calls, the memory that came in is not written to;
-- gradients reach every parameter and the memory that came in;
+- rows do not mix, no state is kept between calls, the input memory is not modified;
+- gradients reach every parameter and the input memory;
 - the zero memory is a valid start;
 - parameters and buffers are all its state, and a checkpoint can hold them (cell_state.py).
 """
@@ -23,7 +23,7 @@ from memtrain.models.cell_state import check_resume, check_tensors, gradients_of
 
 
 def memory_shape(cell: nn.Module) -> tuple[int, int]:
-    """(M, D) of a cell that keeps the contract."""
+    """(M, D) of a cell."""
     tokens, dim = cell.memory_tokens, cell.memory_dim
     assert isinstance(tokens, int) and isinstance(dim, int)
     return tokens, dim
@@ -33,7 +33,7 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
     """Return the cell if it keeps the contract.
 
     Raises:
-        CellContractError: says in words which rule is broken, and what was seen.
+        CellContractError: names the broken rule and the observation.
     """
     try:
         checked = _check_kind(cell)
@@ -45,19 +45,19 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
                 probe.check_values()
                 probe.check_rows()
             probe.check_gradients()
-        with _unchanged(checked):  # again as it was made: what a first call does counts, too
+        with _unchanged(checked):  # in its initial state, since a first call may change it
             check_resume(checked, probe.step, probe.memory, probe.token)
     except CellContractError:
         raise
-    except Exception as error:  # the user's code, in a property or a method of Module's
+    except Exception as error:  # the user's code, in a property or an overridden method
         raise CellContractError(
-            f"{type(cell).__name__}: to check it raised {describe_error(error)}"
+            f"{type(cell).__name__}: checking it raised {describe_error(error)}"
         ) from error
     return checked
 
 
 def _check_kind(cell: object) -> nn.Module:
-    """The cell if it is a module that states the shape of its memory."""
+    """The cell, if it is a module with the shape of its memory."""
     name = type(cell).__name__
     if isinstance(cell, type):
         raise CellContractError(
@@ -88,7 +88,7 @@ def _check_kind(cell: object) -> nn.Module:
 
 @contextmanager
 def _unchanged(cell: nn.Module) -> Iterator[None]:
-    """Leave the cell as it was: tensors, attributes, modes; and the RNG states of the process."""
+    """Restore the cell's tensors, attributes and modes, and the RNG states, at the end."""
     attributes = {module: dict(vars(module)) for module in cell.modules()}
     plain = [value for found in attributes.values() for value in found.values()]
     containers = [(c, c.copy()) for c in plain if type(c) in (dict, OrderedDict, list, set)]
@@ -102,7 +102,7 @@ def _unchanged(cell: nn.Module) -> Iterator[None]:
             for name in vars(module).keys() - found.keys():
                 del vars(module)[name]
             vars(module).update(found)
-        for container, copy in containers:  # in place: handles of hooks refer to theirs
+        for container, copy in containers:  # in place: hook handles refer to them
             container.clear()
             container.extend(copy) if isinstance(container, list) else container.update(copy)
         with torch.no_grad():
@@ -112,7 +112,7 @@ def _unchanged(cell: nn.Module) -> Iterator[None]:
 
 
 class _Probe:
-    """A cell, three random rows to try it on, and the rules."""
+    """A cell, three random rows to test it on, and the rules."""
 
     def __init__(self, cell: nn.Module, vocab_size: int) -> None:
         self.cell = cell
@@ -130,7 +130,7 @@ class _Probe:
             raise CellContractError(f"{type(self.cell).__name__}: {rule}")
 
     def step(self, memory: Tensor, token: Tensor) -> Tensor:
-        """The new memory, if it has the form of one."""
+        """The new memory, after checking its type and shape."""
         try:
             out: Any = self.cell(memory, token)
         except Exception as error:  # the user's code: any error is a broken contract
@@ -156,7 +156,7 @@ class _Probe:
         return out
 
     def _guess(self, memory: Tensor, token: Tensor, error: Exception) -> str:
-        """What the user may have meant, if that is easy to see."""
+        """The probable mistake, if there is an obvious one."""
         for name, module in self.cell.named_modules():
             if isinstance(module, nn.Embedding) and isinstance(error, IndexError):
                 rows = module.num_embeddings
@@ -171,7 +171,7 @@ class _Probe:
         return ""
 
     def check_values(self) -> None:
-        """Finite, and a function of memory and token and nothing more."""
+        """The result is finite and depends only on memory and token."""
         before = self.memory.clone()
         out = self.step(self.memory, self.token)
         self.require(
@@ -190,7 +190,7 @@ class _Probe:
         )
 
     def check_rows(self) -> None:
-        """A row's result is its own, whatever stands beside it."""
+        """A row's result does not depend on the other rows."""
         mixing = [type(m).__name__ for m in self.cell.modules() if isinstance(m, _BatchNorm)]
         self.require(not mixing, f"rows must not mix, but {mixing[:1]} averages over them")
         out = self.step(self.memory, self.token)
@@ -201,7 +201,7 @@ class _Probe:
         )
 
     def check_gradients(self) -> None:
-        """They reach the memory that came in and every parameter."""
+        """Gradients reach the input memory and every parameter."""
         memory = self.memory.clone().requires_grad_()
         out = self.step(memory, self.token)
         self.require(
@@ -209,7 +209,7 @@ class _Probe:
         )
         named = {key: p for key, p in self.cell.named_parameters() if p.requires_grad}
         self.require(bool(named), "a cell must have parameters to train")
-        # Along a random direction: the length of a normalised memory would have no gradient.
+        # In a random direction: the norm of a normalized memory has no gradient.
         through = (out * self.direction).sum()
         gradients = gradients_of(self.cell, through, [memory, *named.values()])
         self.require(

@@ -1,7 +1,11 @@
-"""Pre-norm Transformer blocks with rotary positions, and the embedding lookup."""
+"""Pre-norm Transformer blocks with rotary positions, and the embedding lookup.
+
+A module's attribute `fast` is None or a faster version of its computation, attached by
+accel/fast_paths.py.
+"""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,15 +13,15 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 RMS_EPSILON = 1e-6
-"""One for all precisions: torch's own default follows that of the input."""
+"""The same for all precisions; torch's default depends on the input's."""
 Mask = Bool[Tensor, "N L"] | Bool[Tensor, "N K L"] | None
 """Positions that all queries of a row may attend to, or those of each query."""
 QueryPositions = slice | Tensor | None
-"""Positions to keep: a slice for all rows, an index (N, K) of each row's own, or None for all."""
+"""Query positions: a slice for all rows, an index (N, K) per row, or None for all positions."""
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (Su et al.), read from tables that grow when asked for more."""
+    """Rotary position embedding (Su et al.), read from tables that grow on demand."""
 
     cosine: Tensor
     sine: Tensor
@@ -40,16 +44,16 @@ class Rotary(nn.Module):
         self.register_buffer("half_sine", self.sine.half(), persistent=False)
 
     def tables(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines to turn rows of this precision: for 16 bits, 16 will do.
+        """Cosines and sines to rotate rows of this precision; 16 bits for 16-bit rows.
 
-        fp16 for bf16 too: it has more digits, and no angle needs the range.
+        fp16 for bf16 too: it has more digits, and angles do not need the range.
         """
         if kind.itemsize == 2:
             return self.half_cosine, self.half_sine
         return self.cosine, self.sine
 
     def phase(self, positions: int, kind: torch.dtype) -> Complex[Tensor, "L 1 1 P"]:
-        """The angles of positions 0..positions-1 as complex numbers, to turn pairs of `kind`."""
+        """The angles of positions 0..positions-1 as complex numbers, to rotate pairs of `kind`."""
         cosine, sine = self.cosine[:positions].to(kind), self.sine[:positions].to(kind)
         return torch.complex(cosine, sine)[:, None, None]
 
@@ -61,7 +65,7 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "*rows H L E"], positions: Int[Tensor, "*some L"]
     ) -> Float[Tensor, "*rows H L E"]:
-        """Turn the pairs (i, i + P) of every head by their position's angles."""
+        """Rotate the pairs (i, i + P) of every head by their position's angles."""
         cosine = self.cosine[positions].to(x.dtype)  # (..., L, P)
         sine = self.sine[positions].to(x.dtype)
         if positions.dim() > 1:  # one heads axis between the rows and the positions
@@ -71,7 +75,7 @@ class Rotary(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm whose weight follows the input's precision, which the fused kernel needs."""
+    """nn.RMSNorm with its weight cast to the input's precision, which the fused kernel needs."""
 
     def forward(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows W"]:
         assert self.weight is not None
@@ -79,7 +83,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose inner width, heads · head_dim, is free of the outer one."""
+    """Multi-head attention; its inner width, heads · head_dim, may differ from the outer one."""
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -98,7 +102,7 @@ class Attention(nn.Module):
         return query, key, value
 
     def split_heads(self, projected: Float[Tensor, "*rows L I"]) -> Float[Tensor, "*rows H L E"]:
-        """The heads of one of the three."""
+        """Split one of the three into heads."""
         return projected.unflatten(-1, (self.heads, self.head_dim)).transpose(-2, -3)
 
     def _split(self, projected: Float[Tensor, "*rows L _"]) -> list[Float[Tensor, "*rows H L E"]]:
@@ -106,7 +110,7 @@ class Attention(nn.Module):
         return [self.split_heads(part) for part in projected.split(inner, dim=-1)]
 
     def merge(self, x: Float[Tensor, "*rows H L E"]) -> Float[Tensor, "*rows L W"]:
-        """The heads side by side, projected back to the outer width."""
+        """Concatenate the heads and project to the outer width."""
         return self.project_out(x.transpose(-2, -3).flatten(-2))
 
     def forward(
@@ -147,27 +151,10 @@ class Attention(nn.Module):
         return query, rest
 
 
-@runtime_checkable
-class FastBlock(Protocol):
-    """What an engine may put in the place of the reference: the halves of `Block.forward`, and a
-    stack's last sum and norm."""
-
-    def serves(self, length: int) -> bool: ...
-
-    def attend(
-        self, x: Tensor, update: Tensor | None, rotary: Rotary, queries: slice | None, causal: bool
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def end(self, layer: RMSNorm, x: Tensor, update: Tensor) -> Tensor: ...
-
-
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    The last sum is left to whoever takes the stream next: what reads both parts to add them can
-    take the norm of the sum in the same pass.
+    The last sum is left to the next block, which can compute it and its norm in one pass.
     """
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
@@ -178,7 +165,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
-        self.fast: FastBlock | None = None
+        self.fast: Any = None
 
     def forward(
         self,
@@ -190,7 +177,7 @@ class Block(nn.Module):
         mask: Mask = None,
         positions: Int[Tensor, "N L"] | None = None,
     ) -> tuple[Float[Tensor, "N K W"], Float[Tensor, "N K W"]]:
-        """The stream at the positions to keep, and its update; keys and values come from all."""
+        """The stream at the query positions, and its update; keys and values come from all."""
         if (
             self.fast is not None
             and mask is None
@@ -208,24 +195,11 @@ class Block(nn.Module):
     def finish(
         self, x: Float[Tensor, "*rows L W"], attended: Float[Tensor, "*rows L W"]
     ) -> tuple[Float[Tensor, "*rows L W"], Float[Tensor, "*rows L W"]]:
-        """Everything after the attention: the stream and its update."""
+        """Everything after attention: the stream and its update."""
         if self.fast is not None:
             return self.fast.finish(x, attended)
         x = x + attended
         return x, self.mlp(self.mlp_norm(x))
-
-
-@runtime_checkable
-class FastStack(Protocol):
-    """What an engine may put in the place of `Stack.forward` where no gradient is needed."""
-
-    def refresh(self) -> None: ...
-
-    def serves(self, x: Tensor) -> bool: ...
-
-    def __call__(
-        self, x: Tensor, queries: slice, causal: bool, head: nn.Linear | None
-    ) -> Tensor: ...
 
 
 class Stack(nn.Module):
@@ -236,7 +210,7 @@ class Stack(nn.Module):
         self.rotary = Rotary(head_dim)
         self.blocks = nn.ModuleList(Block(width, heads, head_dim) for _ in range(layers))
         self.norm = RMSNorm(width)
-        self.fast: FastStack | None = None
+        self.fast: Any = None
 
     def forward(
         self,
@@ -247,15 +221,14 @@ class Stack(nn.Module):
         mask: Bool[Tensor, "N L"] | None = None,
         head: nn.Linear | None = None,
     ) -> Float[Tensor, "N K _"]:
-        """Run all blocks and return the positions to keep.
+        """Run all blocks and return the query positions.
 
         Args:
-            x: the rows to mix.
-            keep: the positions that the caller reads, the same for all rows or each row's own
-                (N, K). The last block computes only these: an exact saving.
-            causal: let a position see itself and what stands before it only.
-            mask: positions that may be seen (True) by anyone.
-            head: a product to take of the result.
+            queries: the positions that the caller needs, the same for all rows or per row (N, K).
+                The last block computes only these.
+            causal: let a position see only itself and earlier ones.
+            mask: positions that may be attended to (True).
+            head: a linear layer to apply to the result.
         """
         self.rotary.reserve(x.shape[1])
         if (
@@ -277,7 +250,7 @@ class Stack(nn.Module):
     def end(
         self, x: Float[Tensor, "N K W"], update: Float[Tensor, "N K W"]
     ) -> Float[Tensor, "N K W"]:
-        """The last sum and its norm, in fp32."""
+        """The last sum and its norm, in fp32 at least."""
         last = self.blocks[-1]
         assert isinstance(last, Block)
         if last.fast is not None:
@@ -287,7 +260,7 @@ class Stack(nn.Module):
 
 
 def residual(x: Tensor) -> Tensor:
-    """The residual stream in autocast's precision: in fp32, moving it costs most of a step."""
+    """The residual stream in autocast's precision: in fp32, moving it would dominate."""
     if not torch.is_autocast_enabled(x.device.type):
         return x
     return x.to(torch.get_autocast_dtype(x.device.type))
@@ -296,7 +269,7 @@ def residual(x: Tensor) -> Tensor:
 def gather_positions(
     x: Float[Tensor, "#N L W"] | Bool[Tensor, "#N L W"], queries: slice | Tensor
 ) -> Tensor:
-    """The kept positions of every row."""
+    """The rows of `x` at the query positions."""
     if isinstance(queries, slice):
         return x[:, queries]
     rows = torch.arange(len(queries), device=queries.device)[:, None]
@@ -304,7 +277,7 @@ def gather_positions(
 
 
 def projection(inner: int, outer: int) -> nn.Module:
-    """A linear map between two widths, or nothing where they are the same."""
+    """A linear map between two widths, or the identity if they are equal."""
     return nn.Identity() if inner == outer else nn.Linear(inner, outer, bias=False)
 
 
@@ -314,22 +287,22 @@ def normalize_memory(memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows
 
 
 MOST_SYMBOLS = 1024
-"""Up to here, one product of all tokens with all symbols is faster than sorting them."""
+"""Up to this many symbols, a product with one-hot tokens is faster than sorting them."""
 
 TableGradient = Callable[[Tensor, Tensor, int], Tensor]
-"""The sums of rows (N, W) by token (N): (V, W)."""
+"""Sums rows (N, W) by token (N) into (V, W)."""
 
 
 def table_gradient(
     tokens: Int[Tensor, " N"], gradient: Float[Tensor, "N W"], symbols: int
 ) -> Float[Tensor, "V W"]:
-    """A product with the tokens as one-hot rows."""
+    """Sum rows by token, as a product with one-hot tokens."""
     hot = torch.arange(symbols, device=tokens.device)[:, None] == tokens  # (V, N)
     return hot.to(gradient.dtype) @ gradient
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table. torch's own gradient sorts the tokens on a GPU, in a dozen kernels."""
+    """Embedding lookup. torch's own gradient sorts the tokens on a GPU, in a dozen kernels."""
 
     @staticmethod
     def forward(ctx, table: Tensor, tokens: Tensor, of_table: TableGradient) -> Tensor:
@@ -344,7 +317,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class Lookup(nn.Module):
-    """Rows of a table, in the precision of the residual stream that they begin."""
+    """Embedding lookup, in the precision of the residual stream."""
 
     def __init__(self) -> None:
         super().__init__()

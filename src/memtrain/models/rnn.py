@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,20 +14,7 @@ from memtrain.models.check_cell import memory_shape
 from memtrain.models.teacher import Decoder
 
 Choose = Callable[[Tensor, Tensor], Tensor]
-"""From logits (B, V) and a uniform number a row (B,) to a token a row."""
-
-
-@runtime_checkable
-class FastRNN(Protocol):
-    """Faster versions of an RNN's loops; each returns None where it does not apply."""
-
-    def unroll(self, inputs: Tensor, memory: Tensor) -> Tensor | None: ...
-
-    def unroll_last(self, inputs: Tensor, memory: Tensor) -> Tensor | None: ...
-
-    def write(
-        self, memory: Tensor, uniforms: Tensor, choose: Choose
-    ) -> tuple[Tensor, Tensor] | None: ...
+"""From logits (B, V) and one uniform random number per row (B,) to one token per row."""
 
 
 class RNN(nn.Module):
@@ -45,7 +32,7 @@ class RNN(nn.Module):
         super().__init__()
         self.cell = cell
         self.readout = readout
-        self.fast: FastRNN | None = None
+        self.fast: Any = None
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
         """The memory of having read nothing: zeros."""
@@ -63,7 +50,7 @@ class RNN(nn.Module):
         try:
             memory = self.cell(memory, token)
         except Exception:
-            # Looked at only now: on a GPU, to read the tokens would stall every step.
+            # Checked only now: reading the tokens on the host would stall a GPU at every step.
             self._check_memory(memory)
             self._check_tokens("token", token, len(memory))
             raise
@@ -90,7 +77,7 @@ class RNN(nn.Module):
             ) from None
 
     def _check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
-        """Refuse what is not a tensor of tokens, (rows,) or, without `rows`, (B, T)."""
+        """Refuse anything but a tensor of tokens, (rows,) or, without `rows`, (B, T)."""
         example = "torch.tensor([[3, 0, 5]])" if rows is None else "torch.tensor([3])"
         if not isinstance(tokens, Tensor):
             raise MemtrainError(
@@ -118,7 +105,7 @@ class RNN(nn.Module):
             ) from None
 
     def predict(self, memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows V"]:
-        """Logits of the target that is due when this memory was just made."""
+        """Logits of the next target."""
         rows = memory.shape[:-2]
         # Attention kernels of GPUs refuse batches of more than 65,535 rows.
         parts = [self.readout(part)[:, 0] for part in memory.flatten(0, -3).split(2**15)]
@@ -131,21 +118,21 @@ class RNN(nn.Module):
         uniforms: Float[Tensor, "T B"],
         choose: Choose,
     ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
-        """Choose a token, read it, and so on: the tokens, and the memory after the last."""
+        """Sample tokens, each read before the next: the tokens, and the memory after the last."""
         if self.fast is not None:
             written = self.fast.write(memory, uniforms, choose)
             if written is not None:
                 return written
         tokens = []
-        for chance in uniforms:
-            tokens.append(choose(self.predict(memory), chance))
+        for uniform in uniforms:
+            tokens.append(choose(self.predict(memory), uniform))
             memory = self.cell(memory, tokens[-1])
         return torch.stack(tokens, dim=1), memory
 
     def unroll(
         self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None
     ) -> Float[Tensor, "B T M D"]:
-        """The memories after each input, one step after another, from the empty memory."""
+        """The memories after each input, step by step, from `memory` or the empty one."""
         if memory is None:
             memory = self.empty_memory(len(inputs))
         if self.fast is not None:
@@ -169,7 +156,7 @@ class RNN(nn.Module):
     def unroll_last(
         self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
     ) -> Float[Tensor, "N M D"]:
-        """The memory after the last of a few inputs, for many rows side by side."""
+        """The memory after the last of a few inputs, for many rows in parallel."""
         if self.fast is not None:
             last = self.fast.unroll_last(inputs, memory)
             if last is not None:
@@ -181,10 +168,9 @@ class RNN(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """How the next token is chosen. Pure: the chance comes in as a number a row.
+    """Sample the next token from logits, given a uniform random number per row.
 
-    No branch depends on a value on the device and nothing is read back, so a call can stand in a
-    CUDA graph.
+    No branch depends on a value on the device, so a call can be captured in a CUDA graph.
     """
 
     temperature: float = 1.0
@@ -208,19 +194,19 @@ class Sampler:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are drawn by their probability, none of which is cut off."""
+        """Whether tokens are sampled from the full distribution, without top-k or top-p."""
         return self.temperature > 0 and not self.top_k and self.top_p == 1
 
     def __call__(
-        self, logits: Float[Tensor, "B V"], chance: Float[Tensor, " B"]
+        self, logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]
     ) -> Int[Tensor, " B"]:
-        """One token a row; `chance` is uniform in [0, 1)."""
+        """One token per row; `uniform` is in [0, 1)."""
         if self.allowed:
             logits = logits[:, : self.allowed]
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         logits = logits.float()
-        if self.temperature != 1:  # while rows are few, every operation costs the same
+        if self.temperature != 1:  # with few rows, every operation costs time
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             best = logits.topk(self.top_k)
@@ -228,10 +214,10 @@ class Sampler:
         if self.top_p < 1:
             ordered, order = logits.sort(descending=True)
             probability = ordered.softmax(dim=-1)
-            # The first token always stays: what stands before it has probability 0.
+            # The first token always stays: the probability before it is 0.
             dropped = probability.cumsum(dim=-1) - probability >= self.top_p
             logits = logits.scatter(-1, order, ordered.masked_fill(dropped, float("-inf")))
         total = logits.softmax(dim=-1).cumsum(dim=-1)
-        # Rounding must not carry the mark past the last token that has a probability.
-        mark = chance.clamp(max=1 - 1e-6)[:, None] * total[:, -1:]
-        return (total <= mark).sum(dim=-1)
+        # Rounding must not move the threshold past the last token that has a probability.
+        threshold = uniform.clamp(max=1 - 1e-6)[:, None] * total[:, -1:]
+        return (total <= threshold).sum(dim=-1)

@@ -1,11 +1,10 @@
-"""The teacher: an encoder that turns the past into a memory, a decoder that tells the future.
+"""The teacher: an encoder from the past to a memory, a decoder from a memory to the future.
 
-Both encoders answer one call, `teacher.encode(inputs, steps)`: the memories after the given
-steps. They differ in what they read: the bidirectional one (the paper's) reads a window of its
-own for every memory, the causal one reads the sequence once for all memories.
+`teacher.encode(inputs, steps)` gives the memories after the given steps. The bidirectional encoder
+(the paper's) reads one window per memory, the causal one reads a sequence once for all memories.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +19,15 @@ MAX_ROWS = 2048
 
 
 class EncoderOutput(NamedTuple):
-    """What an encoder makes of a sequence."""
+    """The result of an encoder."""
 
     memory: Float[Tensor, "B S M D"]
     tokens: Float[Tensor, "B T W"] | None
-    """What stands at each token before the last block, of tokens that do not see the future."""
+    """Hidden states of the tokens before the last block, if tokens do not see the future."""
 
 
 class BidirectionalEncoder(nn.Module):
-    """[context, registers] through full attention; the registers come out as the memory."""
+    """Full attention over [context, registers]; the registers become the memory."""
 
     def __init__(self, config: TeacherConfig, memory_tokens: int, memory_dim: int) -> None:
         super().__init__()
@@ -47,21 +46,21 @@ class BidirectionalEncoder(nn.Module):
     ) -> EncoderOutput:
         """Memories after `steps`, each from the window of context that ends there."""
         window = self.context_length
-        if self.void is None:  # masked padding changes nothing, so less of it will do
+        if self.void is None:  # masked padding has no effect, so no more than needed
             window = min(window, inputs.shape[1])
         positions = steps[:, :, None] + torch.arange(1 - window, 1, device=inputs.device)
-        present = (positions >= 0).flatten(0, 1)  # (N, C): what lies before is padding
+        present = (positions >= 0).flatten(0, 1)  # (N, C); the rest is padding
         rows = torch.arange(len(inputs), device=inputs.device)[:, None, None]
         context = inputs[rows, positions.clamp(min=0)].flatten(0, 1)
         count = len(self.registers)
-        # One table for all that stands in a row: symbols, registers, the void.
+        # One lookup table for symbols, registers and the void.
         symbols = embedding.weight
         tables = [symbols, self.registers.to(symbols.dtype)]
         registers = torch.arange(len(symbols), len(symbols) + count, device=inputs.device)
         registers = registers.expand(len(context), -1)
         mask = None
         if self.void is None:
-            # RoPE is relative, so left padding needs a mask and nothing more.
+            # RoPE is relative, so left padding needs only a mask.
             mask = torch.cat([present, present.new_ones(len(context), count)], dim=1)
         else:
             tables.append(self.void.to(symbols.dtype)[None])
@@ -147,7 +146,7 @@ ENCODERS = {"bidirectional": BidirectionalEncoder, "causal": CausalEncoder}
 
 
 class Decoder(nn.Module):
-    """[memory, future inputs] through attention to the logits of the future targets.
+    """Attention over [memory, future inputs], to the logits of the future targets.
 
     Causal, it is the teacher's decoder; with no future inputs it is the RNN's readout, and then
     it may also be bidirectional.
@@ -168,7 +167,7 @@ class Decoder(nn.Module):
         future: Float[Tensor, "N K W"] | None = None,
         target_positions: Int[Tensor, "N A"] | None = None,
     ) -> Float[Tensor, "N F V"]:
-        """Logits of F = K + 1 targets, the first from the memory alone; or of `asked` ones."""
+        """Logits of F = K + 1 targets (the first from the memory alone), or of some of them."""
         x = self.from_memory(memory)
         first = x.shape[1] - 1  # the last memory position predicts the first target
         if future is not None:
@@ -177,23 +176,8 @@ class Decoder(nn.Module):
         return self.stack(x, queries=queries, causal=self.causal, head=self.head)
 
     def to_logits(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:
-        """Logits of what another stack has left."""
+        """Apply the final norm and head to hidden states of another stack."""
         return self.head(self.stack.norm(x))
-
-
-@runtime_checkable
-class FastDecode(Protocol):
-    """What an engine may put in the place of the reference, `Teacher.decode`."""
-
-    def serves(self, teacher: "Teacher", memory: Tensor) -> bool: ...
-
-    def __call__(
-        self,
-        teacher: "Teacher",
-        memory: Tensor,
-        future_inputs: Tensor,
-        target_positions: Tensor | None,
-    ) -> Tensor: ...
 
 
 class Teacher(nn.Module):
@@ -208,12 +192,11 @@ class Teacher(nn.Module):
         self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, vocab_size, memory_dim)
-        self.fast: FastDecode | None = None
+        self.fast: Any = None
 
     @property
     def receptive_field(self) -> int:
-        """How many tokens before a step its memory may depend on; of the causal encoder, every
-        layer looks back anew."""
+        """How many tokens back a memory depends on; every layer of the causal encoder adds some."""
         layers = self.config.encoder_layers if self.config.encoder == "causal" else 1
         return layers * (self.config.context_length - 1)
 
@@ -233,8 +216,8 @@ class Teacher(nn.Module):
     def encode_with_logits(
         self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"]
     ) -> tuple[Float[Tensor, "B S M D"], Float[Tensor, "B T V"]]:
-        """`encode`, and the logits of every token's target as the causal encoder's blocks but the
-        last can tell it, through the decoder's norm and head."""
+        """`encode`, and the logits of every token's target from the causal encoder's hidden states
+        before its last block, through the decoder's norm and head."""
         read = self.encoder(inputs, steps, self.embedding)
         assert read.tokens is not None, "the bidirectional encoder's tokens see the future"
         return self._memory(read, steps), self.decoder.to_logits(read.tokens)
@@ -249,9 +232,9 @@ class Teacher(nn.Module):
         future_inputs: Int[Tensor, "N K"],
         target_positions: Int[Tensor, "N A"] | None = None,
     ) -> Float[Tensor, "N F V"]:
-        """Logits of the K + 1 targets that follow the memory; the k-th has read k inputs.
+        """Logits of the K + 1 targets that follow the memory, the k-th after k inputs.
 
-        With `asked`, only of those targets: what the last block need not compute, it does not.
+        With `target_positions`, only of those targets; the last block skips all others.
         """
         if self.fast is not None and self.fast.serves(self, memory):
             return self.fast(self, memory, future_inputs, target_positions)

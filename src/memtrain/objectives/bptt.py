@@ -1,4 +1,4 @@
-"""Backpropagation through time: the baseline, and a last phase that can outgrow the teacher."""
+"""Backpropagation through time: the baseline, and a last stage that can surpass the teacher."""
 
 import torch
 from jaxtyping import Float, Int
@@ -40,8 +40,8 @@ class BPTT(Objective):
 
     @property
     def _repeatable(self) -> bool:
-        """Whether the same step computed twice is the same: a cell of the user's may have dropout,
-        and to put its random numbers back stalls a GPU."""
+        """Whether recomputing a step gives the same result. A user's cell may have dropout, and
+        restoring its random numbers would stall a GPU."""
         return isinstance(self.rnn.cell, Cell)
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
@@ -49,7 +49,7 @@ class BPTT(Objective):
         return Losses(loss, {"readout": loss.detach()})
 
     def _kept(self, batch: Batch) -> Float[Tensor, ""]:
-        """Unroll, keeping everything, then read all memories out at once."""
+        """Unroll, keep all activations, and read all memories out at once."""
         memory = self.rnn.empty_memory(len(batch.inputs))
         memories = []
         for chunk in batch.inputs.split(self.config.truncate or batch.inputs.shape[1], dim=1):
@@ -60,9 +60,9 @@ class BPTT(Objective):
         return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets, self.shard)
 
     def _recomputed(self, batch: Batch) -> Float[Tensor, ""]:
-        """Unroll in pieces of which only the last memory is kept; the rest is computed twice."""
+        """Unroll in pieces and keep only the last memory of each; the rest is recomputed."""
         memory = self.rnn.empty_memory(len(batch.inputs))
-        losses, asked = [], (batch.targets != IGNORE_INDEX).sum(dim=0)
+        losses, counts = [], (batch.targets != IGNORE_INDEX).sum(dim=0)
         for start, stop in self._pieces(batch.inputs.shape[1]):
             if self.config.truncate and start % self.config.truncate == 0:
                 memory = memory.detach()
@@ -74,12 +74,12 @@ class BPTT(Objective):
                 use_reentrant=False,
                 preserve_rng_state=not self._repeatable,
             )
-            losses.append(loss * asked[start:stop].sum())
-        total, count = torch.stack(losses).sum(), asked.sum()
+            losses.append(loss * counts[start:stop].sum())
+        total, count = torch.stack(losses).sum(), counts.sum()
         return self.shard.sum(total) / self.shard.sum(count).clamp(min=1)
 
     def _pieces(self, length: int) -> list[tuple[int, int]]:
-        """Where pieces begin and end: every `recompute` steps, and at cuts."""
+        """The bounds of pieces: every `recompute` steps, and where the gradient is cut."""
         cut = self.config.truncate or length
         starts = [
             start

@@ -1,10 +1,9 @@
-"""DAgger Memory Training: the cell meets its own mistakes, the teacher says what was right.
+"""DAgger Memory Training: the cell trains on its own rollouts, with the teacher's labels.
 
-The rollout runs without autograd. What trains is one step from each rolled-out memory towards
-the teacher's next memory, all steps at once; the teacher is frozen. The readout learns the
-targets from the same rolled-out memories, and its loss does not reach the cell. What can reach it,
-past the paper, is the teacher's decoder: `decode_weight` asks that the future be told from the
-cell's own steps.
+The rollout runs without autograd. One step from each rolled-out memory is trained towards the
+teacher's next memory, all steps at once; the teacher is frozen. The readout learns the targets from
+the same memories, and its loss does not reach the cell. Beyond the paper, `decode_weight` adds the
+decoding loss of the frozen teacher on the cell's memories.
 """
 
 import torch
@@ -38,7 +37,7 @@ class DMT(Objective):
         return {"cell": self.rnn.cell, "readout": self.rnn.readout}
 
     def tokens_needed(self) -> int:
-        """A rollout, a context where the teacher's memory is its start, a future to be told."""
+        """A rollout, a context if the teacher's memory is its start, a future if it is decoded."""
         config = self.config
         context = self.teacher.config.context_length if config.empty_start < 1 else 0
         future = config.future_length if config.decode_weight else 0
@@ -50,7 +49,7 @@ class DMT(Objective):
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         memory, steps = self._start(batch, generator)
-        # A rollout from the middle of a sequence may reach beyond its end; that part is idle.
+        # Steps of a rollout beyond the end of its sequence do not count.
         inside = steps < batch.inputs.shape[1]
         steps = steps.clamp(max=batch.inputs.shape[1] - 1)
         inputs = batch.inputs.gather(1, steps)
@@ -69,26 +68,28 @@ class DMT(Objective):
             predicted = self._segments(before, inputs, labelled)
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
         dynamics = dynamics_loss(predicted, labels, weight, self.shard)
-        read = self._read(steps.shape[1], generator, steps.device)
-        readout = readout_loss(self.rnn, rollout[:, read].detach(), targets[:, read], self.shard)
+        read_at = self._readout_steps(steps.shape[1], generator, steps.device)
+        readout = readout_loss(
+            self.rnn, rollout[:, read_at].detach(), targets[:, read_at], self.shard
+        )
         total = config.dynamics_weight * dynamics + config.readout_weight * readout
         parts = {"dynamics": dynamics.detach(), "readout": readout.detach()}
         if config.decode_weight:
-            # A step that is idle has no future: it lies beyond the end.
+            # A step that does not count is moved beyond the end, where it has no targets.
             real = inside[:, labelled] & (counts > 0)
             due = steps[:, labelled].where(real, batch.inputs.shape[1])
-            told = decode_futures(self.teacher, batch, predicted, due, config.future_length)
-            decode = told.loss(self.shard)
+            futures = decode_futures(self.teacher, batch, predicted, due, config.future_length)
+            decode = futures.loss(self.shard)
             total, parts["decode"] = total + config.decode_weight * decode, decode.detach()
         return Losses(total, parts)
 
     def _start(
         self, batch: Batch, generator: torch.Generator
     ) -> tuple[Float[Tensor, "B M D"], Int[Tensor, "B R"]]:
-        """The memory each rollout starts from, and the steps it goes through.
+        """The initial memory and the steps of each rollout.
 
         A rollout from the empty memory starts at the first input, one from the teacher's memory
-        after a random step; where the sequence has room, the whole rollout fits behind it.
+        after a random step, early enough for the whole rollout if the sequence is long enough.
         """
         rows, length = batch.inputs.shape
         device = batch.inputs.device
@@ -103,20 +104,20 @@ class DMT(Objective):
                 latest, (whole - empty, 1), generator=generator, device=generator.device
             ).to(device)
             after = self.shard.rows(torch.cat([drawn.new_zeros(empty, 1), drawn]))
-            # The last rows of the batch are taught; every part asks for one at least, since a
-            # teacher that is spread over processes answers all of them or none.
+            # The last rows of the batch start from the teacher. Every shard encodes at least one
+            # row, because all processes must take part when the teacher is sharded over them.
             taught = max(0, empty - self.shard.index * rows)
-            asking = min(taught, rows - 1)
+            encoded = min(taught, rows - 1)
             with torch.no_grad():
-                memories = self.teacher.encode(batch.inputs[asking:], after[asking:])[:, 0]
-            memory[taught:] = memories[taught - asking :]
+                memories = self.teacher.encode(batch.inputs[encoded:], after[encoded:])[:, 0]
+            memory[taught:] = memories[taught - encoded :]
             first[taught:] = after[taught:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
 
-    def _read(
+    def _readout_steps(
         self, rollout: int, generator: torch.Generator, device: torch.device
     ) -> slice | Int[Tensor, " S"]:
-        """Every `readout_stride`-th step from a random offset, always as many."""
+        """Every `readout_stride`-th step from a random offset; their number is constant."""
         stride = min(self.config.readout_stride, rollout)
         if stride == 1:
             return slice(None)
@@ -129,9 +130,9 @@ class DMT(Objective):
         inputs: Int[Tensor, "B R"],
         labelled: Int[Tensor, " S"],
     ) -> Float[Tensor, "B S M D"]:
-        """The last steps before each label again, with autograd, all segments side by side.
+        """Repeat the last steps before each label with autograd, all segments in parallel.
 
-        `before` are the memories that each step of the rollout starts from.
+        `before` holds the input memory of each step of the rollout.
         """
         length = self._segment(inputs.shape[1])
         first = labelled - (length - 1)
@@ -148,11 +149,11 @@ class DMT(Objective):
     ) -> tuple[Int[Tensor, " S"], Float[Tensor, " S"]]:
         """Every `label_stride`-th step from a random offset, and whether it counts.
 
-        Their number is always the same, so that nothing waits for the offset to be known.
+        Their number is constant, so that the host need not know the offset.
         """
         stride = min(self.config.label_stride, rollout)
         offset = torch.randint(stride, (), generator=generator, device=generator.device)
         labelled = offset.to(device) + torch.arange(0, rollout, stride, device=device)
         counts = (labelled < rollout).float()
-        # Every segment has room for its steps: one that would begin too early ends later.
+        # A segment that would begin before the rollout is moved to its start.
         return labelled.clamp(self._segment(rollout) - 1, rollout - 1), counts

@@ -1,4 +1,4 @@
-"""From sequences to windows: the timesteps to train, and the future of each."""
+"""The future of a timestep, and the losses of models that predict it."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ from memtrain.shapes import IGNORE_INDEX, Batch, Window
 
 
 def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -> Window:
-    """What the memories made after `steps` have to predict.
+    """The futures that the memories after `steps` have to predict.
 
-    A future that reaches beyond its sequence, at either end, has IGNORE_INDEX there.
-    The inputs there are arbitrary, since the decoder is causal and nothing reads them.
+    Targets beyond either end of a sequence are IGNORE_INDEX. Inputs there are arbitrary: the
+    decoder is causal, so no target depends on them.
     """
     length = batch.inputs.shape[1]
     future_length = min(future_length, length)
@@ -32,13 +32,13 @@ def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -
 def target_positions(
     targets: Int[Tensor, "N F"],
 ) -> tuple[Int[Tensor, "N A"], Int[Tensor, "N A"]]:
-    """Where each row has targets, and these targets; rows with fewer are filled up with others.
+    """The positions of each row's targets, and these targets; shorter rows are padded.
 
-    A is the largest number of targets in a row. Reading it stalls a GPU, so this is for the CPU.
+    A is the largest number of targets per row. Reading it would stall a GPU: for the CPU only.
     """
-    asked = targets != IGNORE_INDEX
-    most = max(1, int(asked.sum(dim=1).max()))
-    positions = asked.int().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    has_target = targets != IGNORE_INDEX
+    most = max(1, int(has_target.sum(dim=1).max()))
+    positions = has_target.int().sort(dim=1, descending=True, stable=True).indices[:, :most]
     return positions, targets.gather(1, positions)
 
 
@@ -50,29 +50,29 @@ def readout_loss(
 ) -> Float[Tensor, ""]:
     """L^dec of the RNN's readout.
 
-    On the CPU only memories at which a target is due are read out; to find these would stall a
-    GPU, which reads out all of them.
+    On the CPU, only memories that have a target are read out; finding them would stall a GPU, which
+    reads out all.
     """
     if targets.device.type == "cpu":
-        asked = targets != IGNORE_INDEX
-        memories, targets = memories[asked], targets[asked]
+        has_target = targets != IGNORE_INDEX
+        memories, targets = memories[has_target], targets[has_target]
     return decode_loss(rnn.predict(memories), targets, shard)
 
 
 class DecodedFutures(NamedTuple):
-    """What the teacher's decoder tells of the futures of N memories, and what they were."""
+    """The teacher's predictions of the futures of N memories, and the targets."""
 
     logits: Float[Tensor, "N A V"]
     targets: Int[Tensor, "N A"]
     first: Int[Tensor, "N _"]
-    """The targets again, but only each memory's first: it has to tell that unaided."""
+    """Only each memory's first target, which is predicted from the memory alone."""
 
     def loss(self, shard: BatchShard = WHOLE_BATCH) -> Float[Tensor, ""]:
-        """L^dec of all of them."""
+        """L^dec of all targets."""
         return decode_loss(self.logits, self.targets, shard)
 
     def next_loss(self, shard: BatchShard = WHOLE_BATCH) -> Float[Tensor, ""]:
-        """L^dec of the first ones."""
+        """L^dec of the first targets."""
         return decode_loss(self.logits[:, : self.first.shape[1]], self.first, shard)
 
 
@@ -83,7 +83,7 @@ def decode_futures(
     steps: Int[Tensor, "B S"],
     future_length: int,
 ) -> DecodedFutures:
-    """Ask the teacher's decoder for the futures of memories that were made after `steps`."""
+    """Decode the futures of memories that were made after `steps`."""
     window = gather_window(batch, steps, future_length)
     inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
     positions, first = None, targets[:, :1]

@@ -1,4 +1,4 @@
-"""One pure function an equation of the paper."""
+"""The paper's losses, one pure function per equation."""
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ def dynamics_loss(
 ) -> Float[Tensor, ""]:
     """L^dyn: mean squared error over every dimension of the memory.
 
-    With `weight`, rows count by it.
+    `weight` weighs the rows.
     """
     squared = (predicted.float() - memory.float()).square().mean(dim=(-1, -2))
     if weight is None:
@@ -39,11 +39,11 @@ def uniformity_loss(
 ) -> Float[Tensor, ""]:
     """L^unif: log of the mean Gaussian potential between memory tokens of unit length.
 
-    0 when all memories are one point, about -4 when they cover the sphere evenly. Pairs of a
-    token with itself are left out, and so is the empty memory; the paper's equation keeps the
-    former and omits the scaling.
+    0 when all memories are equal, about -4 when they cover the sphere evenly. Pairs of a token with
+    itself and the empty memory are excluded; the paper's equation keeps the former and omits the
+    scaling.
     """
-    # Distances of near tokens vanish in bf16, whatever the precision around this.
+    # Small distances vanish in bf16.
     with torch.autocast(memory.device.type, enabled=False):
         return _uniformity(memory.flatten(0, -2).float(), samples, generator)
 
@@ -52,8 +52,8 @@ def _uniformity(
     tokens: Float[Tensor, "N D"], samples: int, generator: torch.Generator
 ) -> Float[Tensor, ""]:
     if len(tokens) > samples:
-        chance = torch.rand(len(tokens), generator=generator, device=generator.device)
-        tokens = tokens[chance.topk(samples).indices.to(tokens.device)]
+        uniform = torch.rand(len(tokens), generator=generator, device=generator.device)
+        tokens = tokens[uniform.topk(samples).indices.to(tokens.device)]
     there = tokens.any(dim=-1)  # the empty memory has no direction
     pairs = there[:, None] & there & ~torch.eye(len(tokens), dtype=torch.bool, device=there.device)
     tokens = F.normalize(tokens, dim=-1)

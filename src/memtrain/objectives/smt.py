@@ -1,4 +1,4 @@
-"""Supervised Memory Training: the teacher learns what to remember, the cell how to update it.
+"""Supervised Memory Training: the teacher learns memories, the cell learns to update them.
 
 Nothing is unrolled. The cell is applied once to every pair (m_t, x_{t+1}), all pairs at once, so
 no gradient passes through more than one application of it.
@@ -45,7 +45,7 @@ class SMT(Objective):
 
     @property
     def applies_once(self) -> bool:
-        """A user's cell may do what it likes."""
+        """A user's cell may use a matrix several times."""
         built_in = type(self.rnn.cell) in CELL_CLASSES.values()
         once = self.config.dynamics_steps == 1 and not self.config.token_weight  # two heads
         return built_in and once
@@ -58,25 +58,25 @@ class SMT(Objective):
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
-        steps, asked = self._timesteps(batch, generator)
+        steps, decoded = self._timesteps(batch, generator)
         if config.token_weight:
-            memory, told_by_tokens = self.teacher.encode_with_logits(batch.inputs, steps)
+            memory, token_logits = self.teacher.encode_with_logits(batch.inputs, steps)
         else:
-            memory, told_by_tokens = self.teacher.encode(batch.inputs, steps), None
+            memory, token_logits = self.teacher.encode(batch.inputs, steps), None
         with self.overlap(urgent=True):
             dynamics = self._dynamics(batch, memory, steps, generator)
         with self.overlap():
-            everyones = self.shard.gather(memory)
-            uniformity = uniformity_loss(everyones, config.uniformity_samples, generator)
+            memories = self.shard.gather(memory)
+            uniformity = uniformity_loss(memories, config.uniformity_samples, generator)
         rows = torch.arange(len(steps), device=steps.device)[:, None]
-        told = decode_futures(
+        futures = decode_futures(
             self.teacher,
             batch,
-            memory[rows, asked],
-            steps.gather(1, asked),
+            memory[rows, decoded],
+            steps.gather(1, decoded),
             config.future_length,
         )
-        decode = told.loss(self.shard)
+        decode = futures.loss(self.shard)
         self.overlap.join()
         total = (
             config.decode_weight * decode
@@ -85,58 +85,60 @@ class SMT(Objective):
         )
         parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
         if config.next_weight:
-            parts["next"] = told.next_loss(self.shard)
+            parts["next"] = futures.next_loss(self.shard)
             total = total + config.next_weight * parts["next"]
-        if told_by_tokens is not None:
-            parts["token"] = decode_loss(told_by_tokens, batch.targets, self.shard)
+        if token_logits is not None:
+            parts["token"] = decode_loss(token_logits, batch.targets, self.shard)
             total = total + config.token_weight * parts["token"]
         return Losses(total, {name: shard.detach() for name, shard in parts.items()})
 
     def _timesteps(
         self, batch: Batch, generator: torch.Generator
     ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B A"]]:
-        """Consecutive steps to encode, and which of them the decoder is asked at (indices).
+        """Consecutive steps to encode, and the indices of those to decode.
 
-        Step -1 is the empty memory; with it, the first step of a sequence is one more pair.
+        Step -1 is the empty memory, which adds the pair of a sequence's first step.
         """
         rows, length = self.shard.whole(len(batch.inputs)), batch.inputs.shape[1]
         device = batch.inputs.device
         if self.stream and self.config.timesteps == 1:
-            steps, asked = self._stream_pair(rows, generator, device)
-            return self.shard.rows(steps), self.shard.rows(asked)
+            steps, decoded = self._stream_pair(rows, generator, device)
+            return self.shard.rows(steps), self.shard.rows(decoded)
         before = int(self.config.learn_start)
         states = length + before
         steps = torch.arange(-before, length, device=device).expand(rows, states)
-        asked = steps[:, before:] + before
+        decoded = steps[:, before:] + before
         if 0 < self.config.timesteps < states - 1:
-            # A run of steps on the ring of all states: so each state is as likely as any other.
+            # A run of steps on the ring of all states, so that all states are equally likely.
             begin = sample_steps(rows, 1, states, generator, device)
             pairs = max(self.config.timesteps, self.config.dynamics_steps)
             run = torch.arange(pairs + 1, device=device)
             steps = (begin + run) % states - before
-            asked = run[:-1].expand(rows, -1)
+            decoded = run[:-1].expand(rows, -1)
         count = self.config.decode_timesteps
-        if 0 < count < asked.shape[1]:
-            asked = asked.gather(1, sample_steps(rows, count, asked.shape[1], generator, device))
-        return self.shard.rows(steps), self.shard.rows(asked)
+        if 0 < count < decoded.shape[1]:
+            decoded = decoded.gather(
+                1, sample_steps(rows, count, decoded.shape[1], generator, device)
+            )
+        return self.shard.rows(steps), self.shard.rows(decoded)
 
     def _stream_pair(
         self, rows: int, generator: torch.Generator, device: torch.device
     ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B 1"]]:
-        """Two successive steps of each window of a stream (more with `dynamics_steps`): the first
-        with a whole context, in most rows.
+        """Two successive steps of each window of a stream (more with `dynamics_steps`).
 
-        Some rows have a context of random length, and a few start from the empty memory.
+        Most rows have a whole context, some one of random length, and a few start from the empty
+        memory.
         """
         context = self.teacher.config.context_length
         first = torch.full((rows, 1), context - 1, device=device)
         short = self.empty_start_rows(rows)
         first[:short] = sample_steps(short, 1, context, generator, device)
-        asked = torch.zeros_like(first)
+        decoded = torch.zeros_like(first)
         if self.config.learn_start:
             some = max(1, rows // 32)
-            first[:some], asked[:some] = -1, 1
-        return first + torch.arange(self.config.dynamics_steps + 1, device=device), asked
+            first[:some], decoded[:some] = -1, 1
+        return first + torch.arange(self.config.dynamics_steps + 1, device=device), decoded
 
     def _dynamics(
         self,
@@ -151,7 +153,7 @@ class SMT(Objective):
             memory = memory.detach()
         before, after = steps[:, :-1], steps[:, 1:]
         token = batch.inputs.gather(1, after.clamp(min=0))
-        # Where the run of steps goes from the sequence's end to its start, there is no step.
+        # From the end of the sequence back to its start there is no step.
         real = (after == before + 1).float()
         weight = real.where(before >= 0, real * config.start_weight)
         length = config.dynamics_steps
@@ -180,7 +182,7 @@ class SMT(Objective):
         largest = self.config.memory_noise
         if not largest:
             return memory
-        rows = self.shard.whole(len(memory))  # every shard draws for all, and takes its rows
+        rows = self.shard.whole(len(memory))  # every shard draws for the whole batch
         drawn = {"generator": generator, "device": generator.device}
         deviation = largest * torch.rand(rows, 1, 1, **drawn)
         noise = deviation * torch.randn(rows, *memory.shape[1:], **drawn)
