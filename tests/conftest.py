@@ -20,6 +20,7 @@ from memtrain.config import (
     RunConfig,
     SMTConfig,
     TeacherConfig,
+    model_shapes,
 )
 from memtrain.models.cells import build_cell
 from memtrain.models.rnn import RNN
@@ -40,16 +41,16 @@ ENCODERS = ("bidirectional", "causal")
 TINY = RunConfig(
     name="tiny",
     data=Retrieval(sequence_length=6, vocab_size=4),
-    teacher=TeacherConfig(
+    **model_shapes(
         encoder="causal",
         context_length=6,
         width=16,
-        encoder_layers=1,
-        decoder_layers=1,
+        layers=(1, 1, 1),
         heads=2,
         head_dim=8,
+        memory_tokens=2,
+        memory_dim=8,
     ),
-    cell=CellConfig(memory_tokens=2, memory_dim=8, width=16, layers=1, heads=2, head_dim=8),
     smt=SMTConfig(steps=12, batch_size=4, timesteps=0, future_length=6, learning_rate=1e-2),
     dmt=DMTConfig(steps=8, batch_size=4, learning_rate=1e-3),
     bptt=BPTTConfig(steps=4, batch_size=4),

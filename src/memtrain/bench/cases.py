@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from memtrain.config import BPTTConfig, CellConfig, DMTConfig, RunConfig, SMTConfig, TeacherConfig
+from memtrain.config import BPTTConfig, DMTConfig, RunConfig, SMTConfig, TeacherConfig, model_shapes
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
@@ -90,16 +90,15 @@ def models(size: str) -> RunConfig:
         )
     return RunConfig(
         name="bench",
-        teacher=TeacherConfig(
+        **model_shapes(
             padding="void",
             context_length=32,
             width=32,
-            encoder_layers=2,
-            decoder_layers=1,
+            layers=(2, 1, 2),
             heads=2,
             head_dim=16,
+            memory_tokens=4,
         ),
-        cell=CellConfig(memory_tokens=4, memory_dim=32, width=32, layers=2, heads=2, head_dim=16),
         smt=SMTConfig(steps=FOREVER, batch_size=16, future_length=8),
     )
 

@@ -13,6 +13,7 @@ from memtrain.config import (
     SMTConfig,
     Stream,
     TeacherConfig,
+    model_shapes,
 )
 from memtrain.config.stages import STREAM_ROLLOUT
 from memtrain.paper.base import Job, Setup
@@ -44,24 +45,15 @@ def synthetic(
         name=data.kind,
         seed=seed,
         data=data,
-        teacher=TeacherConfig(
+        **model_shapes(
             encoder=setup.pick(
                 smoke="causal", cpu="causal", gpu="bidirectional", paper="bidirectional"
             ),
-            context_length=256,
             width=width,
-            encoder_layers=2 * layers,
-            decoder_layers=layers,
+            layers=(2 * layers, layers, layers),
             heads=heads,
             head_dim=head_dim,
-        ),
-        cell=CellConfig(
             memory_tokens=memory_tokens,
-            memory_dim=width,
-            width=width,
-            layers=layers,
-            heads=heads,
-            head_dim=head_dim,
         ),
         smt=SMTConfig(
             steps=steps,
