@@ -1,7 +1,7 @@
 """Recipes: functions that return a whole RunConfig. `memtrain train NAME` runs one.
 
-A recipe is a starting point: every field of what it returns can be changed, on the command line
-(`--smt.steps 2000`) or with `dataclasses.replace`.
+A recipe is a starting point: every field can be changed, on the command line (`--smt.steps 2000`)
+or with `dataclasses.replace`.
 """
 
 from collections.abc import Callable
@@ -9,51 +9,21 @@ from inspect import signature
 
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError, did_you_mean
-from memtrain.recipes.datasets import (
-    digits,
-    images,
-    mnist,
-    mnist_small,
-    sketchy,
-    text,
-    tinystories,
-    tokens,
+from memtrain.recipes import datasets, synthetic
+
+_MAKERS: tuple[Callable[..., RunConfig], ...] = (
+    *(synthetic.retrieval, synthetic.retrieval_bptt, synthetic.copy, synthetic.stack),
+    *(synthetic.recall, synthetic.arithmetic, datasets.digits, datasets.mnist),
+    *(datasets.mnist_small, datasets.tinystories, datasets.sketchy, datasets.text),
+    *(datasets.images, datasets.tokens, synthetic.custom),
 )
-from memtrain.recipes.synthetic import (
-    arithmetic,
-    copy,
-    custom,
-    recall,
-    retrieval,
-    retrieval_bptt,
-    stack,
-)
-
-RECIPES: dict[str, Callable[..., RunConfig]] = {
-    "retrieval": retrieval,
-    "retrieval-bptt": retrieval_bptt,
-    "copy": copy,
-    "stack": stack,
-    "recall": recall,
-    "arithmetic": arithmetic,
-    "digits": digits,
-    "mnist": mnist,
-    "mnist-small": mnist_small,
-    "tinystories": tinystories,
-    "sketchy": sketchy,
-    "text": text,
-    "images": images,
-    "tokens": tokens,
-    "custom": custom,
-}
-
-
+RECIPES = {make.__name__.replace("_", "-"): make for make in _MAKERS}
 STREAMS: dict[str, str] = {
     name: signature(make).parameters["size"].default
     for name, make in RECIPES.items()
     if "size" in signature(make).parameters
 }
-"""The recipes of real data, which come in sizes, and their usual size."""
+"""The recipes for real data, which have several sizes, and their default size."""
 
 
 def recipe(

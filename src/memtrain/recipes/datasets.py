@@ -1,7 +1,7 @@
-"""Real data, at a size that fits the machine (sizes.py).
+"""Recipes for real data, at a size that fits the machine (sizes.py).
 
 Sizes with the paper's bidirectional encoder are trained as in the paper, for GPUs; those with the
-causal one in a way that is quick on a CPU. Each can be trained by BPTT instead, for comparison.
+causal one in a way that is fast on a CPU. Each can be trained by BPTT instead, for comparison.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from memtrain.recipes.sizes import Size, cell_of_kind, size_named
 
 METHODS = ("smt-dmt", "bptt")
 TEXT = ("tinystories", "text")
-"""Characters want other weights than pixels: docs/RESULTS.md, marks, and docs/LOG.md."""
+"""Characters need other weights than pixels (docs/RESULTS.md and docs/LOG.md)."""
 
 
 def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) -> RunConfig:
@@ -32,7 +32,7 @@ def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) 
     shape = size_named(size)
     make = _paper if shape.teacher.encoder == "bidirectional" else _laptop
     config = replace(make(name, data, shape), cell=cell_of_kind(shape, cell))
-    if cell == "gru":  # its states stay below RMS 1
+    if cell == "gru":  # its states cannot reach RMS 1
         config = replace(config, teacher=replace(config.teacher, normalize_memory=False))
     return _by_bptt(config) if method == "bptt" else config
 
@@ -40,11 +40,11 @@ def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) 
 def _by_bptt(config: RunConfig) -> RunConfig:
     """The same data, cell and readout trained by BPTT alone, for as many steps.
 
-    Batches are SMT's, 128 at the paper's size, sequences as long as DMT's rollouts, 256. Steps take
-    far longer than SMT's: for equal seconds set `bptt.seconds`. The rates were the best of three
-    at the paper's size (docs/RESULTS.md); of a GRU on text three times that was better still.
+    Batches have the size of SMT's, sequences the length of DMT's rollouts. A step takes far longer
+    than SMT's; for equal time set `bptt.seconds`. The learning rates were the best of three at the
+    paper's size (docs/RESULTS.md); for a GRU on text, three times as much was better still.
     """
-    timid = config.teacher.encoder == "bidirectional" and config.cell.kind != "gru"
+    small_rate = config.teacher.encoder == "bidirectional" and config.cell.kind != "gru"
     return RunConfig(
         name=f"{config.name}-bptt",
         data=config.data,
@@ -53,7 +53,7 @@ def _by_bptt(config: RunConfig) -> RunConfig:
         bptt=BPTTConfig(
             steps=config.smt.steps + config.dmt.steps,
             batch_size=config.smt.batch_size,
-            learning_rate=3e-4 if timid else 1e-3,
+            learning_rate=3e-4 if small_rate else 1e-3,
             warmup=0.05,
             schedule="cosine",
             sequence_length=config.dmt.rollout_length,
@@ -64,13 +64,13 @@ def _by_bptt(config: RunConfig) -> RunConfig:
 
 
 def _paper(name: str, data: Stream, size: Size) -> RunConfig:
-    """The paper's models; the RNN also learns to start from nothing.
+    """The paper's models; the RNN also learns to start from the empty memory.
 
-    A higher rate that falls with a cosine needs fewer steps than the paper's constant one (150,000
-    at 3e-4); the next target counts for more, of text most. DMT goes past the paper: rollouts start
-    from the empty memory too, labels stand at every 16th step, gradients pass through the 8 steps
-    before each, the teacher's decoder reads what they lead to, and there are more steps. The
-    readout learns at every 4th step.
+    A higher learning rate with a cosine schedule needs fewer steps than the paper's constant one
+    (150,000 at 3e-4); the next target has more weight, most for text. DMT extends the paper's: some
+    rollouts start from the empty memory, every 16th step is labelled, gradients pass through the
+    8 steps before each label, a decoding loss is added, and there are more steps. The readout is
+    trained at every 4th step.
     """
     return RunConfig(
         name=name,
@@ -121,8 +121,8 @@ def sketchy(size: str = "paper", method: str = "smt-dmt", cell: str = "transform
 def _laptop(name: str, data: Stream, size: Size) -> RunConfig:
     """Small models and the causal encoder: minutes on two cores, seconds on a GPU.
 
-    Every window is a sequence that starts from the empty memory. Of text the encoder learns at all
-    tokens, and DMT holds the cell less to the teacher's memories, at a higher rate (docs/LOG.md).
+    Every window is a sequence that starts from the empty memory. On text, the encoder is trained at
+    every token, and DMT has a smaller dynamics weight and a higher learning rate (docs/LOG.md).
     """
     is_text = name in TEXT
     return RunConfig(
@@ -172,7 +172,7 @@ def tokens(size: str = "small", method: str = "smt-dmt", cell: str = "transforme
 
 
 def digits() -> RunConfig:
-    """Draw 8x8 digits pixel by pixel from an empty memory. Seven or eight minutes on two cores."""
+    """8x8 digits, pixel by pixel from the empty memory. Seven or eight minutes on two cores."""
     return RunConfig(
         name="digits",
         data=Digits(),
@@ -214,11 +214,10 @@ PATCHES = 14 * 14
 
 
 def mnist_small() -> RunConfig:
-    """The digits that `memtrain generate mnist-small` draws: MNIST in 2x2 patches of 4 greys.
+    """The bundled model of `memtrain generate mnist-small`: MNIST in 2x2 patches of 4 greys.
 
-    It learns what `memtrain data mnist --data-dir FOLDER --out data/mnist-small --option levels 4
-    patch 2` prepared, 196 patches an image. Every sequence is an image from its first patch on, and
-    the teacher sees all of it.
+    Data: `memtrain data mnist --data-dir FOLDER --out data/mnist-small --option levels 4 patch 2`,
+    196 patches per image. Every sequence is a whole image, and the teacher sees all of it.
     """
     return RunConfig(
         name="mnist-small",
