@@ -403,6 +403,8 @@ def test_a_folder_without_meta_is_not_a_store(tmp_path: Path):
         (lambda m: m.update(notes="one"), "notes='one': must be a list"),
         (lambda m: m.update(notes=[1]), "notes=1: must be a string"),
         (lambda m: m.update(picture={"height": 2}), "picture.width: missing"),
+        (lambda m: m.pop("text"), "text: missing"),
+        (lambda m: m.pop("separator"), "separator: missing"),
         (lambda m: m.update(document_length=2), "does not hold 2 documents"),
         (lambda m: m.update(splits={"train": {}}), "splits: must be train and test"),
         (lambda m: m["splits"].update(train=5), "train: 5: must be a JSON object"),

@@ -13,7 +13,7 @@ import io
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +225,12 @@ def _read_meta(folder: Path) -> tuple[StoreMeta, dict[str, SplitInfo]]:
         raise MemtrainError(f"version {version}, this memtrain reads version {STORE_VERSION}")
     dtype, splits = plain.pop("dtype", None), plain.pop("splits", None)
     meta = structure(plain, StoreMeta, "meta.json")
+    # A writer leaves no field out: a default here would hide damage.
+    missing = [name for name in asdict(meta) if name not in plain]
+    if meta.picture is not None:
+        missing += [f"picture.{key}" for key in asdict(meta.picture) if key not in plain["picture"]]
+    if missing:
+        raise MemtrainError(f"meta.json: {missing[0]}: missing")
     if dtype != meta.dtype.name:
         raise MemtrainError(
             f"meta.json: dtype {dtype!r}: {meta.vocab_size} tokens are stored as {meta.dtype.name}"
