@@ -28,7 +28,7 @@ def test_threads_spin_briefly_unless_torch_is_imported_or_the_user_has_chosen():
         assert environment == expected
 
 
-def test_commands_set_it_before_torch_is_imported():
+def test_commands_set_the_thread_spinning_before_torch_is_imported():
     code = (
         "import sys, os; os.environ.pop('GOMP_SPINCOUNT', None)\n"
         "from memtrain.cli import main\n"

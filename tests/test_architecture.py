@@ -63,7 +63,7 @@ def test_imports_go_one_way(path: Path):
         assert other == here or RANK[other] > RANK[here], f"{here} imports {other}"
 
 
-def test_at_most_six_modules_are_loose_on_the_top_level():
+def test_at_most_six_modules_are_at_the_top_level():
     assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 

@@ -38,7 +38,7 @@ def test_read_is_bounded(tmp_path):
         read_bytes(path, 10)
 
 
-def test_read_refuses_what_is_not_utf8_or_json(tmp_path):
+def test_read_refuses_invalid_utf8_and_json(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(b"\xff")
     with pytest.raises(MemtrainError, match="not UTF-8"):
@@ -57,7 +57,7 @@ def test_strict_json_has_no_repeated_keys_and_no_nan(tmp_path, text):
         read_json(path, 100)
 
 
-def test_json_lines_leaves_out_a_torn_last_line(tmp_path):
+def test_json_lines_ignores_a_truncated_last_line(tmp_path):
     lines = JsonLines(tmp_path / "a.jsonl", 1000, 20)
     assert lines.read() == [] and lines.length() == 0 and lines.truncate() == 0
     lines.append({"a": 1})
@@ -74,7 +74,7 @@ def test_json_lines_leaves_out_a_torn_last_line(tmp_path):
     assert lines.lost == len('{"a": 1}\n3\n')
 
 
-def test_json_lines_are_truncated_far_from_their_last_line_end(tmp_path):
+def test_json_lines_are_truncated_at_a_distant_line_end(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"1\n" + b"x" * 200_000)
     assert JsonLines(path, 10).truncate() == 2
@@ -158,7 +158,7 @@ def test_links_are_not_followed_to_write(tmp_path, opener):
     assert (tmp_path / "outside").read_bytes() == b"mine"
 
 
-def test_links_on_the_way_are_refused_below_the_root_only(tmp_path):
+def test_parent_links_are_refused_below_the_root_only(tmp_path):
     (tmp_path / "real" / "run").mkdir(parents=True)
     (tmp_path / "runs").symlink_to("real")
     root = tmp_path / "runs" / "run"
@@ -182,7 +182,7 @@ with locked(Path(sys.argv[1]), "busy"):
 """
 
 
-def test_lock_names_its_holder_and_ends_with_it(tmp_path):
+def test_lock_names_its_holder_and_is_released_at_its_exit(tmp_path):
     path = tmp_path / "lock"
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
@@ -195,7 +195,7 @@ def test_lock_names_its_holder_and_ends_with_it(tmp_path):
         assert str(os.getpid()) in path.read_text()
 
 
-def test_a_lock_that_is_not_kept_excludes_all_who_wait_for_it(tmp_path):
+def test_a_lock_whose_file_is_removed_still_excludes_all_waiters(tmp_path):
     """Also those who wait for a file that its holder removes."""
     path, inside, most = tmp_path / "lock", [], []
 
@@ -215,7 +215,7 @@ def test_a_lock_that_is_not_kept_excludes_all_who_wait_for_it(tmp_path):
     assert max(most) == 1 and len(most) == 80 and not path.exists()
 
 
-def test_control_characters_are_written_out():
+def test_control_characters_are_escaped():
     assert printable("plain ü\n\t") == "plain ü\n\t"
     assert printable("\x1b]0;x\x07") == "\\x1b]0;x\\x07"
     assert printable("a\u202eb\x9b\udcff") == "a\\u202eb\\x9b\\udcff"

@@ -102,12 +102,12 @@ def altered(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_difference_is_told_with_its_place(found: dict[str, Any], said: str):
+def test_a_difference_is_reported_with_its_location(found: dict[str, Any], said: str):
     assert goldens.compare(RECORDED, copy.deepcopy(RECORDED)) is None
     assert said in str(goldens.compare(RECORDED, found))
 
 
-def test_close_numbers_are_equal_within_the_tolerance_alone():
+def test_close_numbers_are_equal_only_within_the_tolerance():
     stages = {"smt": {"loss": "0x1.8p+0 0x1.40001p+0", "total_tokens": "0x1p+4"}}
     assert goldens.compare(RECORDED, altered(stages=stages), close=1e-5) is None
     assert goldens.compare(RECORDED, altered(stages=stages), close=1e-7) is not None

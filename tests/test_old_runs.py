@@ -70,7 +70,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @all_runs
-def test_an_old_run_opens_and_evaluates_as_it_did(folder: Path):
+def test_an_old_run_opens_and_evaluates_to_the_recorded_scores(folder: Path):
     run = memtrain.Run.open(folder)
     expected = EXPECTED[folder.name]["opened"]["evaluation"]
     assert run.finished == (folder.name not in INTERRUPTED)
@@ -78,7 +78,7 @@ def test_an_old_run_opens_and_evaluates_as_it_did(folder: Path):
 
 
 @interrupted_runs
-def test_an_old_run_that_was_interrupted_resumes_as_it_would_have(folder: Path):
+def test_an_interrupted_old_run_resumes_to_the_recorded_result(folder: Path):
     before, expected = metrics(folder), EXPECTED[folder.name]
     run = memtrain.Run.open(folder).train(memtrain.Reporter())
     assert run.finished
@@ -105,7 +105,7 @@ def test_the_best_checkpoint_of_an_old_run_loads(folder: Path):
     memtrain.load_rnn(folder, best=True)
 
 
-def test_an_old_run_of_pictures_writes_what_it_wrote():
+def test_an_old_run_of_images_generates_the_recorded_samples():
     model = memtrain.load_rnn(OLD / "digits")
     written = memtrain.generate(model, temperature=0.0)
     assert np.array_equal(written.tokens[0], EXPECTED["digits"]["opened"]["written"])

@@ -27,14 +27,14 @@ TeacherConfig check_used
 
 
 @pytest.mark.parametrize("name", NAMES.split())
-def test_a_public_name_can_be_had(name: str):
+def test_public_names_can_be_imported(name: str):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         assert getattr(memtrain, name) is not None
 
 
 @pytest.mark.parametrize("name", CONFIG_NAMES.split())
-def test_a_name_of_the_config_can_be_had(name: str):
+def test_config_names_can_be_imported(name: str):
     import memtrain.config
 
     with warnings.catch_warnings():
@@ -42,11 +42,11 @@ def test_a_name_of_the_config_can_be_had(name: str):
         assert getattr(memtrain.config, name) is not None
 
 
-def test_every_name_that_is_offered_is_on_the_list():
+def test_every_exported_name_is_listed():
     assert set(memtrain.__all__) <= set(NAMES.split())
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         memtrain.nothing  # noqa: B018
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_python_example_runs_as_it_stands(tmp_path: Path, monkeypatch):
+def test_the_python_example_runs_unchanged(tmp_path: Path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 24
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 180
 
 
-def test_the_map_names_every_folder_and_no_file_that_is_gone():
+def test_the_file_tree_names_every_folder_and_only_existing_files():
     section = README.split("## Where things are")[1].split("## ")[0]
     assert len(section.strip().splitlines()) <= 25
     package = ROOT / "src/memtrain"
@@ -63,7 +63,7 @@ def test_the_map_names_every_folder_and_no_file_that_is_gone():
         assert (package / name).exists() or (ROOT / name).exists(), name
 
 
-def test_the_way_to_a_training_step_is_as_described():
+def test_the_call_path_to_a_training_step_is_as_described():
     way = re.search(r"A training step is reached by\s+(.*?)\.\n", README, flags=re.DOTALL)
     assert way
     names = re.findall(r"`([^`]+)`", way[1])
@@ -89,7 +89,7 @@ def test_docs_are_wrapped(path: Path):
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
-def test_files_that_docs_name_exist(path: Path):
+def test_files_named_in_docs_exist(path: Path):
     text = path.read_text()
     history = path.name == "LOG.md"  # names modules as they were
     for name in [] if history else re.findall(r"(?<![\w/])((?:\w+/)+\w+\.py)\b", text):
@@ -98,7 +98,7 @@ def test_files_that_docs_name_exist(path: Path):
         assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-def test_options_named_exist():
+def test_options_named_in_docs_exist():
     """Every --option of the README is known to a command or is a field of a config."""
     known = {"--" + name.replace("_", "-") for name in _fields(memtrain.RunConfig)}
     source = "\n".join(path.read_text() for path in (ROOT / "src/memtrain/cli").glob("*.py"))
@@ -119,12 +119,12 @@ def _fields(config: type, prefix: str = "") -> set[str]:
     return names
 
 
-def test_pictures_named_are_there():
+def test_linked_images_exist():
     for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
         assert (ROOT / path).is_file(), path
 
 
-def test_the_options_of_each_kind_of_data_are_those_that_there_are():
+def test_the_documented_options_of_each_kind_of_data_are_complete():
     for name, function in (
         ("text", prepare_text),
         ("images", prepare_images),

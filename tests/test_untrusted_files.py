@@ -113,7 +113,7 @@ def test_models_beyond_the_machine_are_refused_before_memory_is_taken(tmp_path: 
 
 
 @pytest.mark.parametrize("digits", [10, 30, 4000])
-def test_numbers_beyond_any_use_are_refused_at_once(digits: int):
+def test_absurd_numbers_are_refused_at_once(digits: int):
     with pytest.raises(MemtrainError, match="key_symbols=.*: must be at most"):
         Recall(key_symbols=10**digits, key_length=4096)
     text = to_json(TINY).replace('"memory_tokens": 2', '"memory_tokens": ' + "9" * (digits + 500))
@@ -121,7 +121,7 @@ def test_numbers_beyond_any_use_are_refused_at_once(digits: int):
         from_json(text)
 
 
-def test_a_config_too_large_to_be_one_is_not_read(run: Path):
+def test_an_oversized_config_is_not_read(run: Path):
     with (run / "config.json").open("wb") as file:
         file.truncate(2**40)
     with pytest.raises(MemtrainError, match="larger than"):
@@ -152,7 +152,7 @@ def test_an_image_of_50000_by_50000_pixels_is_refused_from_its_header(tmp_path: 
         prepare_path(tmp_path / "pictures", tmp_path / "out")
 
 
-def test_a_zip_that_points_outside_writes_nothing(tmp_path: Path):
+def test_a_zip_with_paths_outside_its_folder_writes_nothing(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
         archive.writestr("../escaped.png", b"")
     before = sorted(tmp_path.parent.iterdir())
@@ -162,7 +162,7 @@ def test_a_zip_that_points_outside_writes_nothing(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.zip"]
 
 
-def test_a_gzipped_text_that_grows_a_thousandfold_is_given_up(tmp_path: Path):
+def test_a_gzip_bomb_is_refused(tmp_path: Path):
     stream = io.BytesIO()
     with gzip.open(stream, "wb") as file:
         for _ in range(80):
@@ -194,7 +194,7 @@ PLAIN = json.loads(to_json(TINY))
 
 
 @given(st.sampled_from(paths_of(PLAIN)), JSON)
-def test_a_config_with_any_value_anywhere_is_taken_or_refused_in_words(path: tuple, value):
+def test_a_config_with_any_value_anywhere_is_accepted_or_refused_with_a_reason(path: tuple, value):
     plain = json.loads(to_json(TINY))
     place = plain
     for key in path[:-1]:
@@ -234,7 +234,9 @@ def test_any_arguments_end_in_an_exit_status(tmp_path: Path, monkeypatch, capsys
 @given(
     st.sampled_from([".txt", ".txt.gz", ".npy", ".zip", ".parquet", ""]), st.binary(max_size=200)
 )
-def test_any_bytes_as_a_data_file_are_taken_or_refused_in_words(tmp_path: Path, suffix, content):
+def test_any_bytes_as_a_data_file_are_accepted_or_refused_with_a_reason(
+    tmp_path: Path, suffix, content
+):
     heads = {".gz": b"\x1f\x8b\x08", ".npy": b"\x93NUMPY\x01\x00", ".zip": b"PK\x03\x04"}
     path = tmp_path / f"file{suffix}"
     path.write_bytes(heads.get(path.suffix, b"") + content)
@@ -258,11 +260,11 @@ def script(*arguments: str) -> str:
     return done.stdout
 
 
-def test_a_hundred_damaged_files_are_taken_or_refused_in_words():
+def test_a_hundred_damaged_files_are_accepted_or_refused_with_a_reason():
     assert "100 cases, 0 failed" in script("fuzz.py", "--cases", "100", "--seed", "3")
 
 
-def test_a_run_that_is_killed_over_and_over_ends_as_if_it_never_was(tmp_path: Path):
+def test_a_repeatedly_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path):
     folder = str(tmp_path / "kills")
     said = script("kill_test.py", "--kills", "3", "--steps", "20", "--folder", folder)
     assert "3 of 3 kills resumed" in said

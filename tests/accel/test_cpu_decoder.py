@@ -31,7 +31,7 @@ def random_teacher(layers: int, memory_tokens: int, memory_dim: int) -> Teacher:
     [(1, 1, 8, 6), (1, 3, 12, 4), (2, 2, 8, 4), (3, 2, 8, 3), (1, 2, 8, 0)],
     ids=lambda shape: "L{}-M{}-D{}-K{}".format(*shape),
 )
-def test_logits_and_gradients_are_those_of_the_plain_decoder(shape, targets):
+def test_logits_and_gradients_equal_the_plain_decoder(shape, targets):
     layers, memory_tokens, memory_dim, length = shape
     teacher = random_teacher(layers, memory_tokens, memory_dim)
     memory = torch.randn(7, memory_tokens, memory_dim, dtype=torch.float64, requires_grad=True)
@@ -52,7 +52,7 @@ def test_logits_and_gradients_are_those_of_the_plain_decoder(shape, targets):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
 
 
-def test_it_serves_where_there_are_fewer_symbols_than_futures():
+def test_used_only_with_fewer_symbols_than_futures():
     teacher, fast = random_teacher(1, 1, 8), VocabProjectedDecoder()
     assert fast.serves(teacher, torch.zeros(6, 1, 8))
     assert not fast.serves(teacher, torch.zeros(5, 1, 8))

@@ -45,13 +45,13 @@ def random_start(shape: tuple[int, ...], vocab_size: int = 3) -> tuple[Tensor, T
 
 @every_shape
 @symbols
-def test_memories_and_gradients_are_those_of_the_loop(shape, vocab_size):
+def test_memories_and_gradients_equal_the_loop(shape, vocab_size):
     cell = random_cell(shape, vocab_size)
     assert_unrolls_as_the_loop(FusedUnroll(), cell, *random_start(shape, vocab_size))
 
 
 @every_shape
-def test_without_a_gradient_the_memories_are_the_same(shape):
+def test_memories_without_gradients_equal_the_loop(shape):
     cell = random_cell(shape)
     inputs, memory = random_start(shape)
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_without_a_gradient_the_memories_are_the_same(shape):
         torch.testing.assert_close(found, plain_loop(cell, inputs, memory), rtol=1e-9, atol=1e-9)
 
 
-def test_from_the_zero_memory_gradients_are_finite():
+def test_gradients_from_the_zero_memory_are_finite():
     shape = SHAPES["M2-D6-W8-L1-B3-T7"]
     cell = random_cell(shape)
     inputs, memory = random_start(shape)
@@ -77,7 +77,7 @@ class TestRNN:
         loops(rnn).unroller = FusedUnroll()
         return rnn
 
-    def test_following_ends_where_the_loop_ends(self):
+    def test_follow_ends_with_the_memory_of_the_loop(self):
         cell = random_cell(self.shape)
         inputs, memory = torch.randint(3, (2, 4)), random_start(self.shape)[1]
         expected = plain_loop(cell, inputs, memory)[:, -1]
@@ -86,7 +86,7 @@ class TestRNN:
         rnn.fast = None
         assert torch.equal(rnn.unroll_last(inputs, memory), expected)
 
-    def test_another_cell_is_taken_as_it_is(self):
+    def test_other_cells_are_not_replaced(self):
         class Doubled(TransformerCell):
             def forward(self, memory: Tensor, token: Tensor) -> Tensor:
                 return 2 * super().forward(memory, token)
@@ -96,7 +96,7 @@ class TestRNN:
         inputs, memory = random_start(self.shape)
         assert torch.equal(self.rnn(cell).unroll(inputs, memory), plain_loop(cell, inputs, memory))
 
-    def test_under_autocast_the_loop_is_taken(self):
+    def test_autocast_falls_back_to_the_loop(self):
         cell = random_cell(self.shape).float()
         inputs, memory = random_start(self.shape)
         memory = memory.float()
@@ -121,13 +121,13 @@ def random_gru_start(cell: GRUCell) -> tuple[Tensor, Tensor]:
 
 
 @every_depth
-def test_of_a_gru_memories_and_gradients_are_those_of_the_loop(layers):
+def test_gru_memories_and_gradients_equal_the_loop(layers):
     cell = random_gru(layers)
     assert_unrolls_as_the_loop(UnrolledGRU(), cell, *random_gru_start(cell))
 
 
 @every_depth
-def test_of_a_gru_without_a_gradient_the_memories_are_the_same(layers):
+def test_gru_memories_without_gradients_equal_the_loop(layers):
     cell = random_gru(layers)
     inputs, memory = random_gru_start(cell)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_autocast_does_not_round_the_state():
         assert cell(memory.bfloat16(), inputs[:, 0]).dtype == torch.float32
 
 
-def test_an_engine_gives_it_to_our_gru_alone():
+def test_engine_attaches_it_to_our_gru_only():
     class Doubled(GRUCell):
         def forward(self, memory: Tensor, token: Tensor) -> Tensor:
             return 2 * super().forward(memory, token)

@@ -113,7 +113,7 @@ class TestRollouts:
         assert chosen == [Sampler()] * len(set(chunk_sizes(length)))
 
 
-def test_a_cell_that_trains_has_graphs_of_its_own(rnn):
+def test_training_and_inference_use_separate_graphs(rnn):
     loops(rnn).graphs = graphed = GraphedRollouts(rnn, nullcontext, idle_kernels(rnn))
     for mode in (True, False, True):
         rnn.train(mode)

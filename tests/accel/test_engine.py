@@ -18,7 +18,7 @@ from memtrain.errors import MemtrainError
 from memtrain.models.layers import Block, Rotary
 
 
-def test_auto_takes_what_there_is():
+def test_auto_picks_the_available_device():
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert pick_device("auto").type == expected
 
@@ -38,7 +38,7 @@ def test_bf16_computes_in_bf16_and_fp32_does_not():
         assert layer(x).dtype == torch.float32
 
 
-def test_no_more_threads_than_cores(monkeypatch):
+def test_threads_do_not_exceed_cores(monkeypatch):
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     Engine(EngineConfig(device="cpu", threads=4096)).apply_globals()
@@ -62,7 +62,7 @@ class Kernels:
         return x
 
 
-def test_a_block_uses_what_it_is_given():
+def test_block_uses_the_attached_fast_path():
     block, rotary, x = Block(8, 2, 4), Rotary(4), torch.zeros(2, 3, 8)
     block.fast = Kernels()
     stream, update = block(x, None, rotary)
@@ -72,7 +72,7 @@ def test_a_block_uses_what_it_is_given():
     assert torch.equal(stream, x + 1)
 
 
-def test_the_reference_is_free_of_what_makes_models_fast():
+def test_reference_has_no_fast_paths():
     models = torch.nn.ModuleList([Block(8, 2, 4), torch.nn.Linear(2, 2)])
     block = models[0]
     assert isinstance(block, Block)
@@ -84,7 +84,7 @@ def test_the_reference_is_free_of_what_makes_models_fast():
     assert block.fast is given
 
 
-def test_deterministic_asks_torch_and_cublas_for_it(monkeypatch):
+def test_deterministic_configures_torch_and_cublas(monkeypatch):
     """In a process of its own: it stays."""
     code = """
 import os, torch
@@ -116,7 +116,7 @@ assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
         ((9, 0), None, True, "fp32", "fp32; bf16 needed"),
     ],
 )
-def test_kernels_are_for_hopper_and_triton(capability, hip, triton, precision, reason, monkeypatch):
+def test_kernels_need_hopper_and_triton(capability, hip, triton, precision, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU X")
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -124,7 +124,7 @@ def test_kernels_are_for_hopper_and_triton(capability, hip, triton, precision, r
     assert triton_off(Engine(EngineConfig(device="cpu", precision=precision))) == reason
 
 
-def test_no_kernel_of_ours_adds_in_the_order_in_which_programs_end():
+def test_no_kernel_uses_atomics_or_autotuning():
     """Atomics and tiles chosen by timing would make a run differ from itself."""
     kernels = list(Path(memtrain.accel.__file__).parent.glob("**/*.py"))
     assert kernels
@@ -151,7 +151,7 @@ print(sorted(faults[-9:])[4])
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_a_training_step_fetches_hardly_a_page_anew():
+def test_training_step_reuses_its_memory_pages():
     """Without the setting it is 2,000 to 5,000 pages."""
     command = [sys.executable, "-c", FAULTS]
     found = subprocess.run(command, check=True, capture_output=True, text=True)

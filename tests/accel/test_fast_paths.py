@@ -68,7 +68,7 @@ STEP_PATHS = "CUDA graph + overlapped streams + bulk weight cast"
 
 
 class TestExplain:
-    def test_everything_serves_the_papers_models_on_hopper(self, monkeypatch):
+    def test_all_fast_paths_apply_to_the_papers_models_on_hopper(self, monkeypatch):
         lines = explain(built(models("paper")), on_gpu(monkeypatch))
         assert lines == [
             "encoder: triton + hopper",
@@ -111,7 +111,7 @@ class TestExplain:
         ],
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )
-    def test_the_reason_is_given(self, monkeypatch, facts, encoder, rollout):
+    def test_report_states_why_a_fast_path_is_off(self, monkeypatch, facts, encoder, rollout):
         lines = explain(built(models("paper")), on_gpu(monkeypatch, **facts))
         assert lines[0] == f"encoder: {encoder}" and lines[5] == f"rollout: {rollout}"
 
@@ -127,7 +127,7 @@ class TestExplain:
         (line, *_) = explain(built(wide), on_gpu(monkeypatch))
         assert line == "encoder: triton; hopper off: width 384, head_dim 64; 256 and 64 needed"
 
-    def test_on_a_cpu(self):
+    def test_fast_paths_on_a_cpu(self):
         lines = explain(built(models("tiny")), Engine(EngineConfig(device="cpu")))
         assert lines == [
             "encoder: plain PyTorch",
@@ -186,7 +186,7 @@ def test_on_a_gpu_every_row_is_attached(monkeypatch):
             assert module.fast is None  # of a CPU, or of rollouts
 
 
-def test_every_row_is_about_a_known_role_and_a_replaceable_module():
+def test_every_row_names_a_known_role_and_a_replaceable_module():
     for path in FAST_PATHS:
         assert path.device in ("cpu", "cuda", "any") and {*path.roles} <= {
             *MODELS,
@@ -196,7 +196,7 @@ def test_every_row_is_about_a_known_role_and_a_replaceable_module():
         assert issubclass(path.replaces, REPLACEABLE)
 
 
-def test_reference_takes_every_row_off_and_puts_it_back():
+def test_reference_detaches_every_row_and_restores_it():
     parts, engine = built(models("tiny")), Engine(EngineConfig(device="cpu"))
     engine.prepare(parts)
     replaced = [module for module in parts.modules() if isinstance(module, REPLACEABLE)]

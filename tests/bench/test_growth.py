@@ -60,7 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
 
 @pytest.mark.parametrize("size", ["paper", "tiny"])
-def test_one_thing_grows_and_the_rest_stays(size: str):
+def test_one_axis_grows_while_the_others_stay_fixed(size: str):
     base, all_points = models(size), points(size)
     assert len(all_points) == POINTS
     assert MIDDLE[size]["length"] == min(VALUES[size]["length"])
@@ -91,7 +91,7 @@ def test_long_lengths_come_last_and_every_axis_before_them():
     assert all(point.axis == "length" for point in all_points[first_long:])
 
 
-def test_each_case_is_timed_once_and_the_way_is_told(asked: list[Case]):
+def test_each_case_is_timed_once_and_progress_is_reported(asked: list[Case]):
     said: list[str] = []
     timed = time_points(points("tiny"), CPU, 1e-3, said.append)
     assert len(timed.points) == POINTS and not timed.left_out
@@ -101,7 +101,7 @@ def test_each_case_is_timed_once_and_the_way_is_told(asked: list[Case]):
     assert said[-1].startswith(f"{CASES}/{CASES}  recomputed BPTT, length 64")
 
 
-def test_time_left_is_that_of_the_same_kinds_by_length():
+def test_time_left_is_estimated_from_cases_of_the_same_kind_and_length():
     one, two = (
         next(p for p in points("tiny") if (p.case.label, p.length) == ("BPTT", length))
         for length in (8, 64)
@@ -111,7 +111,7 @@ def test_time_left_is_that_of_the_same_kinds_by_length():
     assert growth._left([two, dmt], [(one, 10.0)]) == ""
 
 
-def test_what_finds_no_memory_is_left_out_of_all_its_curves(monkeypatch: pytest.MonkeyPatch):
+def test_cases_out_of_memory_are_left_out_of_all_their_curves(monkeypatch: pytest.MonkeyPatch):
     bptt = points("tiny")[2].case  # where all axes meet
 
     def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
@@ -151,7 +151,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> list[Ca
 
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(("times", "kept"), [(1, 6), (2, 5)])
-def test_stopped_it_keeps_draws_and_prints_what_was_timed(
+def test_interrupted_growth_keeps_draws_and_prints_the_timings(
     times: int, kept: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ):
     cases = stopping(monkeypatch, 6, times)
@@ -172,13 +172,13 @@ def test_stopped_it_keeps_draws_and_prints_what_was_timed(
 
 
 @pytest.mark.usefixtures("heard")
-def test_stopped_before_anything_was_timed_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys):
+def test_interrupting_before_the_first_timing_is_reported(monkeypatch: pytest.MonkeyPatch, capsys):
     stopping(monkeypatch, 1, 2)
     assert main(["bench", "growth", "--device", "cpu"]) == 130
     assert capsys.readouterr().err.endswith("memtrain: stopped\n")
 
 
-def test_a_step_that_fails_does_not_lose_the_rest(
+def test_failed_case_keeps_the_other_timings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ):
     def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
@@ -194,7 +194,7 @@ def test_a_step_that_fails_does_not_lose_the_rest(
     assert "width 32" in out and "  left out: failed (RuntimeError: no such tile)\n" in err
 
 
-def test_nothing_timed_is_said_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+def test_no_timings_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
     def time_case(case: Case, engine: EngineConfig, seconds: float) -> Timing:
         raise torch.OutOfMemoryError
 
@@ -205,7 +205,7 @@ def test_nothing_timed_is_said_in_words(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not figure.exists()
 
 
-def test_after_so_many_minutes_nothing_is_begun(asked: list[Case], monkeypatch: pytest.MonkeyPatch):
+def test_no_case_starts_after_the_time_limit(asked: list[Case], monkeypatch: pytest.MonkeyPatch):
     clock = iter(range(0, 10**6, 10))  # each look at it is ten seconds later
     later = SimpleNamespace(monotonic=lambda: float(next(clock)))
     monkeypatch.setattr(growth, "time", later)
@@ -225,7 +225,7 @@ def test_powers_are_slopes_between_logarithms(asked: list[Case]):
     assert found["peak_bytes"] == pytest.approx(halves, abs=1e-6)
 
 
-def test_json_says_where_each_axis_was_measured(asked: list[Case], tmp_path: Path, capsys):
+def test_json_records_where_each_axis_was_measured(asked: list[Case], tmp_path: Path, capsys):
     figure = str(tmp_path / "growth.png")
     assert main(["bench", "growth", "--device", "cpu", "--figure", figure, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -274,7 +274,7 @@ def test_the_figure_has_plain_numbers_and_covers_no_point(
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"points": 3}', '{"machine": "m", "points": [{"step": "SMT"}]}']
 )
-def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path):
+def test_unrelated_file_is_refused(text: str, tmp_path: Path):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(MemtrainError, match=r"other.json: "):
@@ -282,7 +282,7 @@ def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("field", ["seconds", "value", "peak_bytes"])
-def test_numbers_that_have_no_logarithm_are_refused(field: str, asked: list[Case], tmp_path: Path):
+def test_nonpositive_numbers_are_refused(field: str, asked: list[Case], tmp_path: Path):
     curves = as_curves(time_points(points("tiny"), CPU, 1e-3, quiet), CPU, "tiny")
     record = json.loads(to_json(curves))
     record["points"][0][field] = -1
@@ -301,7 +301,7 @@ def test_numbers_that_have_no_logarithm_are_refused(field: str, asked: list[Case
         (["growth", "--redraw", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )
-def test_options_that_cannot_be_are_refused(arguments: list[str], told: str, capsys):
+def test_invalid_options_are_refused(arguments: list[str], told: str, capsys):
     assert main(["bench", *arguments]) == 2
     assert told in capsys.readouterr().err
 

@@ -26,7 +26,7 @@ def test_every_case_is_timed_and_its_operations_counted(suite: str):
         assert math.isclose(result.tokens_per_second * result.fast.seconds, case.tokens)
 
 
-def test_flops_of_generation_are_those_of_its_products():
+def test_flops_of_generation_count_its_matrix_products():
     case = cases("generate", "tiny")[0]
     flops = measure(case, CPU, seconds=1e-3).flops
     width, inner, hidden = 32, 32, 128
@@ -50,7 +50,7 @@ def test_operations_of_rollouts_grow_with_the_batch(suite: str, monkeypatch: pyt
     assert scaled == measure(case, CPU, seconds=1e-3, reference=False).flops
 
 
-def test_what_finds_no_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, capsys):
+def test_cases_out_of_memory_are_left_out_and_reported(monkeypatch: pytest.MonkeyPatch, capsys):
     real, asked = measuring.time_case, []
 
     def time_case(case, engine, seconds):
@@ -71,7 +71,7 @@ def test_what_finds_no_memory_is_left_out_and_said(monkeypatch: pytest.MonkeyPat
     assert "2/2  DMT step, all labels, batch 4\n  left out: not enough memory" in err
 
 
-def test_the_reference_is_left_out_where_it_is_the_same():
+def test_identical_reference_is_not_timed_again():
     plain = replace(CPU, fast=False)
     assert differs(CPU) and not differs(plain)
     case = cases("smt", "tiny")[0]
@@ -80,7 +80,7 @@ def test_the_reference_is_left_out_where_it_is_the_same():
     assert both.reference is not None and both.ratio == both.reference.seconds / both.fast.seconds
 
 
-def test_what_does_not_train_is_frozen_while_a_step_is_timed(monkeypatch):
+def test_untrained_parameters_are_frozen_while_a_step_is_timed(monkeypatch):
     seen, real = [], measuring.Trainer.train_step
 
     def train_step(trainer):
@@ -92,7 +92,7 @@ def test_what_does_not_train_is_frozen_while_a_step_is_timed(monkeypatch):
     assert seen and not any(any(flags) for flags in seen)
 
 
-def test_steps_that_take_long_are_few():
+def test_slow_steps_are_repeated_less_often():
     assert _continues([], 1.0) and _continues([0.1, 0.1], 1.0) and _continues([0.1] * 3, 1.0)
     assert not _continues([4.0], 1.0) and not _continues([0.4] * 3, 1.0)
 
@@ -110,7 +110,7 @@ def test_an_unknown_suite_is_named():
         cases("training", "tiny")
 
 
-def test_noise_is_drawn_as_windows_of_one_stream():
+def test_random_data_is_drawn_as_windows_of_one_stream():
     task = Noise(tokens=100).windows(20)
     batch = task.sample(5, torch.Generator().manual_seed(0))
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
@@ -132,7 +132,7 @@ def test_a_table_shows_every_case(capsys):
     assert "SMT step" in capsys.readouterr().out
 
 
-def test_no_time_is_refused(capsys):
+def test_zero_seconds_is_refused(capsys):
     assert main(["bench", "--seconds", "0"]) == 2
     assert "seconds=0.0: must be above 0" in capsys.readouterr().err
 
@@ -140,7 +140,7 @@ def test_no_time_is_refused(capsys):
 @pytest.mark.parametrize(
     ("peak", "expected"), [(2e14, ("0.00628", "200 TFLOP/s")), (5e10, ("6.28", "50 GFLOP/s"))]
 )
-def test_rates_are_in_the_unit_that_suits_the_machine(capsys, peak: float, expected: tuple):
+def test_rates_use_a_unit_that_suits_the_machine(capsys, peak: float, expected: tuple):
     timing = measuring.Timing(seconds=1.0, start_up=1.0, peak_bytes=None)
     result = measuring.CaseResult(
         suite="smt",

@@ -84,7 +84,7 @@ def test_running_out_of_memory_is_one_line(capsys):
     assert "seed=" in refused(capsys, "data", "retrieval", "--seed", str(10**30))
 
 
-def test_train_explains_what_to_do_with_a_run_and_with_unusable_data(here: Path, capsys):
+def test_train_suggests_remedies_for_an_existing_run_and_unusable_data(here: Path, capsys):
     Path("runs/x").mkdir(parents=True)
     save(TINY, Path("runs/x/config.json"))
     assert "memtrain resume runs/x continues it" in refused(capsys, "train", "runs/x")
@@ -93,7 +93,7 @@ def test_train_explains_what_to_do_with_a_run_and_with_unusable_data(here: Path,
     assert "takes --data.path" in refused(capsys, "train", "mnist-small", "--data", "photos")
 
 
-def test_each_recipe_is_listed_with_a_sentence(capsys):
+def test_each_recipe_is_listed_with_a_description(capsys):
     assert main(["train", "--help"]) == 0
     listed = capsys.readouterr().out.split("Recipes:\n")[1].split("\n\n")[0].splitlines()
     assert len(listed) == len(RECIPES) and all(line.endswith(".") for line in listed)

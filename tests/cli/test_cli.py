@@ -215,7 +215,7 @@ def test_an_unknown_field_of_a_config_is_refused_by_name(here: Path, capsys):
     )
 
 
-def test_a_folder_that_holds_a_run_is_kept(here: Path, capsys):
+def test_existing_run_folder_is_not_overwritten(here: Path, capsys):
     assert main(["train", save(TINY), "--smt.steps", "2"]) == 0
     before = Path("runs/tiny/metrics.jsonl").read_text()
     capsys.readouterr()
@@ -274,7 +274,7 @@ def readme_commands(recipe: str) -> list[list[str]]:
     return [commands[0], ["eval", f"runs/{recipe}"], commands[1]]
 
 
-def test_the_commands_of_readme_for_your_text(here: Path, capsys):
+def test_readme_commands_for_your_text_run(here: Path, capsys):
     train, look, write = readme_commands("text")
     book = "".join(f"It was line {n} of a long café book\r\n" for n in range(900))
     Path("book.txt").write_bytes(book.encode())
@@ -325,7 +325,7 @@ def test_the_commands_of_readme_for_your_text(here: Path, capsys):
     assert "at least 100,000 are needed" in line
 
 
-def test_a_run_finds_its_own_data_only(here: Path, capsys):
+def test_run_uses_its_own_data_only(here: Path, capsys):
     book = "".join(f"It was line {n} of a long book\n" for n in range(300))
     Path("book.txt").write_text(book)
     assert main(["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]) == 0
@@ -455,7 +455,7 @@ def test_method_bptt_trains_and_reports_its_cost(here: Path, capsys, cell: str):
     assert "did you mean bptt" in refused(capsys, "train", "text", "--method", "bpt")
 
 
-def test_the_commands_of_readme_for_your_images(here: Path, capsys):
+def test_readme_commands_for_your_images_run(here: Path, capsys):
     train, look, write = readme_commands("images")
     Path("photos").mkdir()
     for number in range(30):

@@ -153,7 +153,7 @@ class TestRoundTrip:
         config = from_json('{"smt": {"steps": 7}}')
         assert config == RunConfig(smt=SMTConfig(steps=7))
 
-    def test_whole_numbers_stand_for_fractions(self):
+    def test_integers_are_accepted_as_floats(self):
         rate = from_json('{"smt": {"steps": 7, "learning_rate": 1}}').smt.learning_rate
         assert (rate, type(rate)) == (1.0, float)
 
@@ -198,7 +198,7 @@ class TestRefusals:
         name = field.split(".")[-1]
         assert message == f"{name}: {owner} has no such field; did you mean {guess}?"
 
-    def test_an_unknown_field_like_no_other_with_all_names(self):
+    def test_an_unknown_field_without_a_near_match_lists_all_names(self):
         message = refusal(changed("bptt.zzz", 3))
         assert "zzz: BPTTConfig has no such field" in message
         assert "truncate" in message and "steps" in message
@@ -229,7 +229,7 @@ class TestRefusals:
         ],
         ids=lambda value: json.dumps(value) if not isinstance(value, str) else value,
     )
-    def test_a_wrong_type_with_the_place_it_has(self, field, value):
+    def test_a_wrong_type_with_its_location(self, field, value):
         assert refusal(changed(field, value)).startswith(field)
 
     @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ class TestRefusals:
             ("readout_attention", 3, "causal"),
         ],
     )
-    def test_a_word_that_is_no_choice_with_the_choices(self, field, value, choice):
+    def test_an_invalid_choice_with_the_choices(self, field, value, choice):
         message = refusal(changed(field, value))
         assert all(part in message for part in (str(value), choice, field.split(".")[-1]))
 
@@ -260,7 +260,7 @@ class TestRefusals:
         assert part in refusal(changed("data.kind", kind))
 
     @pytest.mark.parametrize("data", [[], None, "copy", 3], ids=str)
-    def test_data_that_is_no_object(self, data):
+    def test_data_that_is_not_an_object(self, data):
         assert refusal(changed("data", data)).startswith("data: ")
 
     def test_a_bad_kind_of_cell_with_the_nearest_one(self):
@@ -277,7 +277,7 @@ class TestRefusals:
         assert f"reads config version {CONFIG_VERSION}" in message
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"smt"', '{"smt"}', "\x00"])
-    def test_text_that_is_no_json_object(self, text):
+    def test_text_that_is_not_a_json_object(self, text):
         assert refusal(text).startswith("not a config: ")
 
 
@@ -442,18 +442,18 @@ def made(kind: type, /, **options: Any) -> Any:
     return config
 
 
-def test_a_whole_number_may_stand_for_another_and_a_list_for_a_pair():
+def test_integers_are_accepted_as_floats_and_lists_as_pairs():
     made(SMTConfig, steps=1, learning_rate=1, seconds=3, betas=[0.9, 0.95])
 
 
 @pytest.mark.parametrize("config", [{"a": 1}, "retrieval", SMTConfig(steps=1)], ids=str)
-def test_only_a_whole_config_is_written(config):
+def test_only_a_run_config_is_written(config):
     write = getattr(to_json, "__wrapped__", to_json)  # without the tests' own check of types
     with pytest.raises(MemtrainError, match="must be a RunConfig"):
         write(config)
 
 
-def test_a_path_in_place_of_json_is_said_to_be_one():
+def test_passing_a_path_instead_of_json_names_the_mistake():
     with pytest.raises(MemtrainError, match=r"^runs/c/config.json: is a path; .*Run.open"):
         from_json("runs/c/config.json")
 
@@ -483,17 +483,17 @@ class TestUnusedFields:
         )
 
     @pytest.mark.parametrize("kind", CELLS)
-    def test_options_are_for_classes_of_the_users(self, kind):
+    def test_options_need_a_user_class(self, kind):
         with pytest.raises(MemtrainError, match="it is for package.module:Class"):
             check_used(replace(self.RECIPE, kind=kind, options={"a": 1}), self.RECIPE)
         check_used(replace(self.RECIPE, kind="my_file:Cell", options={"a": 1}), self.RECIPE)
 
     @pytest.mark.parametrize("kind", (*CELLS, "my_file:Cell"))
-    def test_that_a_recipe_filled_in_may_stay(self, kind):
+    def test_values_filled_in_by_a_recipe_are_allowed(self, kind):
         check_used(replace(self.RECIPE, kind=kind), self.RECIPE)
 
     @pytest.mark.parametrize(("kind", "field"), [("mlp", "layers"), ("gru", "memory_dim")])
-    def test_fields_that_the_kind_has_may_change(self, kind, field):
+    def test_fields_of_the_kind_may_change(self, kind, field):
         check_used(replace(self.RECIPE, kind=kind, **{field: 6}), self.RECIPE)
 
 

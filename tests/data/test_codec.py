@@ -66,7 +66,7 @@ def test_dark_ink_inverts_images(tmp_path: Path):
     assert (PICTURE.decode_images(tokens[None]) == 255).all()
 
 
-def test_images_that_are_none_are_refused(tmp_path: Path):
+def test_invalid_images_are_refused(tmp_path: Path):
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(MemtrainError, match="bad.png: cannot be read as an image"):
         PICTURE.encode_image(tmp_path / "bad.png")
@@ -112,7 +112,7 @@ def test_separator_lines_are_dropped_and_stories_keep_their_newline():
     assert encoded.starts.tolist() == [0, 9, 19]
 
 
-def test_a_separator_token_stands_between_stories():
+def test_a_separator_token_separates_stories():
     encoded = encode_text(STORIES, separator=True)
     assert encoded.tokens.tobytes() == b"One cat.\n\0Two dogs.\n\0Three.\n"
     assert encoded.starts.tolist() == [0, 10, 21]
@@ -129,7 +129,7 @@ def test_a_separator_token_stands_between_stories():
     ],
     ids=["at the ends", "twice", "windows", "behind text", "before text"],
 )
-def test_only_whole_lines_separate_and_empty_stories_vanish(raw: bytes, expected: list[bytes]):
+def test_only_whole_lines_separate_and_empty_stories_are_dropped(raw: bytes, expected: list[bytes]):
     assert documents(raw) == expected
 
 
@@ -166,7 +166,7 @@ ANY_DOCUMENT = st.binary(min_size=1).filter(lambda d: 0 not in d and b"<|endofte
 
 
 @given(st.lists(ANY_DOCUMENT, min_size=1), st.booleans())
-def test_any_documents_are_found_again(parts: list[bytes], separator: bool):
+def test_documents_round_trip(parts: list[bytes], separator: bool):
     joined = _Joined("text")
     for part in parts:
         joined.begin()

@@ -32,7 +32,7 @@ def test_without_augmentation_the_image_is_unchanged():
     assert np.array_equal(only, GRAY) and Augmentation().count == 1
 
 
-def test_a_mirror_exchanges_left_and_right():
+def test_mirroring_swaps_left_and_right():
     same, mirrored = Augmentation(mirror=True).apply(GRAY)
     assert np.array_equal(same, GRAY)
     assert np.array_equal(mirrored[0], [[3, 2, 1, 0], [7, 6, 5, 4], [11, 10, 9, 8]])
@@ -49,7 +49,7 @@ def test_images_shift_in_eight_directions_and_the_border_is_repeated():
     assert moved_up_and_left in shown and moved_down_and_right in shown
 
 
-def test_both_give_all_pairs():
+def test_shift_and_mirror_combine():
     copies = list(Augmentation(mirror=True, shift=2).apply(GRAY))
     assert len(copies) == Augmentation(mirror=True, shift=2).count == 18
 
@@ -80,7 +80,7 @@ def test_only_training_images_are_augmented(tmp_path: Path):
     assert many.meta.notes[-1] == "train holds 18 variants of each image: mirrored and shifted by 1"
 
 
-def test_images_of_yours_have_them_too(tmp_path: Path):
+def test_user_images_are_augmented_too(tmp_path: Path):
     folder = save(tmp_path / "pictures", [f"{number}.png" for number in range(5)], 4)
     store = prepare_path(folder, tmp_path / "out", mirror=True)
     assert store.meta.picture is not None

@@ -100,7 +100,7 @@ def test_the_files_are_plain_tokens_starts_and_json(folder: Path):
     }
 
 
-def test_what_was_written_is_read_back(folder: Path):
+def test_written_tokens_are_read_back(folder: Path):
     store = open_store(folder, verify=True)
     assert store.meta == meta(notes=("two notes", "é"))
     assert store.tokens("train").tolist() == [1, 2, 3, 9, 0]
@@ -194,7 +194,7 @@ def test_bad_tokens_are_refused_and_leave_nothing(
         ),
     ],
 )
-def test_a_meta_that_cannot_be_is_refused(changes: dict, message: str):
+def test_invalid_meta_is_refused(changes: dict, message: str):
     assert message in refusal(lambda: meta(**changes))
 
 
@@ -216,14 +216,14 @@ def test_only_a_store_is_ever_replaced(tmp_path: Path, folder: Path):
     assert "is a file" in said
 
 
-def test_an_empty_folder_is_a_good_place(tmp_path: Path):
+def test_an_empty_folder_may_become_a_store(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     assert write_store(tmp_path / "empty", meta(), SPLITS).splits["test"].tokens == 2
 
 
 @pytest.mark.parametrize("failing", ["sync", "publish"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failure_leaves_what_there_was(
+def test_a_failure_leaves_the_old_store(
     folder: Path, monkeypatch, failing: str, error: BaseException
 ):
     def fail(*_: Path) -> None:
@@ -268,7 +268,7 @@ def test_stale_drafts_are_removed(tmp_path: Path, monkeypatch):
     assert names == sorted([*kept, ".draft-link-0123456789ab", "toy"])
 
 
-def test_a_draft_has_a_name_that_no_other_machine_gives(tmp_path: Path, monkeypatch):
+def test_draft_names_are_unique_across_machines(tmp_path: Path, monkeypatch):
     """Two containers have the same process numbers."""
     drafts = []
     publish = store_writer.publish
@@ -279,9 +279,7 @@ def test_a_draft_has_a_name_that_no_other_machine_gives(tmp_path: Path, monkeypa
     assert len(set(drafts)) == 2 and [p.name for p in tmp_path.iterdir()] == ["toy"]
 
 
-def test_where_locks_do_not_work_two_writers_still_leave_one_whole_store(
-    tmp_path: Path, monkeypatch
-):
+def test_without_locks_two_writers_still_leave_one_complete_store(tmp_path: Path, monkeypatch):
     """Each writes all of its own between any two steps of the other."""
     monkeypatch.setattr(files.fcntl, "flock", unsupported)
     for overwrite in (False, True):
@@ -310,7 +308,7 @@ def test_where_locks_do_not_work_two_writers_still_leave_one_whole_store(
             assert [path.name for path in folder.parent.iterdir()] == ["toy"]
 
 
-def test_a_store_put_there_in_the_last_moment_is_not_mixed_with_ours(folder: Path, monkeypatch):
+def test_a_store_published_at_the_last_moment_is_not_mixed_with_ours(folder: Path, monkeypatch):
     rename = Path.rename
     monkeypatch.setattr(files.fcntl, "flock", unsupported)
 
@@ -347,7 +345,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, folder: Path):
     assert open_store(tmp_path / "disk" / "toy").splits["test"].tokens == 2
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
+def test_an_unwritable_folder_is_a_one_line_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     said = refusal(lambda: write_store(tmp_path / "file" / "toy", meta(), SPLITS))
     assert "toy: is a file, or under one" in said
@@ -355,7 +353,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path):
     assert "File name too long" in said
 
 
-def test_of_two_processes_that_write_one_store_the_second_waits_and_logs_it(tmp_path: Path, caplog):
+def test_a_second_writer_of_one_store_waits_and_logs_it(tmp_path: Path, caplog):
     said = []
 
     def second() -> None:
@@ -435,7 +433,7 @@ def test_a_file_with_bytes_added_to_it_is_refused(folder: Path):
     assert "train.bin has" in refusal(lambda: open_store(folder))
 
 
-def test_a_file_that_is_gone_is_refused(folder: Path):
+def test_a_missing_file_is_refused(folder: Path):
     (folder / "test.bin").unlink()
     assert "test.bin" in refusal(lambda: open_store(folder))
 
@@ -453,7 +451,7 @@ def test_damaged_starts_are_refused(folder: Path, content: bytes):
 
 
 @pytest.mark.parametrize("starts", [[0, 5], [0, 0], [1, 2], [0.0, 2.0], [[0, 2]]])
-def test_starts_that_are_none_are_refused(folder: Path, starts: list):
+def test_invalid_starts_are_refused(folder: Path, starts: list):
     np.save(folder / "train.starts.npy", np.array(starts))
     assert "does not hold 2 documents" in refusal(lambda: open_store(folder))
 

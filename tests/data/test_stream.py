@@ -61,7 +61,7 @@ def test_a_stream_keeps_the_task_contract(text: StreamTask):
     check_task(text)
 
 
-def test_windows_are_pieces_of_the_text_and_targets_follow(text: StreamTask):
+def test_windows_are_slices_of_the_text_and_targets_are_shifted_by_one(text: StreamTask):
     batch = text.windows(20).sample(50, seeded())
     assert batch.inputs.shape == (50, 20)
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
@@ -69,7 +69,7 @@ def test_windows_are_pieces_of_the_text_and_targets_follow(text: StreamTask):
         assert bytes(row).decode() in STORY
 
 
-def test_every_place_of_the_stream_can_be_drawn(tmp_path: Path):
+def test_every_position_of_the_stream_can_be_sampled(tmp_path: Path):
     np.save(tmp_path / "tokens.npy", np.arange(40, dtype=np.uint8))
     prepare_tokens(tmp_path / "tokens.npy", tmp_path / "store", held_out=0.25)
     task = StreamTask.from_config(Stream(path=str(tmp_path / "store"), evaluate_length=4))
@@ -88,7 +88,7 @@ def test_held_out_sequences_are_not_trained_on_and_start_documents(pictures: Pat
     assert {tuple(row) for row in batch.inputs.tolist()} <= firsts
 
 
-def test_held_out_sequences_of_one_text_are_disjoint_and_a_larger_count_begins_with_the_same(
+def test_held_out_sequences_of_one_text_are_disjoint_and_larger_counts_extend_smaller_ones(
     text: StreamTask,
 ):
     task = text.windows(20)
@@ -102,7 +102,7 @@ def test_held_out_sequences_of_one_text_are_disjoint_and_a_larger_count_begins_w
     assert sorted(bytes(row).decode() for row in all_of_them.tolist()) == sorted(pieces)
 
 
-def test_where_there_are_too_few_pieces_of_one_text_windows_overlap(text: StreamTask):
+def test_windows_of_a_short_text_overlap(text: StreamTask):
     task = text.windows(20)
     wanted = task.held_out_sequences + 5
     assert len(task.held_out(wanted, seeded()).inputs) == wanted
@@ -111,7 +111,7 @@ def test_where_there_are_too_few_pieces_of_one_text_windows_overlap(text: Stream
 @pytest.mark.parametrize(
     ("share", "empty_start_rows", "at_least"), [(1.0, 6, 6), (0.5, 6, 3), (0.0, 6, 0), (1.0, 0, 0)]
 )
-def test_windows_read_from_the_empty_memory_may_begin_documents(
+def test_windows_from_the_empty_memory_may_start_at_documents(
     pictures: Path, share: float, empty_start_rows: int, at_least: int
 ):
     config = Stream(path=str(pictures), evaluate_length=20, document_starts=share)
@@ -129,7 +129,7 @@ def test_windows_read_from_the_empty_memory_may_begin_documents(
     assert not all(row in firsts for row in others)
 
 
-def test_windows_that_may_not_cross_lie_in_one_document(pictures: Path):
+def test_windows_that_may_not_cross_stay_within_one_document(pictures: Path):
     config = Stream(path=str(pictures), evaluate_length=20, cross_documents=False)
     task = StreamTask.from_config(config).windows(20)
     tokens, starts = task.store.tokens("train"), task.store.starts("train")
@@ -155,7 +155,7 @@ def test_an_empty_path_is_named(tmp_path: Path):
         build_task(Stream())
 
 
-def test_pictures_held_out_are_whole_and_not_trained_on(pictures: Path):
+def test_held_out_images_are_whole_and_not_trained_on(pictures: Path):
     task = StreamTask.from_config(Stream(path=str(pictures), evaluate_length=20))
     found = task.held_out_images(100, seeded())
     assert found is not None
@@ -165,7 +165,7 @@ def test_pictures_held_out_are_whole_and_not_trained_on(pictures: Path):
     assert one is not None and len(one) == 1
 
 
-def test_a_model_begins_as_documents_begin(tmp_path: Path, text: StreamTask):
+def test_generation_starts_like_a_document(tmp_path: Path, text: StreamTask):
     assert text.spelling is not None and text.spelling.start_token == ord("\n")  # one document
     assert bytes(text.spelling.alphabet).decode() == "".join(sorted(set(STORY)))
     (tmp_path / "many.txt").write_text("".join(f"Once {n}\n<|endoftext|>\n" for n in range(40)))
@@ -293,7 +293,7 @@ def test_windows_of_one_text_read_from_the_empty_memory_begin_at_a_line_end(text
     assert (batch.inputs[8:, 0] != ord("\n")).any()
 
 
-def test_a_model_of_a_few_long_texts_begins_with_the_end_of_a_line(tmp_path: Path):
+def test_generation_for_a_few_long_texts_starts_after_a_line_end(tmp_path: Path):
     (tmp_path / "books").mkdir()
     for name in ("a", "b", "c"):
         (tmp_path / "books" / f"{name}.txt").write_text(STORY * 3)
@@ -370,7 +370,7 @@ def test_a_task_does_not_see_later_changes_of_the_folder(tmp_path: Path, happens
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def test_a_training_and_its_evaluations_do_not_see_another_store(text: StreamTask, tmp_path: Path):
+def test_training_and_evaluation_keep_the_store_they_opened(text: StreamTask, tmp_path: Path):
     config = replace(
         TINY,
         data=Stream(path=str(tmp_path / "book"), evaluate_length=24),
@@ -427,7 +427,7 @@ def test_a_store_with_changed_tokens_is_refused_before_training(text: StreamTask
         StreamTask.from_config(text.config)
 
 
-def test_the_share_that_begins_documents_is_rounded_to_rows(pictures: Path):
+def test_the_fraction_of_document_starts_is_rounded_to_rows(pictures: Path):
     config = Stream(path=str(pictures), evaluate_length=20, document_starts=0.6)
     task = StreamTask.from_config(config).windows(9, empty_start_rows=3)  # 1.8 rows
     length = task.store.meta.document_length
@@ -468,7 +468,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("size", "cross", "expected"), PLACES)
 @pytest.mark.parametrize("count", [5, 6000])
-def test_windows_begin_anywhere_that_has_room_each_as_often(size, cross, expected, count):
+def test_windows_start_uniformly_at_every_valid_position(size, cross, expected, count):
     offsets, generator = make(size, cross), seeded()
     drawn = torch.cat([offsets.draw(count, generator) for _ in range(6000 // count)])
     begins, counts = drawn.unique(return_counts=True)
@@ -481,7 +481,7 @@ def test_windows_begin_anywhere_that_has_room_each_as_often(size, cross, expecte
     ("size", "cross", "expected"),
     [(3, True, [0, 5, 7, 17]), (4, True, [0, 5, 7]), (4, False, [0, 7]), (20, True, [0])],
 )
-def test_windows_at_starts_begin_documents_that_have_room(size, cross, expected):
+def test_windows_at_starts_begin_documents_that_are_long_enough(size, cross, expected):
     offsets, generator = make(size, cross), seeded()
     batches = [offsets.draw(offsets.places, generator, 4).tolist() for _ in range(50)]
     assert all(sorted(batch[: len(expected)]) == expected for batch in batches)
@@ -496,7 +496,7 @@ def test_windows_at_starts_begin_documents_that_have_room(size, cross, expected)
     starting=st.integers(0, 80),
     seed=st.integers(0, 2**32),
 )
-def test_no_window_comes_twice_while_there_are_others(cross, lengths, size, count, starting, seed):
+def test_windows_repeat_only_when_all_are_used(cross, lengths, size, count, starting, seed):
     tokens = sum(lengths)
     starts = np.cumsum([0, *lengths[:-1]])
     if size > (tokens if cross else max(lengths)):
@@ -518,7 +518,7 @@ def test_no_window_comes_twice_while_there_are_others(cross, lengths, size, coun
     assert set(documents) <= set(at_starts) and len(set(documents)) == len(documents)
 
 
-def test_draws_that_are_distinct_stay_as_they_are():
+def test_distinct_draws_are_unchanged():
     """So batches of a corpus that is not tiny are what uniform draws give, nearly always."""
     offsets = WindowSampler(np.arange(0, 10**6, 100), 10**6, 50, True, CPU)
     places = torch.randint(10**6 - 49, (64,), generator=(chance := seeded(3)))
@@ -529,7 +529,7 @@ def test_draws_that_are_distinct_stay_as_they_are():
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (3, 3), (3, 4), (2, 5), (4, 4)])
-def test_every_number_is_exactly_as_likely_in_every_row(count, size):
+def test_numbers_are_uniform_in_every_row(count, size):
     """Over all draws there are, each equally likely."""
     drawn = torch.tensor(list(product(range(size), repeat=count)))
     spread = torch.stack([make_distinct(row, size) for row in drawn])
@@ -569,7 +569,7 @@ def test_one_text_begins_at_every_line_with_the_line_end_before_it():
     assert begins(b"ab\ncd\nef\n", [0], 3) == [0, 2, 5, 8]
 
 
-def test_with_fewer_documents_than_rows_lines_count_too_or_rows_are_fewer():
+def test_with_fewer_documents_than_rows_lines_are_used_or_rows_are_dropped():
     assert begins(b"ab\ncd\nef\ngh", [0, 6], 4) == [0, 2, 5, 6, 8]
     assert begins(b"abcdefghijk", [0, 6], 4) == [0, 6]
     assert begins(b"abcdefghijk", [0, 6], 4, text=False, images=True) == [0, 6]
@@ -601,19 +601,19 @@ def test_stories_and_images_are_not_long_documents():
 # -------------------------------------------------------------------------------------- rest
 
 
-def test_windows_that_no_document_holds_are_refused_in_words():
+def test_windows_longer_than_every_document_are_refused_with_a_reason():
     with pytest.raises(MemtrainError, match="window of 11 tokens, the longest has 10"):
         make(11, False)
 
 
-def test_a_generator_may_live_elsewhere_than_the_stream():
+def test_the_generator_may_be_on_another_device():
     """ "meta" stands for a GPU."""
     offsets = WindowSampler(np.array([0, 10]), 30, 5, True, torch.device("meta"))
     generator = torch.Generator().manual_seed(0)
     assert offsets.draw(3, generator, 1).device.type == "meta"
 
 
-def test_drawing_makes_no_decision_on_the_host():
+def test_sampling_does_not_synchronise_with_the_host():
     """Which a CUDA graph could not replay: on "meta", a tensor has no values to decide by."""
     offsets = WindowSampler(np.arange(0, 90, 10), 100, 5, False, torch.device("meta"))
     assert offsets.draw(40, seeded(), 6).shape == (40,)

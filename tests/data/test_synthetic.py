@@ -255,7 +255,7 @@ def test_the_sequences_of_a_batch_differ(config):
 # ------------------------------------------------------------------------------------ retrieval
 
 
-def test_the_marker_stands_everywhere_but_before_the_query():
+def test_the_marker_is_everywhere_except_before_the_query():
     inputs = draw(Retrieval(sequence_length=8), 6000, seed=0).inputs
     assert ((inputs == 0).sum(1) == 2).all() and (inputs[:, -1] == 0).all()
     positions = Counter(x.index(0) for x in inputs.tolist())
@@ -283,7 +283,7 @@ def test_noise_leaves_the_inputs_of_a_seed_alone():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_the_stack_reaches_its_depth_and_tosses_a_coin_in_between(depth):
+def test_the_stack_reaches_its_depth_and_pushes_or_pops_at_random_in_between(depth):
     pushes, visits = Counter(), Counter()
     for x in draw(Stack(sequence_length=40, depth=depth), 500, seed=0).inputs.tolist():
         height = 0
@@ -327,7 +327,7 @@ def test_the_keys_of_a_sequence_are_distinct(config, seed):
     ],
     ids=lambda config: f"P{config.pairs}-of-{config.key_symbols}**{config.key_length}",
 )
-def test_many_keys_are_distinct_however_many_can_be_spelt(config):
+def test_many_keys_are_distinct_for_any_number_of_possible_keys(config):
     keys = draw_distinct_keys(config, 8, seeded(0))
     assert keys.shape == (8, config.pairs, config.key_length)
     assert keys.min() >= 0 and keys.max() < config.key_symbols
@@ -336,7 +336,7 @@ def test_many_keys_are_distinct_however_many_can_be_spelt(config):
 
 
 @pytest.mark.parametrize("pairs, symbols", [(2, 9), (3, 5)], ids=["redrawn", "shuffled"])
-def test_every_choice_of_distinct_keys_is_as_likely(pairs, symbols):
+def test_distinct_keys_are_uniformly_sampled(pairs, symbols):
     keys = draw_distinct_keys(Recall(pairs=pairs, key_symbols=symbols), 40_000, seeded(0))
     choices = Counter(tuple(row) for row in keys.squeeze(2).tolist())
     assert set(choices) == set(permutations(range(symbols), pairs))
@@ -357,7 +357,7 @@ def test_every_pair_is_queried():
 # ----------------------------------------------------------------------------------- arithmetic
 
 
-def test_every_rule_within_the_difficulty_is_drawn_and_no_other():
+def test_exactly_the_rules_within_the_difficulty_are_sampled():
     config = Arithmetic(vocab_size=7, examples=12, difficulty=3)
     found = set()
     for x, _ in rows(draw(config, 200, seed=0)):
@@ -367,7 +367,7 @@ def test_every_rule_within_the_difficulty_is_drawn_and_no_other():
     assert found == set(product(range(3), repeat=2))
 
 
-def test_two_different_examples_fix_all_answers_of_a_prime_modulus():
+def test_two_different_examples_determine_all_answers_of_a_prime_modulus():
     config = Arithmetic(vocab_size=7, difficulty=7)
     for x, y in rows(draw(config, 50, seed=0)):
         examples = list(zip(x[::2], x[1::2], strict=True))
@@ -408,12 +408,12 @@ def test_tasks_are_drawn_on_a_gpu_where_a_step_can_be_captured(config):
     assert task.sample(2, seeded(0)).inputs.device.type == "cpu"  # held-out ones stay the same
 
 
-def test_keys_beyond_counting_stay_on_the_host():
+def test_large_key_spaces_are_sampled_on_the_host():
     task = TASKS[Recall](Recall(key_symbols=20, key_length=4))
     assert task.to(torch.device("cuda")).device.type == "cpu"
 
 
-def test_ranked_keys_are_distinct_and_all_as_likely():
+def test_ranked_keys_are_distinct_and_uniform():
     config = Recall(pairs=2, key_symbols=3, key_length=2, value_symbols=2)
     keys = draw_distinct_keys(config, 4000, seeded(0), rank=True)
     numbers = keys[..., 0] + 3 * keys[..., 1]
@@ -442,7 +442,7 @@ def test_sampling_is_captured_and_every_replay_is_new(config):
 
 
 @pytest.mark.parametrize(("share", "last"), [(1.0, 29), (0.5, 15), (0.0, 0)])
-def test_the_needle_stands_in_the_first_share_of_the_sequence(share, last):
+def test_the_needle_is_within_the_first_fraction_of_the_sequence(share, last):
     task = synthetic.RetrievalTask(Retrieval(sequence_length=32, needle_within=share))
     inputs = task.sample(4096, torch.Generator().manual_seed(0)).inputs
     marker = (inputs == 0).int().argmax(1)

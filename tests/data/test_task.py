@@ -53,7 +53,7 @@ def test_a_task_may_leave_targets_out():
     assert check_task(task) is task
 
 
-def test_other_objects_than_tasks_are_refused():
+def test_objects_that_are_not_tasks_are_refused():
     assert refusal(3) == "int: a task must be a subclass of memtrain.Task"
 
 
@@ -64,7 +64,7 @@ def test_a_number_that_is_not_whole_and_positive_is_refused(field, value):
     assert refusal(task) == f"Constant.{field}={value!r}: must be a whole number above 0"
 
 
-def test_a_number_that_was_never_set_is_refused():
+def test_an_unset_number_is_refused():
     class Unset(Task):
         vocab_size = 4
 
@@ -121,7 +121,7 @@ def test_a_target_outside_the_vocabulary_is_refused(value):
 
 
 @pytest.mark.parametrize("role", ["inputs", "targets"])
-def test_tokens_that_are_no_tensor_are_refused(role):
+def test_tokens_that_are_not_a_tensor_are_refused(role):
     task = Constant(zeros(3, 5))
     # Not through the constructor, which under pytest checks types; a user's does not.
     object.__setattr__(task.batch, role, zeros(3, 5).tolist())
@@ -177,7 +177,7 @@ def test_a_task_without_targets_is_refused():
     )
 
 
-def test_a_task_that_asks_rarely_is_not():
+def test_a_task_with_rare_targets_is_accepted():
     task = Rare(every=100)
     assert check_task(task) is task
 

@@ -67,7 +67,7 @@ class TestSequentialOps:
         assert count_without_grad(lambda: chain(x)) == length
         assert sequential_ops(lambda: chain(x)) == 2 * length
 
-    def test_nothing_counts_nothing(self):
+    def test_no_operations_count_zero(self):
         assert sequential_ops(lambda: None) == 0
         assert sequential_ops(lambda: torch.zeros(3)) == 0
 
@@ -94,7 +94,7 @@ class TestSequentialOps:
         assert sequential_ops(lambda: move(x)) == 1  # the comparison x > 0
         assert sequential_ops(lambda: move(x.exp()).exp()) == 3
 
-    def test_a_constructor_does_not_wait_for_the_tensor_whose_shape_it_takes(self):
+    def test_a_constructor_does_not_depend_on_the_tensor_whose_shape_it_copies(self):
         x = torch.randn(2, 4)
         assert sequential_ops(lambda: torch.zeros_like(x.exp().exp()).exp()) == 2
         assert sequential_ops(lambda: x.exp().exp().new_ones(3).exp()) == 2
@@ -154,7 +154,7 @@ class TestSequentialOps:
 
         assert sequential_ops(train_step) == 2 * (4 * CELL_OPERATIONS + 1)
 
-    def test_asking_for_gradients_backpropagates(self):
+    def test_autograd_grad_counts_as_backpropagation(self):
         x = torch.randn(2, requires_grad=True)
 
         def gradient() -> Tensor:
@@ -180,7 +180,7 @@ class TestSequentialOps:
 
 class TestInPlaceWrites:
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-    def test_an_item_written_carries_its_depth(self, cell, mode):
+    def test_a_written_item_carries_its_depth(self, cell, mode):
         def written_step_by_step() -> Tensor:
             out = torch.zeros(3, 5, *empty_memory().shape[1:])
             memory = empty_memory()
@@ -193,7 +193,7 @@ class TestInPlaceWrites:
             passes = 2 if torch.is_grad_enabled() else 1
             assert sequential_ops(written_step_by_step) == passes * (5 * CELL_OPERATIONS + 1)
 
-    def test_an_item_written_and_read_again_makes_a_chain(self):
+    def test_a_written_item_read_again_extends_the_chain(self):
         def recurrence_in_a_buffer() -> None:
             buffer = torch.zeros(6, WIDTH)
             for step in range(5):
@@ -426,7 +426,7 @@ thread.join()
 
 
 class TestCountedCell:
-    def test_it_computes_the_same_as_the_cell_with_the_same_gradients(self, cell):
+    def test_outputs_and_gradients_equal_the_cell(self, cell):
         inputs = tokens(5)
         plain, counted = unroll(cell, inputs), unroll(CountedCell(cell), inputs)
         torch.testing.assert_close(counted, plain, rtol=0, atol=0)
@@ -438,12 +438,12 @@ class TestCountedCell:
             atol=0,
         )
 
-    def test_it_has_the_sizes_and_parameters_of_the_cell(self, cell):
+    def test_sizes_and_parameters_equal_the_cell(self, cell):
         counted = CountedCell(cell)
         assert (counted.memory_tokens, counted.memory_dim) == (2, WIDTH)
         assert list(counted.parameters()) == list(cell.parameters())
 
-    def test_its_result_may_be_written_to(self, cell):
+    def test_the_result_may_be_modified_in_place(self, cell):
         memory = CountedCell(cell)(empty_memory(), tokens(1)[:, 0]).mul_(2)
         memory.sum().backward()
         assert recurrent_depth(memory) == 1

@@ -144,12 +144,12 @@ class TestChance:
 
 class TestModes:
     @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-    def test_rnn_comes_back_in_the_mode_it_had(self, task, training):
+    def test_training_mode_of_the_rnn_is_restored(self, task, training):
         rnn = tiny_rnn().train(training)
         look(task, rnn, tiny_teacher())
         assert all(module.training is training for module in rnn.modules())
 
-    def test_dropout_is_off_while_looking(self, task):
+    def test_dropout_is_off_during_evaluation(self, task):
         class Dropping(nn.Module):
             memory_tokens, memory_dim = 2, 16
 
@@ -199,7 +199,7 @@ class TestDrift:
         rnn.readout.load_state_dict(teacher.decoder.state_dict())
         return look(task, rnn, teacher, seed=3), teacher
 
-    def test_is_zero_for_a_cell_that_returns_the_teachers_memories(self, task, encoder):
+    def test_drift_is_zero_for_a_cell_that_returns_the_teachers_memories(self, task, encoder):
         result, _ = self.oracle(task, encoder, error=0.0)
         assert result.drift is not None and result.teacher is not None
         assert result.drift.rollout == pytest.approx([0.0] * LENGTH, abs=1e-9)
@@ -212,7 +212,7 @@ class TestDrift:
         after = (result.rnn_after_start.nats, result.rnn_after_start.accuracy)
         assert_score(result.rnn_from_teacher, after)
 
-    def test_is_the_square_of_a_constant_error(self, task, encoder):
+    def test_drift_is_the_square_of_a_constant_error(self, task, encoder):
         result, teacher = self.oracle(task, encoder, error=0.01)
         assert result.drift is not None
         assert result.drift.rollout == pytest.approx([1e-4] * LENGTH, rel=1e-2)
@@ -252,7 +252,7 @@ def test_memories_made_in_chunks_equal_those_made_at_once(encoder, windows, padd
         assert_close(encode_in_chunks(teacher, inputs, windows), teacher.encode(inputs))
 
 
-def test_looking_at_a_few_sequences_at_a_time_changes_nothing(task, monkeypatch):
+def test_smaller_evaluation_batches_give_the_same_scores(task, monkeypatch):
     rnn, teacher = tiny_rnn(), tiny_teacher()
     whole = look(task, rnn, teacher)
     monkeypatch.setitem(evaluate_module.FLOATS, "cpu", 3 * LENGTH * 32)
@@ -367,7 +367,7 @@ def test_only_positions_with_a_target_count():
         assert int(tally.targets.sum()) == int(asked.sum())
 
 
-def test_a_score_of_nothing_is_zero():
+def test_a_score_without_targets_is_zero():
     tally = ScoreAccumulator(3, CPU)
     targets = torch.full((2, 3), IGNORE_INDEX)
     rnn = tiny_rnn()
@@ -376,7 +376,7 @@ def test_a_score_of_nothing_is_zero():
     assert tally.score() == Score(nats=0.0, accuracy=0.0)
 
 
-def test_drift_is_a_share_of_the_variance_over_sequences_and_steps():
+def test_drift_is_a_fraction_of_the_variance_over_sequences_and_steps():
     rnn, inputs = tiny_rnn(), random_tokens(7, 4)
     labels, memories = normal(7, 4, 2, 16), normal(7, 4, 2, 16, seed=1)
     apart = DriftAccumulator(4, CPU)
@@ -390,7 +390,7 @@ def test_drift_is_a_share_of_the_variance_over_sequences_and_steps():
     assert found.unexplained == pytest.approx((squared / variance).tolist(), rel=1e-5)
 
 
-def test_memories_that_never_vary_give_no_infinite_share():
+def test_constant_memories_give_a_finite_fraction():
     rnn, inputs, constant = tiny_rnn(), random_tokens(2, 3), torch.ones(2, 3, 2, 16)
     apart = DriftAccumulator(3, CPU)
     with torch.no_grad():

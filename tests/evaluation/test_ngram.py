@@ -71,7 +71,7 @@ def streams(width: int | None) -> tuple[Corpus, Tensor]:
 @pytest.mark.parametrize("width", [None, WIDTH], ids=["stream", "pictures"])
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("way", ["table", "sorted", "fingerprint", "blocks"])
-def test_equals_counting_by_hand(width, first, way, monkeypatch):
+def test_ngram_losses_equal_counting_by_hand(width, first, way, monkeypatch):
     if way in ("sorted", "fingerprint"):
         monkeypatch.setattr(counts, "TABLE", 0)
     if way == "fingerprint":

@@ -12,7 +12,7 @@ from memtrain.models.rnn import RNN, Sampler
 
 class TestRead:
     @pytest.mark.parametrize("kind", ["transformer", "mlp", "gru"])
-    def test_equals_one_step_at_a_time(self, kind):
+    def test_generate_equals_one_step_at_a_time(self, kind):
         rnn, inputs = tiny_rnn(tiny_cell(kind)), random_tokens(3, 6)
         logits, memories = rnn.read(inputs)
         memory = rnn.empty_memory(3)
@@ -21,14 +21,14 @@ class TestRead:
             assert_close(logits[:, t], step_logits)
             assert_close(memories[:, t], memory)
 
-    def test_continues_from_a_given_memory(self):
+    def test_generate_continues_from_a_given_memory(self):
         rnn, inputs = tiny_rnn(), random_tokens(3, 6)
         logits, memories = rnn.read(inputs)
         later_logits, later = rnn.read(inputs[:, 4:], memories[:, 3])
         assert_close(later_logits, logits[:, 4:])
         assert_close(later, memories[:, 4:])
 
-    def test_keeps_no_graph(self):
+    def test_generate_keeps_no_autograd_graph(self):
         logits, memories = tiny_rnn().read(random_tokens(2, 3))
         assert not logits.requires_grad and not memories.requires_grad
 
@@ -64,7 +64,7 @@ class TestSample:
         written = sample(rnn, self.prompt, 7, seeded(), **options)
         assert written.tolist() == [greedy(rnn, row, 7) for row in self.prompt.tolist()]
 
-    def test_the_seed_decides_the_tokens(self):
+    def test_the_seed_determines_the_tokens(self):
         rnn = tiny_rnn()
         first, again, other = (
             sample(rnn, self.prompt, 12, seeded(seed)).tolist() for seed in (5, 5, 6)

@@ -48,7 +48,7 @@ def test_models_that_may_be_too_large_are_counted_exactly(monkeypatch):
     build_rnn(TINY, 9)  # without the teacher it does
 
 
-def test_building_leaves_torchs_chance_alone():
+def test_building_does_not_change_the_global_rng():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -58,7 +58,7 @@ def test_building_leaves_torchs_chance_alone():
     assert all(torch.equal(a, b) for a, b in weights)  # the config's seed decides
 
 
-def test_a_cell_that_comes_in_eval_mode_trains_in_training_mode():
+def test_a_cell_passed_in_eval_mode_trains_in_training_mode():
     """An evaluation would switch it to that, so a run and a resumed one would differ."""
     cell = build_rnn(TINY, 4).cell.eval()
     assert build_rnn(TINY, 4, cell).training and cell.training

@@ -74,7 +74,7 @@ def test_a_buffer_that_a_checkpoint_cannot_hold_is_refused(tensor, said):
     ],
     ids=["bool", "empty", "scalar", "transposed", "gaps", "bfloat16"],
 )
-def test_a_buffer_that_it_can_hold_is_not(tensor):
+def test_a_buffer_that_a_checkpoint_can_hold_is_accepted(tensor):
     check_cell(with_buffer(tensor), VOCAB)
 
 
@@ -157,7 +157,7 @@ class SparseGradient(Sound):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_cannot_be_trained_or_put_back_is_refused(cell, said):
+def test_state_that_cannot_be_trained_or_restored_is_refused(cell, said):
     message = refusal(cell())
     assert message.startswith(f"{cell.__name__}: ") and said in message
 
@@ -329,7 +329,7 @@ class KeepsAGraph(Sound):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_cell_that_fails_only_later_is_refused_in_words(cell, said):
+def test_a_cell_that_fails_on_a_later_call_is_refused_with_a_reason(cell, said):
     assert said in refusal(cell())
 
 
@@ -409,13 +409,13 @@ class InDouble(Sound):
     [Noisy, CountsInABuffer, Remembers, Tied, Conv, Normed, InDouble, ExtraTensor],
     ids=lambda cell: cell.__name__,
 )
-def test_what_is_saved_or_does_not_matter_passes(cell):
+def test_saved_or_irrelevant_state_is_accepted(cell):
     checked = cell()
     assert check_cell(checked, VOCAB) is checked
 
 
 @pytest.mark.parametrize("made", [CountsInABuffer, Remembers, Counter, OfNumpy, FirstCall])
-def test_the_cell_and_every_rng_are_as_they_were(made):
+def test_the_check_restores_the_cell_and_every_rng(made):
     cell = made().train()
     cell.linear.eval()  # a part that stays in eval mode
     handle = cell.linear.register_forward_hook(lambda *_: None)

@@ -66,7 +66,7 @@ class TestTransformerCell:
         expected = full / full.square().mean(-1, keepdim=True).sqrt()
         assert_close(cell(memory, token), expected, atol=1e-4, rtol=1e-4)
 
-    def test_a_standin_steps_only_without_gradients_and_where_it_serves(self):
+    def test_a_fast_path_steps_only_without_gradients_and_where_it_applies(self):
         class Standin:
             def serves(self, memory: Tensor) -> bool:
                 return len(memory) < 5
@@ -323,7 +323,7 @@ BROKEN = {
 
 
 class TestCheckCell:
-    def test_a_sound_cell_of_the_users_passes(self):
+    def test_a_valid_user_cell_is_accepted(self):
         cell = Sound()
         assert check_cell(cell, VOCAB) is cell
 
@@ -351,7 +351,7 @@ class TestCheckCell:
         ],
         ids=["class", "text", "GRUCell", "forward"],
     )
-    def test_what_is_not_a_cell_at_all_is_refused_with_what_to_pass(self, cell, said):
+    def test_objects_that_are_not_cells_are_refused_with_a_remedy(self, cell, said):
         with pytest.raises(CellContractError) as caught:
             check_cell(cell, VOCAB)
         assert said in str(caught.value)
@@ -366,7 +366,7 @@ class TestCheckCell:
 
     @pytest.mark.parametrize("cell_class", [Sound, MixesRows])
     @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-    def test_the_cell_is_handed_back_in_its_mode_without_gradients(self, cell_class, training):
+    def test_the_check_restores_mode_and_leaves_no_gradients(self, cell_class, training):
         cell = cell_class().train(training)
         before = {name: value.clone() for name, value in cell.state_dict().items()}
         try:
@@ -438,7 +438,7 @@ class TestBuildCell:
             del sys.modules[name]
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_ours_are_named_by_their_kind(self, kind):
+    def test_built_in_cells_are_named_by_their_kind(self, kind):
         cell = build_cell(CellConfig(kind=kind, memory_tokens=2, memory_dim=4), VOCAB)
         assert type(cell).__name__.lower() == f"{kind}cell"
 
@@ -471,7 +471,7 @@ class TestBuildCell:
         ],
         ids=["module", "class", "function", "option", "vocab_size", "raises", "contract"],
     )
-    def test_what_cannot_be_built_is_refused_in_one_line(self, kind, options, parts):
+    def test_unbuildable_cells_are_refused_in_one_line(self, kind, options, parts):
         with pytest.raises(MemtrainError) as caught:
             build_cell(CellConfig(kind=kind, options=options), VOCAB)
         message = str(caught.value)

@@ -53,13 +53,13 @@ class TestRotary:
         positions = torch.tensor([0, 1, 3, 4, 8, 11])
         assert_close(self.scores(positions + shift), self.scores(positions), atol=1e-4, rtol=0)
 
-    def test_scores_depend_on_position_differences_at_all(self):
+    def test_scores_change_with_position_differences(self):
         near, far = torch.arange(6), 2 * torch.arange(6)
         off_diagonal = ~torch.eye(6, dtype=torch.bool)
         change = (self.scores(far) - self.scores(near)).abs()[..., off_diagonal]
         assert (change > 1e-3).float().mean() > 0.9
 
-    def test_turns_every_pair_by_its_own_angle(self):
+    def test_rotates_every_pair_by_its_own_angle(self):
         positions = torch.tensor([0, 1, 2, 30, 31, 200])
         half = HEAD_DIM // 2
         angle = positions[:, None] * 10_000.0 ** -(torch.arange(half) / half)
@@ -68,7 +68,7 @@ class TestRotary:
         expected = torch.cat([turned.real, turned.imag], dim=-1)
         assert_close(Rotary(HEAD_DIM)(self.query, positions), expected, atol=1e-4, rtol=0)
 
-    def test_positions_of_their_own_for_every_row(self):
+    def test_rows_may_have_separate_positions(self):
         rotary = Rotary(HEAD_DIM)
         x = torch.randn(2, 3, HEADS, 4, HEAD_DIM, generator=seeded())
         positions = torch.randint(50, (2, 3, 4), generator=seeded(1))
@@ -88,7 +88,7 @@ class TestRotary:
         assert torch.equal(small.cosine[:600], large.cosine[:600])
         assert torch.equal(small.sine[:600], large.sine[:600])
 
-    def test_tables_shrink_never_and_are_not_saved(self):
+    def test_tables_never_shrink_and_are_not_saved(self):
         rotary = Rotary(HEAD_DIM, positions=9)
         rotary.reserve(3)
         assert len(rotary.cosine) == 9
@@ -116,7 +116,7 @@ class TestAttention:
             halves = block(x / 2, x / 2, rotary, keep)
             assert_close(torch.add(*halves)[0], expected)
 
-    def test_inner_width_is_free_of_the_outer_one(self):
+    def test_inner_width_is_independent_of_the_outer_one(self):
         attention = Attention(width=10, heads=3, head_dim=4)
         query, key, value = attention.qkv(torch.randn(2, 5, 10))
         assert query.shape == key.shape == value.shape == (2, 3, 5, 4)
@@ -145,9 +145,7 @@ class TestStack:
         ids=["all", "last-2", "own"],
     )
     @pytest.mark.parametrize("layers", [1, 3], ids=["L1", "L3"])
-    def test_handing_updates_on_equals_adding_them_at_once_to_the_bit(
-        self, layers, keep, causal, bf16
-    ):
+    def test_deferred_residual_updates_are_bit_exact(self, layers, keep, causal, bf16):
         stack, x = tiny_stack(layers), rows().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outs = stack(x, queries=keep, causal=causal), composed(stack, x, keep, causal)
@@ -184,7 +182,7 @@ class TestStack:
     @pytest.mark.parametrize("masked", [False, True], ids=["all-seen", "mask"])
     @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
     @pytest.mark.parametrize("layers", [1, 2], ids=["L1", "L2"])
-    def test_every_row_may_keep_positions_of_its_own(self, layers, causal, masked):
+    def test_rows_may_keep_separate_positions(self, layers, causal, masked):
         stack, x = tiny_stack(layers), rows()
         mask = sparse_mask() if masked else None
         keep = torch.tensor([[0, 6], [3, 3], [5, 1]])
@@ -220,7 +218,7 @@ class TestStack:
         assert (change.abs().amax(-1) > 1e-4).all()
 
     @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-    def test_what_a_masked_position_holds_does_not_matter_to_others(self, causal):
+    def test_masked_positions_do_not_affect_others(self, causal):
         stack, x, mask = tiny_stack(), rows(), sparse_mask()
         other = torch.where(mask[..., None], x, x + 5)
         before = stack(x, queries=slice(None), causal=causal, mask=mask)
@@ -250,7 +248,7 @@ def test_projection_between_equal_widths_has_no_parameters():
     assert [p.shape for p in projection(8, 5).parameters()] == [(5, 8)]
 
 
-def test_the_product_is_the_gradient_of_the_lookup():
+def test_matrix_product_equals_the_gradient_of_the_lookup():
     """It runs on GPUs alone, but is the same anywhere."""
     tokens = torch.randint(9, (5, 7))
     table = torch.randn(9, 4, dtype=torch.double, requires_grad=True)
@@ -262,7 +260,7 @@ def test_the_product_is_the_gradient_of_the_lookup():
     assert_close(got, wanted)
 
 
-def test_rows_come_in_the_precision_of_the_stream():
+def test_rows_have_the_dtype_of_the_residual_stream():
     table, tokens = nn.Embedding(9, 4), torch.randint(9, (3,))
     assert_close(Lookup()(table.weight, tokens), table(tokens))
     with torch.autocast("cpu", torch.bfloat16):

@@ -42,7 +42,7 @@ class TestEveryCell:
             assert_close(memories[:, t], memory)
             assert_close(logits[:, t], step_logits)
 
-    def test_called_it_reads_whole_sequences_from_the_empty_memory(self, rnn):
+    def test_calling_the_rnn_reads_whole_sequences_from_the_empty_memory(self, rnn):
         inputs = random_tokens(3, 6)
         logits = rnn(inputs)
         assert logits.shape == (3, 6, VOCAB)
@@ -50,12 +50,12 @@ class TestEveryCell:
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), inputs.flatten())
         assert receives_gradient(loss, rnn.cell) and receives_gradient(loss, rnn.readout)
 
-    def test_unrolling_goes_on_from_a_given_memory(self, rnn):
+    def test_unrolling_continues_from_a_given_memory(self, rnn):
         inputs = random_tokens(3, 6)
         whole = rnn.unroll(inputs)
         assert_close(rnn.unroll(inputs[:, 2:], whole[:, 1]), whole[:, 2:])
 
-    def test_predict_takes_any_rows_and_keeps_them_apart(self, rnn, memory_tokens, memory_dim):
+    def test_predict_treats_rows_independently(self, rnn, memory_tokens, memory_dim):
         memories = torch.randn(3, 4, memory_tokens, memory_dim, generator=seeded())
         logits = rnn.predict(memories)
         assert logits.shape == (3, 4, VOCAB)
@@ -90,7 +90,7 @@ MEMORY = torch.zeros(2, 2, 16)
     ],
     ids=["int", "large", "negative", "float", "rows", "scalar", "memory", "none"],
 )
-def test_a_step_says_what_is_wrong_with_its_arguments(memory, token, said):
+def test_a_step_explains_invalid_arguments(memory, token, said):
     assert refusal(RNN.step, memory, token).startswith(said)
 
 
@@ -106,11 +106,11 @@ def test_a_step_says_what_is_wrong_with_its_arguments(memory, token, said):
     ],
     ids=["list", "row", "empty", "large", "negative", "float"],
 )
-def test_a_call_says_what_is_wrong_with_its_tokens(tokens, said):
+def test_a_call_explains_invalid_tokens(tokens, said):
     assert refusal(RNN.forward, tokens).startswith(said)
 
 
-def test_an_error_of_the_cells_own_is_left_as_it_is():
+def test_an_error_raised_by_the_cell_is_unchanged():
     class Raises(nn.Module):
         memory_tokens, memory_dim = 2, 16
 
@@ -163,7 +163,7 @@ def renormalised(tokens: set[int]) -> dict[int, float]:
 
 
 class TestSampler:
-    def test_draws_tokens_by_their_probability(self):
+    def test_tokens_are_sampled_by_their_probability(self):
         assert shares() == pytest.approx(dict(enumerate(PROBABILITIES)), abs=0.04)
 
     @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ class TestSampler:
     def test_top_p_keeps_the_smallest_set_with_that_probability(self, top_p, kept):
         assert shares(top_p=top_p) == pytest.approx(renormalised(kept), abs=0.04)
 
-    def test_top_p_counts_among_what_top_k_left(self):
+    def test_top_p_applies_after_top_k(self):
         # 0.4, 0.25 and 0.2 become 0.47, 0.29 and 0.24: the first two reach 0.7.
         assert shares(top_k=3, top_p=0.7) == pytest.approx(renormalised({1, 3}), abs=0.04)
 
@@ -203,14 +203,14 @@ class TestSampler:
     def test_temperature_0_takes_the_likeliest(self):
         assert shares(temperature=0.0) == {1: 1.0}
 
-    def test_rows_are_drawn_apart(self):
+    def test_rows_are_sampled_independently(self):
         logits: Tensor = torch.full((VOCAB, VOCAB), -50.0)
         logits.fill_diagonal_(50.0)
         drawn = Sampler(top_p=0.9)(logits, torch.rand(VOCAB, generator=seeded()))
         assert drawn.tolist() == list(range(VOCAB))
 
     @pytest.mark.parametrize("chance", [0.0, 1 - 2**-24, 1.0])
-    def test_the_ends_of_chance_take_tokens_that_have_a_probability(self, chance):
+    def test_extreme_random_numbers_select_tokens_of_nonzero_probability(self, chance):
         logits = torch.tensor([[float("-inf"), 0.3, 0.2, 0.1, float("-inf")]])
         drawn = int(Sampler()(logits, torch.tensor([chance])))
         assert drawn == (3 if chance > 0.5 else 1)
@@ -222,18 +222,18 @@ class TestSampler:
     @pytest.mark.parametrize(
         "options", [{}, {"top_k": 2}, {"top_p": 0.7}, {"top_k": 3, "top_p": 0.5}, {"allowed": 3}]
     )
-    def test_can_stand_in_a_graph(self, options):
+    def test_sampling_can_be_captured_in_a_graph(self, options):
         """Tensors without values do: nothing is read back from the device."""
         with FakeTensorMode():
             drawn = Sampler(**options)(torch.randn(4, VOCAB), torch.rand(4))
         assert drawn.shape == (4,) and drawn.dtype == torch.long
 
-    def test_is_plain_only_if_no_probability_is_cut_off(self):
+    def test_is_plain_only_without_truncation(self):
         assert Sampler().is_plain and Sampler(temperature=0.5, allowed=3).is_plain
         cut = (Sampler(temperature=0.0), Sampler(top_k=2), Sampler(top_p=0.9))
         assert not any(sampler.is_plain for sampler in cut)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-    def test_no_temperature_at_all(self, value):
+    def test_invalid_temperature_is_refused(self, value):
         with pytest.raises(MemtrainError, match="temperature"):
             Sampler(temperature=value)

@@ -114,14 +114,14 @@ class TestBidirectionalEncoder:
         changed[:, oldest] = other_token(inputs[:, oldest])
         assert ((teacher.encode(changed, steps_of(t)) - memory).abs() > 1e-3).any()
 
-    def test_a_void_before_the_sequence_is_the_same_for_the_prefix_alone(self):
+    def test_padding_before_the_sequence_equals_encoding_the_prefix_alone(self):
         teacher = tiny_teacher(padding="void", context_length=6)
         inputs = random_tokens(3, 9)
         memory = teacher.encode(inputs)
         for t in range(9):
             assert_close(teacher.encode(inputs[:, : t + 1])[:, t], memory[:, t])
 
-    def test_the_void_is_learned_and_seen_in_short_contexts_only(self):
+    def test_the_padding_is_learned_and_visible_in_short_contexts_only(self):
         teacher = tiny_teacher(padding="void", context_length=4)
         inputs = random_tokens(2, 9)
         for step, seen in ((2, True), (3, False), (8, False)):
@@ -141,7 +141,7 @@ class TestBidirectionalEncoder:
 
 class TestCausalEncoder:
     @pytest.mark.parametrize("layers", [1, 2, 3], ids=lambda n: f"L{n}")
-    def test_every_layer_looks_back_over_the_context_length(self, layers):
+    def test_every_layer_attends_over_the_context_length(self, layers):
         context_length, t = 3, 8
         teacher = tiny_teacher("causal", context_length=context_length, encoder_layers=layers)
         inputs = random_tokens(2, 9)
@@ -154,7 +154,7 @@ class TestCausalEncoder:
         assert ((teacher.encode(changed, steps_of(t)) - memory).abs() > 1e-5).any()
 
     @CONTEXTS
-    def test_one_layer_computes_what_the_bidirectional_encoder_does(self, context_length):
+    def test_one_causal_layer_equals_the_bidirectional_encoder(self, context_length):
         # Registers see raw tokens and one another in both; only deeper layers tell them apart.
         causal, bidirectional = (
             tiny_teacher(encoder, context_length=context_length, encoder_layers=1, memory_tokens=3)
@@ -164,7 +164,7 @@ class TestCausalEncoder:
         inputs = random_tokens(2, 9)
         assert_close(causal.encode(inputs), bidirectional.encode(inputs), atol=1e-5, rtol=0)
 
-    def test_tokens_tell_from_their_past_alone_and_memories_stay(self):
+    def test_tokens_depend_on_their_past_only_and_memories_are_unchanged(self):
         teacher, inputs = tiny_teacher("causal", context_length=4), random_tokens(2, 9)
         memory, told = teacher.encode_with_logits(inputs, steps_of(*range(LENGTH)))
         assert_close(memory, teacher.encode(inputs))
@@ -291,7 +291,7 @@ class TestDecoder:
         for k in range(5):
             assert_close(teacher.decode(self.memory, self.future[:, :k]), logits[:, : k + 1])
 
-    def test_asked_targets_have_the_logits_of_the_full_run(self):
+    def test_selected_targets_have_the_logits_of_the_full_run(self):
         teacher = tiny_teacher()
         asked = torch.tensor([[0, 5], [2, 1], [4, 4]])
         logits = teacher.decode(self.memory, self.future, asked)
@@ -305,7 +305,7 @@ class TestDecoder:
         change = teacher.decode(other, self.future) - teacher.decode(self.memory, self.future)
         assert (change.abs().amax(-1) > 1e-4).all()
 
-    def test_bidirectional_readout_lets_the_first_memory_token_see_the_last(self):
+    def test_bidirectional_readout_lets_the_first_memory_token_attend_to_the_last(self):
         torch.manual_seed(0)
         causal = Decoder(tiny_config(), VOCAB, 16)
         bidirectional = Decoder(tiny_config(), VOCAB, 16, causal=False)

@@ -111,7 +111,7 @@ def test_a_cell_with_dropout_drops_the_same_when_recomputed():
 
 
 @CASES
-def test_truncation_leaves_the_loss_as_it_is(length, truncate):
+def test_truncation_does_not_change_the_loss(length, truncate):
     rnn, batch = tiny_rnn(), random_batch(3, length)
     cut = BPTT(BPTTConfig(truncate=truncate), rnn)(batch, seeded()).total
     full = BPTT(BPTTConfig(), rnn)(batch, seeded()).total

@@ -128,7 +128,7 @@ class TestEquations:
         apart = max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
         assert apart > 1e-3
 
-    def test_the_total_weighs_its_parts(self):
+    def test_the_total_weights_its_parts(self):
         losses = tiny_dmt(dynamics_weight=3.0, readout_weight=0.25)(random_batch(3, 6), seeded())
         dynamics, readout = losses.parts["dynamics"], losses.parts["readout"]
         assert_close(losses.total.detach(), 3 * dynamics + 0.25 * readout)
@@ -208,12 +208,12 @@ class TestDecoding:
         expected = gradients(0.5 * told / count, parameters)
         assert_close(gradients(losses.total, parameters), expected)
 
-    def test_the_total_weighs_it(self):
+    def test_the_total_weights_the_decoding_loss(self):
         losses = tiny_dmt(decode_weight=0.5)(random_batch(3, 6), seeded())
         plain = tiny_dmt()(random_batch(3, 6), seeded())
         assert_close(losses.total, plain.total + 0.5 * losses.parts["decode"])
 
-    def test_it_reaches_the_cell_and_no_one_else(self):
+    def test_its_gradient_reaches_only_the_cell(self):
         objective = tiny_dmt(dynamics_weight=0.0, readout_weight=0.0, decode_weight=1.0)
         for parameter in objective.teacher.parameters():
             parameter.requires_grad_(False)  # as the trainer does
@@ -237,7 +237,7 @@ class TestDecoding:
                 told.append(F.cross_entropy(logits, batch.targets[row : row + 1, step]))
         assert_close(losses.parts["decode"], torch.stack(told).mean().detach())
 
-    def test_a_stream_is_asked_for_the_future_too(self):
+    def test_a_stream_also_samples_the_future(self):
         context = tiny_teacher().config.context_length
         without = tiny_dmt(empty_start=0.5, rollout_length=7)
         assert without.tokens_needed() == context + 7
@@ -245,9 +245,7 @@ class TestDecoding:
         assert with_it.tokens_needed() == context + 10
 
     @pytest.mark.parametrize(("stream", "steps"), [(True, STREAM_ROLLOUT), (False, 0)])
-    def test_a_rollout_without_a_length_ends_on_a_stream_and_goes_through_other_data(
-        self, stream, steps
-    ):
+    def test_default_rollout_length_is_bounded_on_streams_and_whole_otherwise(self, stream, steps):
         config = DMTConfig(empty_start=0.5, decode_weight=1.0, future_length=3)
         objective = DMT(config, tiny_teacher(), tiny_rnn(), stream=stream)
         length = objective.tokens_needed()
@@ -260,7 +258,7 @@ class TestGradients:
     @BOTH
     @THROUGH_TIME
     @pytest.mark.parametrize("empty_start", [1.0, 0.0], ids=["empty", "taught"])
-    def test_the_teacher_gets_none(self, encoder, through_time, empty_start):
+    def test_the_teacher_gets_no_gradient(self, encoder, through_time, empty_start):
         objective = tiny_dmt(encoder, through_time=through_time, empty_start=empty_start)
         total = objective(random_batch(3, 6), seeded()).total
         assert not receives_gradient(total, objective.teacher)
@@ -298,7 +296,7 @@ class TestGradients:
 
 class TestLabels:
     @pytest.mark.parametrize("stride", [1, 3, 4], ids=lambda n: f"stride{n}")
-    def test_every_nth_step_is_labelled_from_every_offset_in_turn(self, stride):
+    def test_every_nth_step_is_labelled_from_every_offset(self, stride):
         length = 10
         objective = tiny_dmt(label_stride=stride)
         calls, generator = record_teacher(objective), seeded()
@@ -337,7 +335,7 @@ class TestLabels:
 
 
 class TestReadout:
-    def test_every_nth_memory_is_read_from_every_offset_in_turn(self):
+    def test_every_nth_memory_is_read_from_every_offset(self):
         objective = tiny_dmt(readout_stride=3)
         rollouts, generator = record_rollout(objective), seeded()
         seen = set()
@@ -361,7 +359,7 @@ class TestReadout:
 
 class TestStart:
     @BOTH
-    def test_taught_rollouts_start_right_after_the_teachers_step(self, encoder):
+    def test_rollouts_from_the_teacher_start_right_after_its_step(self, encoder):
         objective = tiny_dmt(encoder, empty_start=0.0, rollout_length=3)
         calls, rollouts = record_teacher(objective), record_rollout(objective)
         batch, generator = random_batch(4, 8), seeded()
@@ -384,7 +382,7 @@ class TestStart:
     @pytest.mark.parametrize(
         ("empty_start", "rows", "taught"), [(1.0, 4, 0), (0.5, 4, 2), (0.25, 8, 6), (0.0, 4, 4)]
     )
-    def test_empty_start_is_the_share_of_rollouts_from_the_empty_memory(
+    def test_empty_start_is_the_fraction_of_rollouts_from_the_empty_memory(
         self, empty_start, rows, taught
     ):
         objective = tiny_dmt(empty_start=empty_start, rollout_length=3)
@@ -407,9 +405,7 @@ class TestStart:
             (50, 0.0, 8),
         ],
     )
-    def test_rollout_length_is_kept_within_the_sequence(
-        self, rollout_length, empty_start, expected
-    ):
+    def test_rollout_length_is_clipped_to_the_sequence(self, rollout_length, empty_start, expected):
         objective = tiny_dmt(rollout_length=rollout_length, empty_start=empty_start)
         rollouts = record_rollout(objective)
         objective(random_batch(4, 8), seeded())
@@ -433,7 +429,7 @@ class TestStart:
         assert_close(losses.parts["dynamics"], torch.stack(squared).mean(), atol=1e-5, rtol=1e-5)
         assert_close(losses.parts["readout"], torch.stack(nats).mean(), atol=1e-5, rtol=1e-5)
 
-    def test_sequences_of_one_token_do_no_harm(self):
+    def test_sequences_of_one_token_have_finite_losses(self):
         losses = tiny_dmt(empty_start=0.5)(random_batch(2, 1, asked=1.0), seeded())
         assert bool(losses.total.isfinite())
 
@@ -453,7 +449,7 @@ class TestStart:
 
 
 @BOTH
-def test_training_leaves_encoder_and_decoder_as_they_were_to_the_bit(encoder):
+def test_training_does_not_change_encoder_and_decoder(encoder):
     task = build_task(Stack(sequence_length=8, vocab_size=VOCAB, depth=3))
     objective = tiny_dmt(encoder, empty_start=0.5)
     stage = DMTConfig(steps=3, batch_size=4, learning_rate=1e-2)

@@ -58,7 +58,7 @@ def test_the_example_of_the_copy_task():
     assert window.future_inputs[0, 0].tolist() == [0, 0, 0]
 
 
-def test_a_target_nobody_asks_for_stays_ignored():
+def test_ignored_targets_stay_ignored():
     inputs = random_tokens(2, 6)
     batch = Batch(inputs, torch.full((2, 6), IGNORE_INDEX))
     window = gather_window(batch, torch.tensor([[0, 5], [2, 3]]), 3)
@@ -74,7 +74,7 @@ def test_inputs_beyond_the_end_are_valid_tokens():
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 4), length=st.integers(1, 6))
-def test_asked_positions_hold_every_target_of_a_row_once(data, rows, length):
+def test_target_positions_hold_every_target_of_a_row_once(data, rows, length):
     target = st.sampled_from([IGNORE_INDEX, IGNORE_INDEX, 0, 1, 2])
     row = st.lists(target, min_size=length, max_size=length)
     targets = data.draw(st.lists(row, min_size=rows, max_size=rows))
@@ -99,7 +99,7 @@ class TestReadoutLoss:
         expected = decode_loss(rnn.predict(memories), batch.targets)
         assert_close(readout_loss(rnn, memories, batch.targets), expected)
 
-    def test_is_zero_with_a_finite_gradient_when_nothing_is_asked(self):
+    def test_loss_is_zero_with_a_finite_gradient_without_targets(self):
         rnn, memories = tiny_rnn(), normal(3, 5, 2, 16).requires_grad_()
         loss = readout_loss(rnn, memories, torch.full((3, 5), IGNORE_INDEX))
         assert loss.item() == 0

@@ -24,7 +24,7 @@ def cross_entropy(logits: list[float], target: int) -> float:
 
 class TestDecodeLoss:
     @pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 3, 4)], ids=str)
-    def test_is_the_mean_cross_entropy_where_a_target_is_asked(self, shape):
+    def test_is_the_mean_cross_entropy_over_targets(self, shape):
         logits = 3 * normal(*shape, VOCAB)
         targets = random_tokens(*shape)
         targets[..., ::3] = IGNORE_INDEX
@@ -38,7 +38,7 @@ class TestDecodeLoss:
         assert 0 < len(asked) < targets.numel()
         assert float(decode_loss(logits, targets)) == pytest.approx(sum(asked) / len(asked))
 
-    def test_is_zero_with_a_finite_gradient_when_nothing_is_asked(self):
+    def test_is_zero_with_a_finite_gradient_without_targets(self):
         logits = normal(3, 4, VOCAB).requires_grad_()
         loss = decode_loss(logits, torch.full((3, 4), IGNORE_INDEX))
         loss.backward()
@@ -69,7 +69,7 @@ class TestDynamicsLoss:
         expected = (2 * squares[0] + squares[2]) / 3
         assert_close(dynamics_loss(predicted, memory, weight), expected)
 
-    def test_rows_of_which_none_counts_give_no_loss_and_no_gradient(self):
+    def test_rows_of_zero_weight_give_no_loss_and_no_gradient(self):
         predicted, memory = normal(3, 2, 4).requires_grad_(), normal(3, 2, 4, seed=1)
         loss = dynamics_loss(predicted, memory, torch.zeros(3))
         loss.backward()
@@ -122,7 +122,7 @@ class TestUniformityLoss:
         assert uniformity_loss(moved, 512, seeded()) < loss
 
     @pytest.mark.parametrize("samples", [2, 5, 11])
-    def test_compares_at_most_so_many_tokens(self, samples):
+    def test_compares_at_most_the_given_number_of_tokens(self, samples):
         memory = normal(6, 2, 8).requires_grad_()
         uniformity_loss(memory, samples, seeded()).backward()
         assert memory.grad is not None

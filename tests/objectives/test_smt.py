@@ -175,7 +175,7 @@ class TestEquations:
         assert_same_loss_and_gradients(objective, losses.total, expected)
 
     @pytest.mark.parametrize(("timesteps", "context_length"), [(2, 8), (1, 2)])
-    def test_every_state_is_asked_and_stepped_from_equally_often(self, timesteps, context_length):
+    def test_every_state_is_decoded_and_stepped_from_equally_often(self, timesteps, context_length):
         objective = tiny_smt(timesteps=timesteps, context_length=context_length)
         counts = torch.zeros(6)
         batch = random_batch(64, 5)
@@ -195,7 +195,7 @@ class TestEquations:
         assert set(first[16:].tolist()) == {3} and not asked[2:].any()
 
     @BOTH
-    def test_decode_timesteps_asks_the_decoder_at_so_many_distinct_steps(self, encoder):
+    def test_decode_timesteps_is_the_number_of_distinct_decoded_steps(self, encoder):
         objective = tiny_smt(encoder, timesteps=0, decode_timesteps=2)
         batch = random_batch(3, 6, asked=1.0)
         losses = objective(batch, seeded(7))
@@ -207,7 +207,7 @@ class TestEquations:
         assert_close(losses.parts["uniformity"], everywhere.parts["uniformity"])
 
     @pytest.mark.parametrize(("asked", "rows"), [(0, 12), (4, 8), (6, 12), (9, 12)])
-    def test_decode_timesteps_beyond_the_sequence_asks_everywhere(self, asked, rows):
+    def test_decode_timesteps_beyond_the_sequence_decodes_every_step(self, asked, rows):
         objective, calls = tiny_smt(timesteps=0, decode_timesteps=asked), []
         objective.teacher.decode = recorded(calls, objective.teacher.decode)
         objective(random_batch(2, 6), seeded())
@@ -215,7 +215,7 @@ class TestEquations:
 
     @pytest.mark.parametrize("joint", [True, False], ids=["joint", "detached"])
     @TIMESTEPS
-    def test_the_total_weighs_the_parts(self, timesteps, joint):
+    def test_the_total_weights_its_parts(self, timesteps, joint):
         batch = random_batch(3, 6)
         weights = (0.3, 7.0, 0.02, 0.5, 0.4)
         names = ("decode", "dynamics", "uniformity", "next", "token")
@@ -232,7 +232,7 @@ class TestEquations:
         total = sum(w * float(losses.parts[name]) for name, w in zip(names, weights, strict=True))
         assert losses.total.item() == pytest.approx(total, rel=1e-5)
 
-    def test_every_target_is_asked_of_its_token(self):
+    def test_every_target_is_predicted_at_its_token(self):
         batch = random_batch(3, 6)
         objective = tiny_smt(token_weight=1.0)
         losses = objective(batch, seeded())
@@ -250,7 +250,7 @@ class TestEquations:
         assert few.parts["uniformity"] != all_of_them.parts["uniformity"]
 
     @TIMESTEPS
-    def test_chance_comes_from_the_generator_alone(self, timesteps):
+    def test_the_generator_is_the_only_source_of_randomness(self, timesteps):
         batch = random_batch(4, 8)
         objective = tiny_smt(timesteps=timesteps, decode_timesteps=3)
         losses = []
@@ -365,9 +365,7 @@ class TestGradients:
 
     @BOTH
     @TIMESTEPS
-    def test_every_parameter_of_what_trains_gets_a_gradient_and_the_readout_none(
-        self, encoder, timesteps
-    ):
+    def test_every_trained_parameter_gets_a_gradient_and_the_readout_none(self, encoder, timesteps):
         objective = tiny_smt(encoder, timesteps=timesteps)
         total = objective(random_batch(4, 6, asked=1.0), seeded()).total
         trained = objective.trained()
@@ -390,7 +388,7 @@ def test_sequential_operations_do_not_grow_with_the_sequence(encoder, timesteps)
     assert counts[0] == counts[1] == counts[2] > 0
 
 
-def test_settling_makes_the_readout_predict_what_the_decoder_does():
+def test_settling_makes_the_readout_predict_like_the_decoder():
     objective = tiny_smt()
     memory = objective.teacher.encode(random_tokens(3, 5))[:, -1].detach()
     expected = objective.teacher.predict(memory)
@@ -410,13 +408,13 @@ class TestDrawSteps:
         assert all(len(set(row)) == 4 for row in steps.tolist())
         assert set(steps.flatten().tolist()) == set(range(6))
 
-    def test_every_step_is_as_likely_as_any_other(self):
+    def test_steps_are_uniformly_sampled(self):
         steps = sample_steps(6000, 1, 6, seeded(), CPU)
         counts = steps.flatten().bincount(minlength=6)
         assert ((counts - 1000).abs() < 150).all()  # 5 standard deviations
 
 
-def test_sequences_of_one_token_do_no_harm():
+def test_sequences_of_one_token_have_finite_losses():
     for learn_start in (True, False):
         objective = tiny_smt(timesteps=1, learn_start=learn_start)
         losses = objective(random_batch(1, 1, asked=1.0), seeded())
@@ -470,7 +468,7 @@ class TestDynamicsOptions:
         assert_close(objective._dynamics(batch, spoiled, steps, seeded()), loss)
 
     @pytest.mark.parametrize("steps", [1, 4])
-    def test_streams_have_room_for_the_steps(self, steps):
+    def test_stream_windows_are_long_enough_for_the_steps(self, steps):
         objective = tiny_smt(stream=True, dynamics_steps=steps, short_contexts=0.5)
         batch = random_batch(8, objective.tokens_needed())
         chosen, _ = objective._timesteps(batch, seeded())
@@ -508,7 +506,7 @@ class TestDynamicsOptions:
         ):
             assert_close(one, other, atol=1e-6, rtol=1e-4)
 
-    def test_noise_is_on_what_the_cell_steps_from_and_on_nothing_else(self):
+    def test_noise_is_added_only_to_the_cells_input_memory(self):
         objective = tiny_smt(timesteps=0, memory_noise=0.5)
         seen = []
         objective.rnn.unroll_last = lambda token, start: seen.append(start) or start  # type: ignore

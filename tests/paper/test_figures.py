@@ -66,7 +66,7 @@ def test_every_grid_builds_at_every_scale(name: str, scale: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["synthetic", "mnist-samples", "sequential-compute"])
-def test_both_sides_get_as_many_tries_and_three_seeds(name: str, tmp_path: Path):
+def test_both_methods_get_equal_trials_and_three_seeds(name: str, tmp_path: Path):
     figure, setup = load(name), setup_at("gpu", tmp_path)
     tries = figure.grid(setup)
     sides: dict[bool, int] = {True: 0, False: 0}
@@ -80,7 +80,7 @@ def test_both_sides_get_as_many_tries_and_three_seeds(name: str, tmp_path: Path)
     assert seeds == {0, 1, 2}
 
 
-def test_the_best_rate_of_each_side_is_followed_up(tmp_path: Path):
+def test_the_best_rate_of_each_method_is_followed_up(tmp_path: Path):
     figure, setup = load("synthetic"), setup_at("gpu", tmp_path)
     tries = figure.grid(setup)
     results = [
@@ -91,7 +91,7 @@ def test_the_best_rate_of_each_side_is_followed_up(tmp_path: Path):
         assert stage.learning_rate == 1e-3
 
 
-def test_a_try_with_another_weight_is_followed_up_as_it_was_tried(tmp_path: Path):
+def test_a_trial_with_another_weight_is_followed_up_with_that_weight(tmp_path: Path):
     figure, setup = load("synthetic"), setup_at("gpu", tmp_path)
     results = [
         result_of(job, rnn_accuracy=0.9 if "dynamics" in job.tags else 0.1)
@@ -101,7 +101,7 @@ def test_a_try_with_another_weight_is_followed_up_as_it_was_tried(tmp_path: Path
     assert weights == {0.1, 1.0}  # BPTT's twins keep the usual one, which they do not use
 
 
-def test_data_that_is_not_prepared_is_asked_for(tmp_path: Path):
+def test_unprepared_data_is_an_error_with_the_command(tmp_path: Path):
     setup = Setup(scale="gpu", folder=tmp_path, data_dir=tmp_path / "nowhere")
     with pytest.raises(MemtrainError, match="memtrain data mnist --out"):
         load("mnist-samples").grid(setup)
@@ -197,7 +197,7 @@ def test_dmt(after: float, holds: bool, tmp_path: Path):
         (2, "; too few runs, 2, for a rank correlation of one-step and rollout drift."),
     ],
 )
-def test_dmt_correlates_what_is_enough(runs: int, said: str, tmp_path: Path):
+def test_dmt_correlates_only_enough_points(runs: int, said: str, tmp_path: Path):
     figure, setup = load("dmt"), setup_at("gpu", tmp_path)
     results = []
     for index, job in enumerate(figure.grid(setup)[:runs]):
@@ -260,14 +260,14 @@ def test_kept_bytes_counts_each_storage_once():
     assert kept_bytes(lambda: x.sin().exp().sum()) == 800
 
 
-def test_true_states_tell_apart_what_the_future_needs():
+def test_true_states_distinguish_different_futures():
     assert true_states("retrieval", [[2, 0, 3, 1, 0]]) == [["before", "next", "3", "3", "3"]]
     assert true_states("copy", [[1, 2, 0, 0]]) == [["1?", "12", "1", ""]]
     (states,) = true_states("stack", [[1, 0, 2]])
     assert states == ["1 said -", " said 1", "2 said -"]
 
 
-def test_states_that_are_points_have_no_variance_within():
+def test_constant_states_have_no_variance_within():
     points = np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     names = np.array(["a", "a", "b"])
     assert within_share(points, names) == 0

@@ -132,7 +132,7 @@ def test_names_that_are_not_classes_are_refused(name: str, tmp_path: Path, capsy
     assert "figures=" in refused(capsys, "report", str(folder))
 
 
-def test_an_own_figure_that_cannot_be_made_is_refused(own: Path, capsys):
+def test_a_user_figure_that_cannot_be_built_is_refused(own: Path, capsys):
     (own / "half.py").write_text(FIGURE.replace("def plot", "def draw"))
     assert "cannot be created (Can't instantiate" in refused(capsys, "reproduce", "half:Figure")
 
@@ -172,7 +172,7 @@ def one_run(monkeypatch, tmp_path: Path):
     return work, tmp_path
 
 
-def test_a_run_whose_config_is_not_the_jobs_is_not_opened(one_run, monkeypatch):
+def test_a_run_with_another_config_than_its_job_is_not_opened(one_run, monkeypatch):
     work, folder = one_run
     monkeypatch.chdir(folder)
     (folder / "evil.py").write_text("open('imported', 'w')")
@@ -188,7 +188,7 @@ def test_a_run_whose_config_is_not_the_jobs_is_not_opened(one_run, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["sweep.lock", "results.jsonl", "setup.json"])
-def test_reproduce_writes_through_no_link(name: str, tmp_path: Path, capsys):
+def test_reproduce_does_not_write_through_links(name: str, tmp_path: Path, capsys):
     folder, other = fill(tmp_path / "some", "joint"), tmp_path / "other"
     if (folder / name).exists():
         (folder / name).rename(other)
@@ -201,7 +201,7 @@ def test_reproduce_writes_through_no_link(name: str, tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize("name", ["figures", "figures/joint.png", "report.html"])
-def test_a_report_writes_through_no_link(name: str, tmp_path: Path, capsys):
+def test_a_report_does_not_write_through_links(name: str, tmp_path: Path, capsys):
     folder, other = fill(tmp_path / "some", "joint"), tmp_path / "other"
     if name == "figures":
         other.mkdir()
@@ -214,7 +214,7 @@ def test_a_report_writes_through_no_link(name: str, tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize("ending", [".error.txt", ".lock", ""])
-def test_work_writes_through_no_link(ending: str, one_run):
+def test_a_worker_does_not_write_through_links(ending: str, one_run):
     work, folder = one_run
     place, other = folder / f"{work.place}{ending}", folder / "other"
     if place.exists():
@@ -230,7 +230,7 @@ def test_work_writes_through_no_link(ending: str, one_run):
     assert before == (sorted(other.rglob("*")) if other.is_dir() else other.read_bytes())
 
 
-def test_stand_ins_are_made_through_no_link(tmp_path: Path):
+def test_substitute_data_is_not_written_through_links(tmp_path: Path):
     (tmp_path / "other").mkdir()
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "data").symlink_to(tmp_path / "other")
@@ -350,12 +350,12 @@ def test_reproduce_refuses_damage_too(damage: str, tmp_path: Path, capsys):
     assert message in refused(capsys, "reproduce", *arguments)
 
 
-def test_numbers_that_are_none_leave_a_report(tmp_path: Path):
+def test_invalid_numbers_still_give_a_report(tmp_path: Path):
     folder = fill(tmp_path, "joint", rnn_accuracy=float("nan"), teacher_accuracy=float("inf"))
     assert "nan" in make_report([folder]).html
 
 
-def test_tags_are_the_jobs_own(tmp_path: Path):
+def test_tags_come_from_the_job(tmp_path: Path):
     folder = fill(tmp_path, "joint")
     edit_line(1, tags={"T_f": "many"})(folder)
     assert make_report([folder]).html == make_report([fill(tmp_path / "x", "joint")]).html.replace(
@@ -378,7 +378,9 @@ def damage_line(line: str, chance: random.Random) -> str:
     return json.dumps(plain)
 
 
-def test_any_value_anywhere_is_taken_or_refused_in_words(tmp_path: Path, capsys, monkeypatch):
+def test_any_value_anywhere_is_accepted_or_refused_with_a_reason(
+    tmp_path: Path, capsys, monkeypatch
+):
     """What a figure does with it is tried where it is judged; drawing each would take minutes."""
     monkeypatch.setattr("memtrain.paper.reproduce.render_figure", lambda figure: b"")
     folder, joint = fill(tmp_path, "joint"), load("joint")
@@ -403,7 +405,7 @@ def test_any_value_anywhere_is_taken_or_refused_in_words(tmp_path: Path, capsys,
     assert 10 < taken < 140 and "evil" not in sys.modules
 
 
-def test_what_an_own_figure_raises_is_one_line_with_its_place(tmp_path: Path):
+def test_an_error_in_a_user_figure_is_one_line_with_its_location(tmp_path: Path):
     (job,) = Trains().grid(Setup(folder=tmp_path))
     done = Result(
         figure=Trains.name, version=1, job=job.name, key=job.key, tags={}, measured={}, cost=COST,
@@ -422,7 +424,7 @@ def keys(name: str, setup: Setup) -> list[str]:
     return [job.key for job in load(name).grid(setup)]
 
 
-def test_a_key_does_not_depend_on_where_the_folder_lies(tmp_path: Path):
+def test_a_key_does_not_depend_on_the_folders_location(tmp_path: Path):
     here, there = (Setup(folder=tmp_path / name, prepares=False) for name in "ab")
     assert keys("memory-scaling", here) == keys("memory-scaling", there)
     assert keys("memory-maps", here) == keys("memory-maps", there)
@@ -463,7 +465,7 @@ def test_a_folder_of_an_earlier_version_keeps_its_keys(name: str, tmp_path: Path
     assert keys(name, Setup(folder=tmp_path, root=root, prepares=False))[0] == KEYS[name]
 
 
-def test_a_later_field_at_its_default_is_no_part_of_a_key(monkeypatch):
+def test_new_fields_at_their_default_do_not_change_a_key(monkeypatch):
     plain, threads = Job(config=TINY), replace(TINY, engine=replace(TINY.engine, threads=1))
     before, other = plain.key, Job(config=threads).key
     monkeypatch.setitem(ADDED_FIELDS, "engine.threads", 0)
@@ -487,7 +489,7 @@ def test_a_run_of_a_moved_folder_continues_where_its_data_is_now(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", EVALUATE_LENGTH)
-def test_held_out_lengths_of_stand_ins_are_those_of_their_data(name: str, tmp_path: Path):
+def test_substitute_data_keeps_the_held_out_lengths(name: str, tmp_path: Path):
     from memtrain.data.store import open_store
 
     setup = Setup(folder=tmp_path)
@@ -498,7 +500,7 @@ def test_held_out_lengths_of_stand_ins_are_those_of_their_data(name: str, tmp_pa
     assert length == (stored - 1 if stored else 48)
 
 
-def test_setup_keeps_what_a_folder_is_of(tmp_path: Path):
+def test_setup_keeps_the_figures_of_a_folder(tmp_path: Path):
     setup = Setup(folder=tmp_path, device="cpu")
     reproduce([load("gradients")], setup, lambda queue: iter(()))
     reproduce([load("joint")], setup, lambda queue: iter(()))

@@ -141,7 +141,7 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_rest(faulty):
     assert "Traceback" in trace.read_text()
 
 
-def test_a_finished_run_is_not_run_again_and_a_failed_one_is(faulty):
+def test_finished_runs_are_skipped_and_failed_ones_retried(faulty):
     folder, _ = faulty
     given = []
 
@@ -311,7 +311,7 @@ def test_follow_ups_join_the_queue_before_other_figures_end(tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("uncounted")
-def test_a_job_whose_run_is_in_progress_for_another_measures_it_afterwards(tmp_path: Path):
+def test_a_job_that_shares_a_run_waits_and_then_measures_it(tmp_path: Path):
     first, second, *_ = jobs_of("sweep_fixture:Few", tmp_path)
     late = (first[0], replace(second[1], tags={"seed": 9}))
     counts = []
@@ -325,7 +325,7 @@ def test_a_job_whose_run_is_in_progress_for_another_measures_it_afterwards(tmp_p
     assert [job for _, job in finished(tmp_path)] == ["seed=0", "seed=1", "seed=9"]
 
 
-def test_long_runs_and_awaited_ones_come_first(tmp_path: Path):
+def test_long_runs_and_dependencies_come_first(tmp_path: Path):
     def one(name: str, **steps: int) -> Work:
         figure, job = jobs_of(name, tmp_path)[0]
         bptt = replace(job.config.bptt, **steps)

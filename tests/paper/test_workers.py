@@ -37,7 +37,7 @@ def test_a_process_that_dies_before_it_reads_its_work_is_replaced(tmp_path: Path
     assert len(stored(tmp_path, jobs)) == 4
 
 
-def test_giving_work_to_a_dead_process_raises_only_when_it_is_read(tmp_path: Path):
+def test_sending_work_to_a_dead_process_raises_only_on_receive(tmp_path: Path):
     worker = workers._Worker(tmp_path, 1)
     worker.process.kill()
     worker.process.join()

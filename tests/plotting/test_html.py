@@ -136,7 +136,7 @@ def test_the_policy_forbids_external_loads_and_comes_before_anything_it_governs(
     ],
     ids=lambda part: type(part).__name__,
 )
-def test_markup_of_the_caller_is_shown_and_not_obeyed(part):
+def test_markup_in_arguments_is_escaped(part):
     reader = Reader(page(part, title=EVIL, lead=EVIL, footer=EVIL))
     assert "script" not in reader.tags
     assert not [name for name, _ in reader.attributes if name.startswith("on")]
@@ -149,7 +149,7 @@ def test_control_characters_do_not_reach_the_page():
     markup.encode("utf-8")
 
 
-def test_numbers_in_a_table_are_written_for_people():
+def test_numbers_in_a_table_are_human_readable():
     cells = [1_228_800, 0.99123, 61.0, -3.25, 1e-05, None, "99.1 %"]
     markup = Table(header=["run", *"abcdefg"], rows=[["x", *cells]]).html()
     shown = re.findall(r"<td[^>]*>(.*?)</td>", markup)
@@ -177,7 +177,7 @@ def test_cells_carry_the_name_of_their_column_for_narrow_pages():
     assert re.findall(r'data-label="(\w+)"', table().html()) == ["accuracy", "operations"] * 2
 
 
-def test_a_picture_is_kept_inside_the_page():
+def test_an_image_is_embedded_in_the_page():
     markup = Figure(png_bytes=PNG, caption="c").html()
     encoded = re.findall(r'src="data:image/png;base64,([^"]*)"', markup)[0]
     assert base64.b64decode(encoded) == PNG
@@ -202,7 +202,7 @@ def test_a_highlight_outside_the_rows_is_refused():
         table(highlight=2)
 
 
-def test_bytes_that_are_no_png_are_refused():
+def test_bytes_that_are_not_a_png_are_refused():
     with pytest.raises(MemtrainError, match="must be a PNG"):
         Figure(png_bytes=b"GIF89a", caption="c")
 
@@ -306,7 +306,7 @@ def test_points_between_gaps_and_the_last_point_are_dots():
 
 
 @pytest.mark.parametrize("series", [[], [line([], [])], [line([1, 2], [None, math.nan])]])
-def test_a_chart_without_points_says_so(series):
+def test_a_chart_without_points_shows_a_message(series):
     assert "No points to draw." in labels(plot(*series))
 
 

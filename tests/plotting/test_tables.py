@@ -58,7 +58,7 @@ def test_weak_scores_come_with_advice(scores, expected: str):
         ([], {"one_step": 0.4}, "--cell.width"),
     ],
 )
-def test_advice_follows_from_the_evidence(history, drift: dict[str, float], expected: str):
+def test_advice_depends_on_losses_and_drift(history, drift: dict[str, float], expected: str):
     assert expected in advice_on(result(1.9, 1.5, **drift), history)
 
 
@@ -72,7 +72,7 @@ def test_advice_follows_from_the_evidence(history, drift: dict[str, float], expe
         (IMPROVING, {"end": 0.011}),  # rollouts are as good as single steps
     ],
 )
-def test_without_evidence_there_is_no_advice(history, drift: dict[str, float]):
+def test_no_advice_without_a_known_cause(history, drift: dict[str, float]):
     assert advice_on(result(1.9, 1.5, **drift), history) == ""
 
 

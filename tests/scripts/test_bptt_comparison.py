@@ -73,7 +73,7 @@ def end(process: subprocess.Popen) -> str:
     return out.decode()
 
 
-def test_killed_in_the_middle_it_goes_on_and_ends_with_a_table(tmp_path: Path, data: Path):
+def test_killed_comparison_resumes_and_ends_with_a_table(tmp_path: Path, data: Path):
     folder = tmp_path / "beside"
     first = start(
         folder,
@@ -117,7 +117,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_with_a_table(tmp_path: Path, d
 
 
 @pytest.mark.slow
-def test_asked_to_stop_runs_save_themselves_and_all_data_sets_share_the_machine(
+def test_stopped_runs_save_themselves_and_all_data_sets_share_the_machine(
     tmp_path: Path, data: Path
 ):
     folder = tmp_path / "beside"
@@ -163,7 +163,7 @@ def plan_of(script, data: Path, **changes):
     return replace(plan, **changes)
 
 
-def test_a_rate_is_chosen_when_all_were_tried_and_what_was_lost_is_tried_again(
+def test_a_rate_is_chosen_after_all_trials_and_lost_runs_are_retried(
     script, monkeypatch, data: Path, tmp_path: Path
 ):
     performed, broken = [], {1e-3}
@@ -220,7 +220,7 @@ def test_a_rate_is_chosen_when_all_were_tried_and_what_was_lost_is_tried_again(
     assert shown.count("| 1.0000 | done | 0.001 |") == 4 and "ZeroDivisionError" not in shown
 
 
-def test_runs_that_do_not_fit_wait_and_smaller_ones_go_before_them(
+def test_runs_that_do_not_fit_wait_while_smaller_ones_start(
     script, monkeypatch, data: Path, tmp_path: Path
 ):
     together, most = [], []
@@ -259,7 +259,9 @@ def test_runs_that_do_not_fit_wait_and_smaller_ones_go_before_them(
     assert all(plan.fit(cells) for cells in most)
 
 
-def test_steps_are_the_seconds_over_those_of_a_step_and_the_rest_is_the_recipes(script, data: Path):
+def test_steps_are_the_budget_over_seconds_per_step_and_the_rest_follows_the_recipe(
+    script, data: Path
+):
     plan = plan_of(script, data, size="paper")
     plan.timed["gru"] = {"seconds": 0.03, "share": 0.1}
     full = plan.job("tinystories", "gru", 1e-3, tuning=False).config
@@ -276,7 +278,7 @@ def test_steps_are_the_seconds_over_those_of_a_step_and_the_rest_is_the_recipes(
     assert full.data == replace(theirs.data, path=str(data / "tinystories"))
 
 
-def test_seeds_share_the_rate_and_count_together(script, data: Path, tmp_path: Path):
+def test_seeds_share_the_rate_and_are_averaged(script, data: Path, tmp_path: Path):
     plan = plan_of(script, data)
     plan.timed["gru"] = {"seconds": 0.03, "share": 0.1}
     assert plan.full_runs("mnist", "gru") == []  # no rate was chosen
@@ -305,7 +307,7 @@ def test_seeds_share_the_rate_and_count_together(script, data: Path, tmp_path: P
     assert verdict(0.3, 0.6).sentence.endswith("mnist 0.4500 against 0.5000.")
 
 
-def test_what_chooses_the_rate_is_held_out_and_not_what_is_evaluated(script, data: Path):
+def test_rates_are_chosen_on_other_held_out_data_than_evaluated(script, data: Path):
     config = plan_of(script, data).base("mnist", "gru").data
     assert isinstance(config, Stream)
     task = StreamTask.from_config(config)
@@ -318,9 +320,7 @@ def test_what_chooses_the_rate_is_held_out_and_not_what_is_evaluated(script, dat
     assert len(together.unique(dim=0)) == 16
 
 
-def test_bptt_begins_documents_as_often_as_smt_and_dmt_do_where_they_read_from_nothing(
-    script, data: Path
-):
+def test_bptt_starts_at_documents_as_often_as_smt_and_dmt(script, data: Path):
     plan = plan_of(script, data)
     ours, theirs = recipe("mnist").data, plan.base("mnist", "gru")
     assert isinstance(ours, Stream) and isinstance(theirs.data, Stream)
@@ -333,7 +333,7 @@ def test_bptt_begins_documents_as_often_as_smt_and_dmt_do_where_they_read_from_n
     assert bool((drawn[:, None] == digits).all(dim=2).any(dim=1).all())
 
 
-def test_a_step_is_timed_with_everything_kept(script, data: Path):
+def test_step_timing_keeps_all_activations(script, data: Path):
     found = script.measure_step(plan_of(script, data), "mnist", "gru", 0.01)
     assert found["seconds"] > 0 and found["share"] == 0  # of a GPU's memory
     assert (found["batch"], found["length"]) == (8, 160)
@@ -351,7 +351,7 @@ def test_a_step_is_timed_with_everything_kept(script, data: Path):
         (("sing",), "sing: must be one of time, tune, train, table"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_invalid_comparisons_are_refused(
     script, monkeypatch, capsys, data: Path, tmp_path: Path, options, said: str
 ):
     command = ["bptt_comparison.py", *options, "--folder", str(tmp_path), "--data-dir", str(data)]
@@ -361,7 +361,9 @@ def test_what_cannot_be_compared_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_budget_stays_and_ours_is_shown_beside(script, monkeypatch, capsys, data, tmp_path: Path):
+def test_the_budget_is_kept_and_our_runs_are_shown_next_to_bptt(
+    script, monkeypatch, capsys, data, tmp_path: Path
+):
     costs = {"total_steps": 9, "total_tokens": 8, "total_sequential_ops": 7, "total_seconds": 5.0}
     evaluation = {
         "rnn": {"nats": 0.5},

@@ -31,7 +31,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
-def test_it_times_checkpoints_and_compares_resumed_runs(judged: tuple[Path, str]):
+def test_checkpoints_are_timed_and_resumed_runs_compared(judged: tuple[Path, str]):
     folder, said = judged
     result = json.loads((folder / "out").read_text())
     stall, resume = result["stall"], result["resume"]["deterministic"]
@@ -42,7 +42,7 @@ def test_it_times_checkpoints_and_compares_resumed_runs(judged: tuple[Path, str]
     assert "resume equal to the bit, deterministic  yes" in said and "a step of SMT" in said
 
 
-def test_it_sees_a_tensor_and_a_line_that_differ(judged: tuple[Path, str]):
+def test_differing_tensors_and_lines_are_reported(judged: tuple[Path, str]):
     script = load_script("gpu_trust")
     whole, cut = (judged[0] / "runs" / f"deterministic-{kind}" for kind in ("whole", "cut"))
     metrics = cut / "metrics.jsonl"

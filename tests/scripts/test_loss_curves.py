@@ -19,7 +19,7 @@ def call(script, monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
     return script.main()
 
 
-def test_the_written_out_gradients_learn_what_the_reference_learns(
+def test_hand_written_gradients_match_the_reference_loss_curve(
     script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     out, figure = tmp_path / "curves.json", tmp_path / "curves.png"
@@ -32,7 +32,7 @@ def test_the_written_out_gradients_learn_what_the_reference_learns(
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_fast_path_that_learns_something_else_is_found(
+def test_a_fast_path_with_another_loss_curve_is_detected(
     script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def curve(config):
@@ -44,7 +44,7 @@ def test_a_fast_path_that_learns_something_else_is_found(
     assert "within noise: NO" in capsys.readouterr().out
 
 
-def test_data_for_a_recipe_that_makes_its_own_is_refused(
+def test_data_option_is_refused_for_generated_data(
     script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit):

@@ -45,7 +45,7 @@ def fake(mutate: ModuleType, name: str, find: str, replacement: str, file: str =
     return mutate.Mutation(name, file, find, replacement, ("test_sums.py", "test_none.py"), "wrong")
 
 
-def test_a_mutation_is_noticed_or_not_and_the_tree_stays_as_it_is(
+def test_a_mutation_is_killed_or_survives_and_the_tree_is_unchanged(
     mutate: ModuleType, tmp_path: Path
 ):
     (tmp_path / "src" / "memtrain").mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_a_mutation_is_noticed_or_not_and_the_tree_stays_as_it_is(
     assert mutate.Copy(tmp_path, tmp_path / "copy").place(moved).name == "sums.py"
 
 
-def test_tests_that_fail_already_are_not_taken_for_a_verdict(mutate: ModuleType, tmp_path: Path):
+def test_tests_that_already_fail_give_no_verdict(mutate: ModuleType, tmp_path: Path):
     (tmp_path / "src" / "memtrain").mkdir(parents=True)
     (tmp_path / "src" / "memtrain" / "__init__.py").write_text("x = 1\n")
     (tmp_path / "tests").mkdir()
@@ -85,7 +85,7 @@ def test_tests_that_fail_already_are_not_taken_for_a_verdict(mutate: ModuleType,
         list(mutate.run(tmp_path, chosen, jobs=1, whole=False))
 
 
-def test_every_mutation_is_of_the_source_as_it_is(mutate: ModuleType):
+def test_every_mutation_matches_the_current_source(mutate: ModuleType):
     tree = object.__new__(mutate.Copy)
     tree.folder = mutate.ROOT
     for mutation in mutate.MUTATIONS:
@@ -114,7 +114,7 @@ def watch(fuzz: ModuleType, tmp_path: Path) -> Iterator:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_case_is_taken_or_refused_in_few_words(fuzz: ModuleType, watch, tmp_path: Path):
+def test_a_case_is_accepted_or_refused_with_a_short_reason(fuzz: ModuleType, watch, tmp_path: Path):
     def refuse(text: str):
         raise MemtrainError(text)
 
@@ -126,7 +126,7 @@ def test_a_case_is_taken_or_refused_in_few_words(fuzz: ModuleType, watch, tmp_pa
     assert fuzz.one_case(lambda: {}["key"], watch)[0] == "failed"
 
 
-def test_what_a_file_must_not_do_is_seen_and_does_not_happen(
+def test_forbidden_actions_of_a_file_are_detected_and_blocked(
     fuzz: ModuleType, watch, tmp_path: Path
 ):
     outside = tmp_path / "outside"
@@ -152,14 +152,14 @@ def test_what_a_file_must_not_do_is_seen_and_does_not_happen(
     assert fuzz.hostile.snapshot(outside) == {"diary": b"dear"}
 
 
-def test_a_case_that_waits_for_ever_is_ended(fuzz: ModuleType, watch, tmp_path: Path):
+def test_a_hanging_case_is_killed(fuzz: ModuleType, watch, tmp_path: Path):
     os.mkfifo(tmp_path / "case" / "pipe")
     ended, words = fuzz.one_case(lambda: (tmp_path / "case" / "pipe").read_text(), watch, 0.2)
     assert ended == "failed" and words.startswith("hangs")
 
 
 @pytest.mark.parametrize("deed", ["change", "remove", "add"])
-def test_what_lies_outside_of_a_folder_is_compared(fuzz: ModuleType, tmp_path: Path, deed: str):
+def test_files_outside_a_folder_are_compared(fuzz: ModuleType, tmp_path: Path, deed: str):
     (tmp_path / "file").write_text("as it was")
     deeds = {
         "change": lambda: (tmp_path / "file").write_text("as it is"),
@@ -170,9 +170,7 @@ def test_what_lies_outside_of_a_folder_is_compared(fuzz: ModuleType, tmp_path: P
         deeds[deed]()
 
 
-def test_hostile_folders_are_made_and_used_when_nothing_is_wrong_with_them(
-    fuzz: ModuleType, tmp_path: Path
-):
+def test_hostile_folders_are_accepted_before_they_are_damaged(fuzz: ModuleType, tmp_path: Path):
     fuzz.hostile.make_folders(tmp_path / "made")
     for kind, use in fuzz.hostile.USES.items():
         for seed in range(2):
@@ -201,13 +199,13 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def test_a_run_that_nothing_disturbed_is_right(checks: ModuleType, trained: Path, run: Path):
+def test_an_undisturbed_run_passes(checks: ModuleType, trained: Path, run: Path):
     (run / ".lock").write_text("here 1")
     (run / "run.json").write_text("{}")
     assert checks.check_run(run, {0: checks.result_of(trained)}) == []
 
 
-def test_a_disturbed_run_is_seen(checks: ModuleType, trained: Path, run: Path):
+def test_a_disturbed_run_is_detected(checks: ModuleType, trained: Path, run: Path):
     alone = checks.result_of(trained)
     lines = (run / "metrics.jsonl").read_bytes()
     (run / "metrics.jsonl").write_bytes(lines + lines.splitlines(keepends=True)[-1])
@@ -222,7 +220,7 @@ def test_a_disturbed_run_is_seen(checks: ModuleType, trained: Path, run: Path):
     )
 
 
-def test_weights_and_evaluations_of_another_run_are_seen(
+def test_weights_and_evaluations_of_another_run_are_detected(
     checks: ModuleType, trained: Path, run: Path
 ):
     alone = checks.result_of(trained)
@@ -237,16 +235,14 @@ def test_weights_and_evaluations_of_another_run_are_seen(
     assert len(told) == 1 and told[0].startswith("the evaluation at step 7 differs")
 
 
-def test_an_evaluation_must_be_of_the_step_and_the_run_that_it_names(
-    checks: ModuleType, trained: Path
-):
+def test_an_evaluation_must_match_its_step_and_run(checks: ModuleType, trained: Path):
     alone = checks.result_of(trained)
     record = {"seed": 0, "step": 7, "rnn": {"nats": alone.nats[7]}}
     assert checks.check_evaluation("noise\n" + json.dumps(record), {0: alone}) == []
     assert checks.check_evaluation(json.dumps(record | {"step": 8}), {0: alone})
 
 
-def test_a_refusal_is_one_line_and_an_ending_has_a_known_status(checks: ModuleType):
+def test_a_refusal_is_one_line_and_exit_statuses_are_known(checks: ModuleType):
     def told(status: int, err: str, signalled: bool = False) -> list[str]:
         return checks.check_ending(checks.Ended(["train"], status, "", err, signalled))
 
@@ -256,7 +252,9 @@ def test_a_refusal_is_one_line_and_an_ending_has_a_known_status(checks: ModuleTy
     assert told(143, "") and not told(143, "", signalled=True) and not told(-9, "", signalled=True)
 
 
-def test_half_a_store_and_a_draft_are_seen(checks: ModuleType, fuzz: ModuleType, tmp_path: Path):
+def test_partial_stores_and_drafts_are_detected(
+    checks: ModuleType, fuzz: ModuleType, tmp_path: Path
+):
     fuzz.damage.make_store(tmp_path / "data" / "book")
     assert checks.check_stores(tmp_path / "data") == checks.check_stores(tmp_path / "none") == []
     (tmp_path / "data" / "book" / "train.bin").unlink()
@@ -266,7 +264,7 @@ def test_half_a_store_and_a_draft_are_seen(checks: ModuleType, fuzz: ModuleType,
 
 
 @pytest.mark.slow
-def test_eight_pairs_of_commands_leave_what_they_should():
+def test_eight_pairs_of_concurrent_commands_leave_valid_files():
     environment = {**os.environ, "PYTHONPATH": str(Path(SCRIPTS).parent / "src")}
     command = [sys.executable, "pairs.py", "--pairs", "8", "--seed", "5"]
     done = subprocess.run(command, cwd=SCRIPTS, env=environment, capture_output=True, text=True)

@@ -30,7 +30,7 @@ def call(script, monkeypatch: pytest.MonkeyPatch, *options: object) -> None:
     script.main()
 
 
-def test_marks_are_losses_on_held_out_windows_and_fall(
+def test_marks_are_held_out_losses_and_decrease(
     script, monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, capsys
 ):
     out = tmp_path / "marks.json"
@@ -44,7 +44,7 @@ def test_marks_are_losses_on_held_out_windows_and_fall(
     assert "step 120" in capsys.readouterr().out
 
 
-def test_windows_are_the_same_every_time_and_from_the_test_split(script, data: Path):
+def test_windows_are_fixed_and_from_the_test_split(script, data: Path):
     from dataclasses import replace
 
     from memtrain.recipes import recipe
@@ -64,7 +64,7 @@ def test_windows_are_the_same_every_time_and_from_the_test_split(script, data: P
         (("mnist", "--data", "x", "--steps", 7), "--steps 7: the last mark is at 2000"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_invalid_options_are_refused(
     script, monkeypatch: pytest.MonkeyPatch, capsys, options, said: str
 ):
     with pytest.raises(SystemExit):

@@ -45,7 +45,7 @@ def test_a_checkpoint_holds_the_values_at_the_call(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
-def test_a_tensor_that_is_the_only_one_of_its_kind_is_copied_too(tmp_path: Path, dtype):
+def test_a_tensor_with_a_unique_dtype_is_copied_too(tmp_path: Path, dtype):
     files, weight = SlowFiles(), torch.zeros(3, dtype=dtype)
     writer = CheckpointWriter(tmp_path, 2, files)
     writer.save(1, make(weight))
@@ -87,7 +87,7 @@ def test_first_is_called_before_the_checkpoint_is_visible(tmp_path: Path):
     assert seen == [False] and (tmp_path / "00000001").exists()
 
 
-def test_an_error_is_raised_by_the_next_call_and_names_the_last_whole_checkpoint(tmp_path: Path):
+def test_an_error_is_raised_by_the_next_call_and_names_the_last_complete_checkpoint(tmp_path: Path):
     files = FaultyFiles()
     writer = CheckpointWriter(tmp_path, 2, files)
     writer.save(1, make(torch.zeros(3)))
@@ -101,7 +101,7 @@ def test_an_error_is_raised_by_the_next_call_and_names_the_last_whole_checkpoint
     assert latest_checkpoint(tmp_path)[0] is not None
 
 
-def test_a_folder_that_is_gone_stays_gone(tmp_path: Path):
+def test_a_removed_folder_is_not_recreated(tmp_path: Path):
     writer = CheckpointWriter(tmp_path / "gone" / "checkpoints", 2)
     writer.save(1, make(torch.zeros(3)))
     with pytest.raises(CheckpointError, match="No such file"):
@@ -109,7 +109,7 @@ def test_a_folder_that_is_gone_stays_gone(tmp_path: Path):
     assert not (tmp_path / "gone").exists()
 
 
-def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path: Path):
+def test_tensors_of_all_kinds_round_trip(tmp_path: Path):
     weights = {
         "matrix": torch.randn(3, 5, requires_grad=True),
         "turned": torch.randn(4, 3).T,
@@ -137,7 +137,7 @@ def test_tensors_of_all_kinds_come_back_as_they_were(tmp_path: Path):
 
 
 @pytest.mark.gpu
-def test_a_gpus_tensors_are_those_of_the_step_they_were_saved_at(tmp_path: Path):
+def test_gpu_tensors_are_saved_as_of_their_step(tmp_path: Path):
     """More than one piece, changed on the device right after."""
     weight = torch.arange(2**23 + 5, dtype=torch.float32, device="cuda")
     writer = CheckpointWriter(tmp_path, 2)

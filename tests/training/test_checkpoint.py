@@ -37,7 +37,7 @@ def test_a_saved_checkpoint_is_loaded_unchanged(tmp_path: Path):
     assert loaded.progress == Progress(stage=0, step=7)
 
 
-def test_only_the_newest_stay(tmp_path: Path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
     for number in (5, 10, 100):
         save_checkpoint(tmp_path, number, make(number), keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000010", "00000100"]
@@ -67,7 +67,7 @@ def prepared(folder: Path, count: int) -> float:
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("fault", ["before", "inside", *ERRORS])
 @pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power"])
-def test_whatever_operation_a_crash_hits_a_whole_checkpoint_is_found(
+def test_a_crash_at_any_operation_leaves_a_complete_checkpoint(
     tmp_path: Path, situation: str, fault: str, power_cut: bool
 ):
     before, number = SITUATIONS[situation]
@@ -106,7 +106,7 @@ def test_a_reported_checkpoint_survives_a_power_cut(tmp_path: Path, situation: s
 
 
 @pytest.mark.parametrize("name", module.FILES)
-def test_a_changed_number_is_seen(tmp_path: Path, name: str):
+def test_a_changed_number_is_detected(tmp_path: Path, name: str):
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)
     content = bytearray((path / name).read_bytes())
     content[-1] ^= 1  # still a file of tensors
@@ -116,7 +116,7 @@ def test_a_changed_number_is_seen(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("name", module.FILES)
-def test_bytes_after_the_last_tensor_are_seen_before_they_are_hashed(tmp_path: Path, name: str):
+def test_bytes_after_the_last_tensor_are_detected_before_hashing(tmp_path: Path, name: str):
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)
     with (path / name).open("r+b") as file:
         file.truncate(2**40)  # sparse: to hash it would take an hour
@@ -125,7 +125,7 @@ def test_bytes_after_the_last_tensor_are_seen_before_they_are_hashed(tmp_path: P
 
 
 @pytest.mark.parametrize("name", module.FILES)
-def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str):
+def test_a_link_instead_of_a_file_is_refused(tmp_path: Path, name: str):
     """Even to the very same bytes: what is read must be what the checkpoint holds."""
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)
     (path / name).rename(tmp_path / "elsewhere")
@@ -173,7 +173,7 @@ def test_progress_of_another_shape_is_refused(tmp_path: Path, progress):
         load_checkpoint(path)
 
 
-def test_changed_progress_is_seen(tmp_path: Path):
+def test_changed_progress_is_detected(tmp_path: Path):
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)
     text = (path / "state.json").read_text()
     (path / "state.json").write_text(text.replace('"step": 7', '"step": 6'))
@@ -181,7 +181,7 @@ def test_changed_progress_is_seen(tmp_path: Path):
         load_checkpoint(path)
 
 
-def test_a_state_too_large_to_be_one_is_not_read(tmp_path: Path):
+def test_an_oversized_state_is_not_read(tmp_path: Path):
     path = save_checkpoint(tmp_path, 5, make(1), keep=2)
     with (path / "state.json").open("wb") as file:
         file.truncate(2**40)  # sparse: a terabyte that takes no room

@@ -69,7 +69,7 @@ def test_a_line_fits_the_terminal_and_keeps_the_important_parts(width: int, step
     assert len(drawn(30, steps).rstrip()) <= 30  # too narrow for all, but one line it is
 
 
-def test_the_wider_the_terminal_the_more_is_shown():
+def test_wider_terminals_show_more():
     assert "━" * 8 in drawn(60) and "held-out" not in drawn(60)
     assert "━" * 8 in drawn(80) and "held-out 1.250" in drawn(80)
     assert "held-out 1.250 (teacher 1.200)" in drawn(81)
@@ -150,7 +150,7 @@ def test_lines_of_a_log_are_not_longer_than_a_page():
     "environment",
     [{"JPY_PARENT_PID": "7"}, {"TERM": "xterm-color", "GIT_PAGER": "cat"}, {"TERM": "dumb"}],
 )
-def test_a_command_below_a_notebook_prints_lines(monkeypatch, environment: dict[str, str]):
+def test_a_command_started_by_a_notebook_prints_lines(monkeypatch, environment: dict[str, str]):
     """`!memtrain train`: its stderr is a terminal, which shows every refresh as a new line."""
     for name in ("JPY_PARENT_PID", "GIT_PAGER"):
         monkeypatch.delenv(name, raising=False)
@@ -174,7 +174,7 @@ def test_a_kernel_prints_lines_to_its_cell(monkeypatch, capsys):
     assert capsys.readouterr().err == "a script\n"
 
 
-def test_pictures_show_how_far_they_are(monkeypatch):
+def test_image_generation_shows_its_progress(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     terminal = Console(file=out, width=80, force_terminal=True)
@@ -189,7 +189,7 @@ def test_pictures_show_how_far_they_are(monkeypatch):
     assert "16/32" in out.getvalue() and "loss" not in out.getvalue()
 
 
-def test_pictures_that_are_drawn_at_once_leave_a_log_empty(capsys):
+def test_quick_image_generation_leaves_a_log_empty(capsys):
     with drawing(1, 32) as listen:
         for _ in range(2):
             listen(np.zeros((1, 16), np.int64))
@@ -206,7 +206,7 @@ def test_a_log_gets_plain_lines_with_rate_and_time_left():
     assert "loss 0.250" in line and "norm" not in line
 
 
-def test_brackets_are_printed_as_they_are():
+def test_brackets_are_printed_literally():
     out = io.StringIO()
     for reporter in (LineReporter, TerminalReporter):
         reporter(Console(file=out, width=200)).say("[/x.cc:1] closed [enforce fail]")
@@ -222,12 +222,12 @@ def test_a_log_is_not_flooded_but_has_the_last_step():
     assert out.getvalue().count("\n") == 1 and "100/100" in out.getvalue()
 
 
-def test_a_stage_beyond_its_steps_has_no_time_left():
+def test_time_left_is_not_negative_beyond_the_last_step():
     forecast = ETA(10, 20).at(25)
     assert forecast.steps == 25 and forecast.left == 0
 
 
-def test_the_rate_is_that_of_late_whatever_came_before(monkeypatch):
+def test_the_rate_is_that_of_recent_steps(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     pace = ETA(50, 1000)

@@ -109,7 +109,7 @@ def test_one_process_resumes_a_checkpoint_of_two(trained: Path):
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
-def test_stopped_at_a_step_that_was_just_saved_all_end_in_peace(trained: Path, tmp_path: Path):
+def test_stopping_at_a_saved_step_ends_all_processes_cleanly(trained: Path, tmp_path: Path):
     for status, said in two("stop at save", tmp_path):
         assert status == 0, said
     run = Run.open(tmp_path / "stopped")
@@ -117,7 +117,7 @@ def test_stopped_at_a_step_that_was_just_saved_all_end_in_peace(trained: Path, t
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
-def test_saved_by_one_two_go_on(trained: Path):
+def test_two_processes_resume_a_checkpoint_of_one(trained: Path):
     stop_alone(SHORT, trained / "alone", "smt", 13)
     for status, said in two("resume", trained):
         assert status == 0, said
@@ -131,7 +131,7 @@ def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("job", "dead"), [("die", 1), ("die first", 0)], ids=["other", "main"])
-def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(
+def test_when_a_process_dies_the_other_reports_it_and_a_checkpoint_exists(
     tmp_path: Path, job: str, dead: int
 ):
     ended = two(job, tmp_path)
@@ -143,7 +143,7 @@ def test_when_a_process_dies_the_other_ends_in_words_and_a_checkpoint_is_there(
 
 
 @pytest.mark.parametrize(("job", "frozen"), [("freeze", 1), ("freeze first", 0)])
-def test_when_a_process_hangs_the_other_names_it_and_ends(tmp_path: Path, job: str, frozen: int):
+def test_when_a_process_hangs_the_other_names_it_and_exits(tmp_path: Path, job: str, frozen: int):
     processes = begin_two([str(Path(two_processes.__file__)), job, str(tmp_path)], Path.cwd())
     try:
         said, _ = processes[1 - frozen].communicate(timeout=240)
@@ -215,7 +215,7 @@ class Exchanging(Group):
         return [max(pair) for pair in zip(numbers, self.other, strict=True)]
 
 
-def test_processes_agree_to_stop_about_once_per_second_and_when_they_have_to(monkeypatch):
+def test_processes_agree_to_stop_once_per_second_and_at_required_steps(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     group = Exchanging([0, -(10**6)])
@@ -303,7 +303,7 @@ def test_a_failure_of_the_main_process_ends_all_with_one_line(
     assert expected in line and all("prepared data/book" in one for one in before)
 
 
-def test_only_one_process_prints_warnings_and_the_end(
+def test_only_one_process_prints_warnings_and_the_final_line(
     told: tuple[Path, list[tuple[int, str]]],
 ):
     folder = told[0]
@@ -335,14 +335,14 @@ def test_accumulated_micro_batches_equal_the_whole_batch(tmp_path: Path):
     assert_same_numbers(at_once, Run.create(turns, tmp_path / "turns").train())
 
 
-def test_a_batch_that_cannot_be_shared_out_is_refused(tmp_path: Path):
+def test_an_indivisible_batch_is_refused(tmp_path: Path):
     run = Run.create(SHARED, tmp_path / "run")
     objective = run.objective("bptt")
     with pytest.raises(MemtrainError, match="batch_size=8: 3 processes.* multiple of 3"):
         Trainer(objective, StageConfig(batch_size=8), run.task, run.engine, 0, Group(0, 3))
 
 
-def test_without_torchrun_a_process_is_alone():
+def test_without_torchrun_there_is_one_process():
     group = Group()
     value = torch.arange(3)
     assert group.main and torch.equal(group.sum(value), value)

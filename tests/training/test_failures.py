@@ -47,7 +47,7 @@ def test_a_disk_that_fails_stops_the_run_and_loses_nothing(tmp_path: Path, whole
     assert comparable(whole) == comparable(resumed)
 
 
-def test_a_folder_that_vanishes_is_named_and_not_made_again(tmp_path: Path):
+def test_a_removed_folder_is_named_and_not_recreated(tmp_path: Path):
     class Vanish(Reporter):
         def advance(self, step: int, metrics: dict[str, float]) -> None:
             if step == 4:
@@ -114,7 +114,7 @@ def test_bad_steps_are_skipped_and_reported(tmp_path: Path):
     assert all(bool(p.isfinite().all()) for p in run.rnn.parameters())
 
 
-def test_too_many_bad_steps_in_a_row_stop_all_the_same(tmp_path: Path):
+def test_too_many_bad_steps_in_a_row_stop_training(tmp_path: Path):
     config = replace(SMALL, smt=replace(SMALL.smt, on_nonfinite="skip", skip_limit=2))
     runs: list[Run] = []
     run = Run.create(config, tmp_path / "run", task=PoisonedTask(poisoned(runs, range(3, 9))))
@@ -163,7 +163,7 @@ def test_bad_steps_in_a_row_are_counted_across_a_stop(tmp_path: Path):
         resumed(tmp_path / "run", range(0, 1)).train()
 
 
-def test_a_checkpoint_that_does_not_know_the_bad_steps_in_a_row_is_taken(tmp_path: Path):
+def test_an_old_checkpoint_without_bad_step_counts_is_accepted(tmp_path: Path):
     stop_after_two_bad_steps(tmp_path / "run")
     run = resumed(tmp_path / "run", range(0, 2))
     run.progress.stages[0].skipped_in_a_row = 0
@@ -191,7 +191,7 @@ def test_a_skipped_step_changes_no_weight(tmp_path: Path, on_host: bool):
 # ------------------------------------------------------------------------------- the machine
 
 
-def test_out_of_memory_names_the_knob_and_the_need(tmp_path: Path, monkeypatch):
+def test_out_of_memory_names_the_setting_and_the_size(tmp_path: Path, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
 
@@ -212,7 +212,7 @@ def test_out_of_memory_with_one_sequence_at_a_time_suggests_a_smaller_model():
     assert "need 0.02 GiB" in text  # 2**20 numbers of 4 bytes, four times
 
 
-def test_a_clock_that_runs_backwards_makes_no_negative_seconds(tmp_path: Path, monkeypatch):
+def test_a_clock_that_runs_backwards_gives_no_negative_seconds(tmp_path: Path, monkeypatch):
     ticks = iter(range(10**9, 0, -1))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
     run = Run.create(SMALL, tmp_path / "run").train(until="smt")

@@ -85,14 +85,14 @@ def refused(capsys, *command: str) -> str:
     return capsys.readouterr().err.strip()
 
 
-def test_the_same_objects_open_it(trained: Run, either: Path):
+def test_a_run_opens_with_the_same_objects(trained: Run, either: Path):
     reporter = CountingReporter()
     opened = Run.open(either, task=Echo(), cell=Cell(normalize=True), reporter=reporter)
     assert_same_weights(trained, opened)
     assert not reporter.said and opened.train().finished
 
 
-def test_without_the_task_nothing_is_evaluated_or_trained(either: Path, capsys):
+def test_evaluation_and_training_need_the_task(either: Path, capsys):
     before = {path: path.stat().st_mtime_ns for path in either.rglob("*")}
     needs = r"test_fingerprint:Echo; pass --allow-code .*Run\.open\('.*', task=\.\.\.\)"
     with pytest.raises(MemtrainError, match=needs):
@@ -121,7 +121,7 @@ def test_another_object_is_refused(either: Path, task: Task, cell: nn.Module, sa
         Run.open(either, task=task, cell=cell)
 
 
-def test_another_cell_is_refused_for_the_rnn_alone(either: Path):
+def test_another_cell_is_refused_by_load_rnn(either: Path):
     assert load_rnn(either, cell=Cell(normalize=True)).spelling is None
     with pytest.raises(MemtrainError, match="is not the cell that this run was made with"):
         load_rnn(either, cell=Cell())
@@ -137,7 +137,7 @@ def test_a_class_made_without_the_arguments_is_recognised_as_another(either: Pat
     assert (either / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_class_that_makes_the_same_object_may_be_imported(tmp_path: Path, capsys):
+def test_a_class_that_builds_the_same_object_may_be_imported(tmp_path: Path, capsys):
     run = Run.create(SHORT, tmp_path / "run", task=Echo(), cell=Cell()).train(until="smt")
     assert cli.main(["eval", str(tmp_path / "run"), "--allow-code", "--sequences", "4"]) == 0
     assert_same_weights(run, Run.open(tmp_path / "run", allow_code=True))
@@ -197,7 +197,7 @@ def test_with_another_torch_a_difference_is_a_warning(folder: Path):
 @pytest.mark.parametrize(
     "record", [[], {"x": {}}, {"cell": 3}, {"cell": {"class": 1, "behaviour": {}}}]
 )
-def test_a_damaged_record_is_refused_in_words(folder: Path, record):
+def test_a_damaged_record_is_refused_with_a_reason(folder: Path, record):
     path = folder / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"made_of": record}))
     with pytest.raises(MemtrainError, match="made_of: is not the record"):

@@ -25,20 +25,20 @@ def test_a_silent_process_ends_the_run_within_a_minute():
     assert watch.speaks()
 
 
-def test_the_first_process_that_answers_speaks():
+def test_the_first_live_process_reports():
     silent_main = [Watch(rank, 3, main_keeps_store=False) for rank in range(3)]
     for watch in silent_main:
         seconds_until_it_ends(watch, lambda s: [beat(0), beat(s), beat(s)])
     assert [watch.speaks() for watch in silent_main[1:]] == [True, False]
 
 
-def test_beats_that_come_are_enough_however_long_a_step_takes():
+def test_heartbeats_suffice_during_long_steps():
     watch = Watch(0, 2, main_keeps_store=True)
     assert seconds_until_it_ends(watch, lambda s: [beat(s), beat(s)]) == (2 * LOST, "")
     assert not watch.slow()
 
 
-def test_beats_that_do_not_come_are_no_matter_while_exchanges_succeed():
+def test_missing_heartbeats_are_ignored_while_collectives_succeed():
     watch = Watch(0, 2, main_keeps_store=True)
     found = seconds_until_it_ends(watch, lambda s: [beat(s), beat(0)], own=lambda second: second)
     assert found == (2 * LOST, "")
@@ -58,7 +58,7 @@ def test_a_slow_process_is_reported_and_ends_the_run_much_later():
     assert LOST - SLOW - 3 <= after <= LOST and "has kept the others waiting" in reason
 
 
-def test_outside_of_training_silence_may_last_and_after_an_end_it_is_expected():
+def test_silence_is_allowed_outside_of_training_and_after_the_end():
     for phase, limit in ((OUTSIDE, LOST), (GONE, 2 * LOST)):
         watch = Watch(0, 2, main_keeps_store=True)
         silent = beat(0, phase=phase)
@@ -66,7 +66,7 @@ def test_outside_of_training_silence_may_last_and_after_an_end_it_is_expected():
         assert limit - 1 <= after <= limit and bool(reason) == (phase == OUTSIDE)
 
 
-def test_a_store_that_does_not_answer_is_the_main_process_or_the_launcher():
+def test_an_unresponsive_store_is_blamed_on_the_main_process_or_the_launcher():
     for keeps, limit, who in ((True, FROZEN, "process 0"), (False, LOST, "the launcher")):
         watch = Watch(1, 3, main_keeps_store=keeps)
         watch.judge(1.0, [beat(0), beat(0), beat(0)], 7)

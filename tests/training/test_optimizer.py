@@ -43,7 +43,7 @@ def test_norms_and_biases_do_not_decay():
     assert all(p.dim() == 1 for p in groups[1]["params"])
 
 
-def test_restored_moments_lie_in_memory_as_their_parameters_do():
+def test_restored_moments_have_the_memory_format_of_their_parameters():
     objective = Pull()
     objective.left.weight = nn.Parameter(torch.randn(3, 4).T)
     objective.left.bias = nn.Parameter(torch.zeros(4))
@@ -117,7 +117,7 @@ def test_compilation_counts_but_does_not_use_up_the_warm_up(ticking):
     assert found.index(max(found)) == pytest.approx(START_STEPS + 0.1 * 95, abs=2)
 
 
-def test_steps_may_end_it_first_and_then_nothing_is_different(ticking):
+def test_a_time_limit_that_is_not_reached_changes_nothing(ticking):
     stage = StageConfig(steps=100, learning_rate=1.0, schedule="cosine", warmup=0.1)
     assert rates(replace(stage, seconds=1e6)) == pytest.approx(rates(stage), abs=1e-3)
 
@@ -165,7 +165,7 @@ def test_a_resumed_run_continues_its_clock(ticking, tmp_path: Path):
     assert found == sorted(found, reverse=True)  # no leap where it was taken up
 
 
-def test_time_left_is_the_clocks_where_it_ends_the_stage(monkeypatch):
+def test_time_left_follows_the_time_limit_that_ends_the_stage(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     pace = ETA(0, 10**6)

@@ -126,7 +126,7 @@ def test_a_process_whose_parent_was_killed_saves_first(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("said", "size"), [("8", 8), ("1", 1), ("0", 1), ("", 1), ("many", 1)])
-def test_a_variable_that_torchrun_did_not_set_is_one_process(monkeypatch, said: str, size: int):
+def test_world_size_is_read_from_torchruns_variable(monkeypatch, said: str, size: int):
     monkeypatch.setenv("WORLD_SIZE", said)
     assert size_of_group() == size
     monkeypatch.delenv("WORLD_SIZE")
@@ -223,7 +223,7 @@ def test_a_second_signal_gets_the_previous_handler(heard: list[int]):
     assert heard == [signal.SIGTERM]
 
 
-def test_signals_that_reach_a_worker_twice_are_one(heard: list[int], monkeypatch):
+def test_repeated_signals_to_a_worker_count_once(heard: list[int], monkeypatch):
     """From a scheduler, and passed on by the launcher."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     now = [0.0]

@@ -21,7 +21,7 @@ def line(step: int) -> dict:
     return {"stage": "smt", "step": step, "total_steps": step}
 
 
-def test_lines_come_back_in_order(tmp_path: Path):
+def test_lines_are_read_in_order(tmp_path: Path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     assert metrics.read() == []
     for step in range(3):
@@ -29,7 +29,7 @@ def test_lines_come_back_in_order(tmp_path: Path):
     assert [record["step"] for record in metrics.read()] == [0, 1, 2]
 
 
-def test_cutting_removes_later_lines_and_half_lines(tmp_path: Path):
+def test_truncating_removes_later_and_partial_lines(tmp_path: Path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.append(line(1))
     length = metrics.length()
@@ -50,7 +50,7 @@ def test_syncing_forces_the_lines_to_disk(tmp_path: Path, monkeypatch):
     assert metrics.path.stat().st_ino in synced
 
 
-def test_cutting_back_to_the_end_leaves_every_byte(tmp_path: Path):
+def test_truncating_at_the_end_changes_no_byte(tmp_path: Path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.append(line(1))
     before = metrics.path.read_bytes()
@@ -58,7 +58,7 @@ def test_cutting_back_to_the_end_leaves_every_byte(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["7", "[]", "{}", '{"stage": "smt", "step": "1"}'])
-def test_lines_that_are_no_metrics_are_refused_by_number(tmp_path: Path, text: str):
+def test_invalid_metrics_lines_are_refused_by_number(tmp_path: Path, text: str):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.append(line(1))
     with metrics.path.open("a") as file:

@@ -59,7 +59,7 @@ def comparable(run: Run) -> list[dict]:
     ]
 
 
-def test_a_run_goes_through_its_stages_and_leaves_a_whole_folder(tmp_path: Path):
+def test_a_run_trains_every_stage_and_leaves_a_complete_folder(tmp_path: Path):
     run = Run.create(TINY, tmp_path / "run").train()
     assert run.finished
     assert [stage.name for stage in run.progress.stages] == ["smt", "dmt", "bptt"]
@@ -87,7 +87,7 @@ def test_both_encoders_train_in_both_modes(tmp_path: Path, encoder, timesteps):
 @pytest.mark.parametrize(
     ("stage", "step"), [("smt", 4), ("smt", 10), ("dmt", 2), ("dmt", 6), ("bptt", 2)]
 )
-def test_an_interrupted_run_ends_as_an_uninterrupted_one_to_the_bit(tmp_path: Path, stage, step):
+def test_an_interrupted_run_is_bit_exact(tmp_path: Path, stage, step):
     whole = Run.create(TINY, tmp_path / "whole").train()
     with pytest.raises(Interrupted, match=f"step {step} of {stage}"):
         Run.create(TINY, tmp_path / "cut").train(StopAt(stage, step))
@@ -96,7 +96,7 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one_to_the_bit(tmp_path: Pa
     assert comparable(whole) == comparable(resumed)
 
 
-def test_operations_of_a_stream_are_counted_on_the_sequences_that_are_trained(tmp_path: Path):
+def test_sequential_operations_of_a_stream_are_counted_on_the_trained_sequences(tmp_path: Path):
     np.save(tmp_path / "turns.npy", np.arange(800) % 2)
     prepare_tokens(tmp_path / "turns.npy", tmp_path / "data")
     counts = []
@@ -113,7 +113,7 @@ def test_operations_of_a_stream_are_counted_on_the_sequences_that_are_trained(tm
     assert counts[0] == counts[1] < counts[2]
 
 
-def test_a_run_cut_off_between_checkpoints_repeats_steps_and_ends_the_same(tmp_path: Path):
+def test_a_run_killed_between_checkpoints_repeats_steps_and_is_bit_exact(tmp_path: Path):
     """As after kill -9: lines of metrics behind the last checkpoint are written once only."""
     whole = Run.create(TINY, tmp_path / "whole").train()
 
@@ -158,7 +158,7 @@ def test_sigterm_saves_too_and_is_named(tmp_path: Path):
     assert caught.value.signal_number == signal.SIGTERM
 
 
-def test_training_in_a_thread_leaves_signals_alone(tmp_path: Path):
+def test_training_in_a_thread_installs_no_signal_handlers(tmp_path: Path):
     thread = threading.Thread(target=Run.create(TINY, tmp_path / "run").train)
     thread.start()
     thread.join()
@@ -172,7 +172,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     assert not torch.equal(one.rnn.readout.head.weight, other.rnn.readout.head.weight)
 
 
-def test_evaluating_while_training_changes_nothing(tmp_path: Path):
+def test_evaluating_during_training_does_not_change_the_result(tmp_path: Path):
     quiet = replace(TINY, log=replace(TINY.log, evaluate_every=0))
     seen = Run.create(TINY, tmp_path / "seen").train()
     assert_same_weights(seen, Run.create(quiet, tmp_path / "quiet").train())
@@ -196,7 +196,7 @@ class LSTMLike(nn.Module):
         return torch.stack(self.lstm(self.embedding(token), (hidden, state)), dim=1)
 
 
-def test_an_lstm_of_the_users_trains_through_every_stage(tmp_path: Path):
+def test_a_user_lstm_trains_through_every_stage(tmp_path: Path):
     torch.manual_seed(0)
     run = Run.create(TINY, tmp_path / "run", cell=LSTMLike())
     before = [p.clone() for p in run.rnn.cell.parameters()]
@@ -207,7 +207,7 @@ def test_an_lstm_of_the_users_trains_through_every_stage(tmp_path: Path):
     assert all(moved)
 
 
-def test_a_cell_and_a_task_of_the_users_are_found_by_name(tmp_path: Path, monkeypatch):
+def test_user_cells_and_tasks_are_found_by_name(tmp_path: Path, monkeypatch):
     (tmp_path / "their_code.py").write_text(
         "import torch\n"
         "from memtrain import Batch, Task\n"
@@ -278,7 +278,7 @@ class CountingReporter(Reporter):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "state"])
-def test_a_broken_checkpoint_falls_back_to_the_one_before_with_a_warning(tmp_path: Path, damage):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(tmp_path: Path, damage):
     whole = Run.create(TINY, tmp_path / "whole").train()
     with pytest.raises(Interrupted):
         Run.create(TINY, tmp_path / "run").train(StopAt("dmt", 4))
@@ -301,7 +301,7 @@ def test_a_broken_checkpoint_falls_back_to_the_one_before_with_a_warning(tmp_pat
     assert_same_weights(whole, run.train())
 
 
-def test_with_every_checkpoint_broken_the_run_is_refused(tmp_path: Path):
+def test_a_run_without_a_valid_checkpoint_is_refused(tmp_path: Path):
     Run.create(TINY, tmp_path / "run").train()
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
         (folder / "optimizer.safetensors").write_bytes(b"")
@@ -352,7 +352,7 @@ def test_an_infinite_gradient_stops_before_the_weights_are_touched(tmp_path: Pat
     assert all(bool(value.isfinite().all()) for value in weights(run).values())
 
 
-def test_weights_of_another_shape_are_refused_in_words(tmp_path: Path):
+def test_weights_of_another_shape_are_refused_with_a_reason(tmp_path: Path):
     Run.create(TINY, tmp_path / "run").train()
     path = tmp_path / "run" / "config.json"
     path.write_text(path.read_text().replace('"memory_tokens": 2', '"memory_tokens": 3'))
@@ -360,7 +360,7 @@ def test_weights_of_another_shape_are_refused_in_words(tmp_path: Path):
         Run.open(tmp_path / "run")
 
 
-def test_no_sequences_are_too_few_to_score(tmp_path: Path):
+def test_evaluating_zero_sequences_is_refused(tmp_path: Path):
     with pytest.raises(MemtrainError, match="sequences=0: must be at least 1"):
         Run.create(TINY, tmp_path / "run").evaluate(0)
 
@@ -401,7 +401,7 @@ def test_a_run_reports_unless_it_is_silenced(tmp_path: Path, capsys):
     assert "smt  step 5: held-out " in err and " nats per target (teacher " in err
 
 
-def test_a_run_is_one_line(tmp_path: Path):
+def test_a_run_has_a_one_line_repr(tmp_path: Path):
     run = Run.create(TINY, tmp_path / "run")
     assert repr(run) == f"<Run tiny in {tmp_path}/run: smt 0/12, dmt 0/8, bptt 0/4 steps, cpu>"
     run.train(Reporter(), until="smt")

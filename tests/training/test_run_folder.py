@@ -156,7 +156,7 @@ def test_two_trainings_in_one_process_exclude_each_other_too(run: Path):
     Run.open(run).train(At(6, train_too))
 
 
-def test_a_run_that_another_process_trained_since_is_not_trained_from_the_old_state(run: Path):
+def test_a_run_trained_by_another_process_since_is_not_trained_from_the_old_state(run: Path):
     stale = Run.open(run)
     Run.open(run).train()
     after = files_of(run)
@@ -172,7 +172,7 @@ def test_a_run_that_was_replaced_since_it_was_opened_is_not_trained(run: Path):
         stale.train()
 
 
-def test_of_processes_that_make_one_folder_at_once_one_wins(tmp_path: Path):
+def test_only_one_of_several_processes_creates_a_folder(tmp_path: Path):
     barrier = threading.Barrier(3)
 
     def make(folder: Path, made: list[str]) -> None:
@@ -194,7 +194,7 @@ def test_of_processes_that_make_one_folder_at_once_one_wins(tmp_path: Path):
         assert found is not None and made == [found.id]
 
 
-def test_a_batch_that_processes_cannot_share_leaves_no_folder(tmp_path: Path):
+def test_an_indivisible_batch_leaves_no_folder(tmp_path: Path):
     group = Group(0, 3)
     group.from_main = lambda make: make()  # there are no others to tell
     with pytest.raises(MemtrainError, match=r"smt\.batch_size=4: 3 processes with accumulate=1"):
@@ -205,7 +205,7 @@ def test_a_batch_that_processes_cannot_share_leaves_no_folder(tmp_path: Path):
 # -------------------------------------------------------------------------------- one identity
 
 
-def test_a_checkpoint_of_another_run_is_never_read_as_this_ones(tmp_path: Path, run: Path):
+def test_checkpoints_of_another_run_are_never_read(tmp_path: Path, run: Path):
     """Seed 0 is trained to its end; seed 1 in the same folder to step 4, with seed 0's last."""
     whole = Run.create(OTHER, tmp_path / "whole").train()
     shutil.copytree(tmp_path / "whole" / "checkpoints" / "00000008", run / "checkpoints/00000008")
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_run_is_never_read_as_this_ones(tmp_path: Path, 
     assert Run.open(run).finished
 
 
-def test_foreign_checkpoints_beyond_do_not_push_out_the_runs_own(tmp_path: Path, run: Path):
+def test_later_foreign_checkpoints_do_not_replace_the_runs_own(tmp_path: Path, run: Path):
     Run.create(OTHER, tmp_path / "whole").train()
     for number in ("00000006", "00000008"):
         shutil.copytree(tmp_path / "whole/checkpoints/00000008", run / "checkpoints" / number)
@@ -255,9 +255,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(run: Path, monkeypatch, relat
 
 
 @pytest.mark.parametrize("fault", ["before", "inside", *ERRORS])
-def test_whatever_operation_of_overwriting_fails_runs_are_not_mixed(
-    tmp_path: Path, half: Path, fault: str
-):
+def test_a_failed_overwrite_never_mixes_runs(tmp_path: Path, half: Path, fault: str):
     def overwrite(folder: Path, files: FaultyFiles) -> None:
         make_folder(OTHER, folder, True, {}, files)
 
@@ -290,7 +288,7 @@ def test_whatever_operation_of_overwriting_fails_runs_are_not_mixed(
     assert {(0, 0), "half made"} <= seen <= {(0, 4), (0, 0), "half made", (1, 0)}
 
 
-def test_a_run_whose_making_broke_off_is_made_again_without_overwriting(tmp_path: Path):
+def test_an_interrupted_creation_is_repeated_without_overwrite(tmp_path: Path):
     with pytest.raises(Crash):
         make_folder(SHORT, tmp_path / "run", False, {}, FaultyFiles(at=8))
     with pytest.raises(MemtrainError, match="ended before it was complete; train it again"):
@@ -329,7 +327,7 @@ def test_checkpoints_that_cannot_be_removed_are_named(run: Path, monkeypatch):
     assert (opened.config.seed, opened.progress.global_step) == (0, 0)
 
 
-def test_runs_of_an_older_memtrain_still_open_and_go_on(tmp_path: Path, run: Path):
+def test_runs_of_an_older_memtrain_still_open_and_resume(tmp_path: Path, run: Path):
     """Without run.json, and with checkpoints that know neither run nor what it was made of."""
     (run / "run.json").unlink()
     for state in (run / "checkpoints").glob("*/state.json"):
@@ -353,7 +351,7 @@ def test_a_copy_of_config_and_checkpoints_alone_resumes(tmp_path: Path, run: Pat
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"id": 3}', '{"id": "a", "version": 9}'])
-def test_a_damaged_identity_is_refused_in_words(run: Path, text: str):
+def test_a_damaged_identity_is_refused_with_a_reason(run: Path, text: str):
     (run / "run.json").write_text(text)
     with pytest.raises(MemtrainError, match=r"run\.json: "):
         Run.open(run)
@@ -488,7 +486,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(run: Path, name: str, command: 
     assert said[0] == 2 and ("not a regular file" in said[1] or "is missing" in said[1])
 
 
-def test_metrics_of_any_size_are_not_read(run: Path):
+def test_oversized_metrics_are_not_read(run: Path):
     metrics = MetricsFile(run / "metrics.jsonl")
     os.truncate(metrics.path, 2**40)
     with pytest.raises(MemtrainError, match="has 1,099,511,627,776 bytes; at most"):
@@ -534,7 +532,7 @@ def test_weights_that_are_not_finite_numbers_are_refused(run: Path, change, said
 # ------------------------------------------------------------------------------ what is deleted
 
 
-def test_a_config_deleted_while_training_is_written_again(tmp_path: Path):
+def test_a_config_deleted_during_training_is_written_again(tmp_path: Path):
     folder = tmp_path / "run"
     reporter = At(4, lambda: [(folder / name).unlink() for name in ("config.json", "run.json")])
     run = Run.create(SHORT, folder).train(reporter)
@@ -581,7 +579,7 @@ def test_metrics_deleted_during_training_are_reported_then_and_at_resume(tmp_pat
 # ------------------------------------------------------------------------------------- in words
 
 
-def test_python_mistakes_are_answered_in_words(tmp_path: Path, run: Path):
+def test_wrong_python_arguments_are_refused_with_a_reason(tmp_path: Path, run: Path):
     create = inspect.unwrap(Run.create.__func__)  # tests check types, users' Python does not
     with pytest.raises(MemtrainError, match=r"config='digits': .* recipe\('digits'\)"):
         create(Run, "digits", tmp_path / "new")
@@ -594,7 +592,7 @@ def test_python_mistakes_are_answered_in_words(tmp_path: Path, run: Path):
     assert not (tmp_path / "new").exists() and Run.open(run).progress.global_step == 4
 
 
-def test_until_a_stage_that_is_done_trains_nothing(tmp_path: Path):
+def test_until_a_finished_stage_trains_nothing(tmp_path: Path):
     config = replace(SHORT, bptt=replace(TINY.bptt, steps=2))
     run = Run.create(config, tmp_path / "run").train(until="smt")
     before = {name: value.clone() for name, value in weights(run).items()}

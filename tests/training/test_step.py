@@ -103,7 +103,7 @@ def test_micro_batches_sample_the_same_as_the_whole_batch():
         torch.testing.assert_close(weight, weights[0])
 
 
-def test_other_parameters_are_frozen_during_the_stage_only():
+def test_other_parameters_are_frozen_only_during_the_stage():
     objective = Pull()
     pulled = trainer(objective, StageConfig(steps=1))
     before = objective.frozen.weight.clone()
@@ -177,7 +177,7 @@ def test_bad_steps_of_a_checkpoint_count_at_once():
         resumed.check()
 
 
-def test_the_limit_of_bad_steps_in_a_row_reaches_over_a_resume():
+def test_the_limit_of_bad_steps_in_a_row_survives_a_resume():
     objective = Infinite()
     objective.bad = True
     resumed = trainer(objective, SKIPPING)
@@ -188,7 +188,7 @@ def test_the_limit_of_bad_steps_in_a_row_reaches_over_a_resume():
             resumed.train_step()
 
 
-def test_the_state_of_torchs_own_rng_is_saved_and_restored():
+def test_the_global_rng_state_is_saved_and_restored():
     first, second = (trainer(Pull(), StageConfig(steps=3)) for _ in range(2))
     torch.manual_seed(3)
     state = torch.get_rng_state()

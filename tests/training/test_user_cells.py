@@ -108,7 +108,7 @@ def made(cell: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize(
     "cell", [ChannelsLast, Transposed, WeightNormed, Tied, Counting], ids=lambda c: c.__name__
 )
-def test_a_resumed_run_equals_a_whole_one_to_the_bit(tmp_path: Path, cell):
+def test_a_resumed_run_is_bit_exact(tmp_path: Path, cell):
     whole = Run.create(CONFIG, tmp_path / "whole", cell=made(cell)).train()
     with pytest.raises(Interrupted):
         Run.create(CONFIG, tmp_path / "cut", cell=made(cell)).train(StopAt("smt", 6))

@@ -45,7 +45,7 @@ def stores() -> list[str]:
     return sorted(path.name for path in Path("data").iterdir())
 
 
-def test_a_file_is_prepared_once_and_again_when_it_changed(book: Path, capsys, monkeypatch):
+def test_a_file_is_prepared_once_until_it_changes(book: Path, capsys, monkeypatch):
     first = ready(book)
     said = capsys.readouterr().err
     assert said == f"prepared {first.folder}: 1,395 train and 155 test tokens\n"
@@ -64,7 +64,7 @@ def test_a_file_is_prepared_once_and_again_when_it_changed(book: Path, capsys, m
 
 
 @pytest.mark.parametrize("in_a_folder", [False, True])
-def test_a_changed_source_of_an_older_date_and_the_same_size_is_noticed(
+def test_a_changed_source_with_an_older_date_and_the_same_size_is_detected(
     book: Path, in_a_folder: bool
 ):
     """As cp -p, rsync -a, tar and unzip leave it."""
@@ -97,7 +97,7 @@ def test_a_source_that_changed_just_now_is_read_again(book: Path, monkeypatch, c
     assert text_of(first) == BOOK.encode()
 
 
-def test_other_options_make_another_store_and_none_are_the_defaults(book: Path, capsys):
+def test_other_options_make_another_store_and_omitted_ones_are_defaults(book: Path, capsys):
     half = ready(book, held_out=0.5)
     assert half.splits["test"].tokens == len(BOOK) // 2
     default = ready(book)
@@ -110,7 +110,7 @@ def test_other_options_make_another_store_and_none_are_the_defaults(book: Path, 
         ready(book, hold_out=0.5)
 
 
-def test_how_a_store_was_prepared_is_part_of_it(book: Path):
+def test_a_store_records_how_it_was_prepared(book: Path):
     folder = ready(book, held_out=0.5).folder
     made = json.loads((folder / "options.json").read_text())
     assert made["options"] == {
@@ -138,7 +138,7 @@ def test_a_damaged_store_is_prepared_again(book: Path):
     assert stores() == [folder.name]
 
 
-def test_prepared_data_is_taken_as_it_is(book: Path):
+def test_prepared_data_is_used_unchanged(book: Path):
     folder = ready(book).folder
     assert ready(folder).folder == folder
     with pytest.raises(MemtrainError, match="is prepared already"):
@@ -147,14 +147,14 @@ def test_prepared_data_is_taken_as_it_is(book: Path):
         ready(folder, "images")
 
 
-def test_stores_of_earlier_versions_are_still_taken_when_named(book: Path):
+def test_stores_of_earlier_versions_are_still_accepted_by_name(book: Path):
     prepare_text(book, Path("data/book"))
     Path("data/book/options.json").write_text('{"held_out": 0.5}\n')
     assert ready("data/book").folder == Path("data/book")
     assert ready(book).folder != Path("data/book")
 
 
-def test_sources_of_one_name_have_stores_of_their_own(book: Path, capsys):
+def test_sources_with_the_same_name_have_separate_stores(book: Path, capsys):
     Path("other").mkdir()
     Path("other/book.txt").write_text(OTHER)
     mine, theirs = ready(book), ready("other/book.txt")
@@ -166,7 +166,7 @@ def test_sources_of_one_name_have_stores_of_their_own(book: Path, capsys):
     assert not capsys.readouterr().err and len(stores()) == 2
 
 
-def test_documents_split_elsewhere_are_another_store(book: Path):
+def test_another_split_makes_another_store(book: Path):
     for name, texts in {"x": [BOOK, BOOK], "y": [BOOK + BOOK[:31], BOOK[31:]]}.items():
         (Path(name) / "same").mkdir(parents=True)
         for number, text in enumerate([*texts, "the end\n"]):
@@ -201,7 +201,7 @@ def test_an_unrelated_folder_under_data_is_kept(book: Path):
     assert stores() == ["mine", folder.name]
 
 
-def test_what_is_not_a_store_is_never_replaced(book: Path):
+def test_only_stores_are_replaced(book: Path):
     folder = ready(book).folder
     shutil.rmtree(folder)
     folder.mkdir()
@@ -211,7 +211,7 @@ def test_what_is_not_a_store_is_never_replaced(book: Path):
     assert stores() == [folder.name] and (folder / "thesis.txt").read_text() == "ten years"
 
 
-def test_preparing_by_what_a_path_is_finds_the_same_store(book: Path):
+def test_preparing_by_detected_kind_finds_the_same_store(book: Path):
     store, new = prepare_source(book, {}, Path("data"))
     assert new and ready(book).folder == store.folder
     assert prepare_source(book, {"held_out": 0.1}, Path("data")) == (store, False)
@@ -222,7 +222,7 @@ def test_text_keeps_the_recipes_evaluation_length(book: Path):
     assert stream == Stream(path=str(ready(book).folder), evaluate_length=40)
 
 
-def test_what_is_not_there_is_named(book: Path, monkeypatch, tmp_path: Path):
+def test_missing_source_is_named(book: Path, monkeypatch, tmp_path: Path):
     with pytest.raises(MemtrainError, match="data=gone.txt: no such file or folder"):
         ready("gone.txt")
     url = "https://www.example.org/files/11-0.txt"
@@ -241,7 +241,7 @@ def test_a_named_pipe_is_refused(book: Path):
     assert not Path("data").exists() or not stores()
 
 
-def test_a_failure_names_the_folder_and_leaves_nothing(book: Path, monkeypatch):
+def test_a_failure_names_the_folder_and_leaves_no_files(book: Path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -272,7 +272,7 @@ print(json.dumps([str(store.folder), store.splits["test"].tokens]))
 """
 
 
-def test_processes_can_prepare_one_source_at_once(book: Path):
+def test_processes_can_prepare_one_source_concurrently(book: Path):
     """The same options: one prepares, the other waits and says so. Other options: side by side."""
     time.sleep(2.1)  # until the source has settled
     shares = [0.1, 0.1, 0.3, 0.5]
@@ -304,7 +304,7 @@ def test_processes_can_prepare_one_source_at_once(book: Path):
     assert not any("already" in line for one in lines for line in one)
 
 
-def test_a_store_published_by_another_meanwhile_is_taken(book: Path, monkeypatch, capsys):
+def test_a_store_published_concurrently_is_used(book: Path, monkeypatch, capsys):
     """From another folder, say, with another lock."""
     from memtrain.data.prepare import cache as module
 

@@ -51,7 +51,7 @@ TEXT = b"Some words, a line.\n" * 20
         ("a.parquet", b"PAR1\x15", "parquet"),
     ],
 )
-def test_what_can_be_read_is_known(name: str, content: bytes, format: str):
+def test_readable_files_are_recognised(name: str, content: bytes, format: str):
     kind = detect(name, content[: 2**16])
     assert kind.format == format and kind.recipes
 
@@ -96,7 +96,7 @@ def test_unsupported_files_come_with_a_remedy(
         ("text", "a.png", PNG, "is a PNG image; memtrain train images --data FOLDER"),
     ],
 )
-def test_a_recipe_names_the_one_that_reads_a_file(
+def test_the_wrong_recipe_names_the_right_one(
     tmp_path: Path, monkeypatch, recipe: str, name: str, content: bytes, right: str
 ):
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_a_recipe_names_the_one_that_reads_a_file(
     assert f"{name}: {right}" in str(caught.value)
 
 
-def test_a_folder_is_what_it_holds_more_of_and_both_recipes_read_their_part(tmp_path: Path):
+def test_mixed_folder_has_the_kind_of_most_files_and_both_recipes_read_their_part(tmp_path: Path):
     folder = tmp_path / "mixed"
     folder.mkdir()
     for number in range(4):

@@ -277,7 +277,7 @@ def test_only_accepted_names_are_read(tmp_path: Path):
     assert found.names == ("a.png",) and found.skipped == ()
 
 
-def test_transparent_colour_deep_and_turned_images_become_grey(tmp_path: Path):
+def test_transparent_colour_deep_and_rotated_images_become_grey(tmp_path: Path):
     clear = np.zeros((2, 3, 4), np.uint8)  # black, but wholly transparent
     clear[0, 0, 3] = 255
     turned = Image.Exif()
@@ -296,7 +296,7 @@ def test_transparent_colour_deep_and_turned_images_become_grey(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/evil.png", "C:\\evil.png"])
-def test_a_zip_that_points_outside_is_refused(tmp_path: Path, name: str):
+def test_a_zip_with_paths_outside_its_folder_is_refused(tmp_path: Path, name: str):
     path = put(tmp_path / "files.zip", {"a.png": png(FIRST), name: png(FIRST)})
     with pytest.raises(MemtrainError, match="points outside of the zip"):
         read_folder(path)
@@ -333,7 +333,7 @@ def test_an_image_bomb_is_refused_from_its_header(tmp_path: Path, place: str, si
         read_folder(path)
 
 
-def test_a_zip_cut_short_or_none_is_refused(tmp_path: Path):
+def test_a_truncated_or_invalid_zip_is_refused(tmp_path: Path):
     path = put(tmp_path / "files.zip", {"a.png": png(FIRST)})
     whole = path.read_bytes()
     for content in (whole[:-10], whole[:30]):
@@ -470,7 +470,7 @@ def test_images_beyond_memory_are_refused_before_allocation(
 
 
 @pytest.mark.parametrize("side", [2**31, 100_000, 4097, 0, -1])
-def test_a_size_beyond_any_use_is_refused(tmp_path: Path, side: int):
+def test_an_absurd_size_is_refused(tmp_path: Path, side: int):
     path = put(tmp_path / "folder", {"a.png": png(FIRST)})
     with pytest.raises(MemtrainError, match=rf"size=4x{side}: must be 1\.\.4,096 pixels each"):
         read_folder(path, (4, side))

@@ -72,7 +72,7 @@ def test_bombs_are_refused_within_half_a_gigabyte(tmp_path: Path):
     assert rows.startswith("rows.parquet: refused, unpacks to more than 67,108,864 bytes")
 
 
-def test_a_budget_is_shared_and_grows_with_what_is_packed():
+def test_a_budget_is_shared_and_grows_with_the_packed_size():
     budget = unpack_budget("a", 2**20, "unpack it")
     assert budget.limit == 200 * 2**20 and unpack_budget("a", 1, "").limit == 2**26
     budget.spend(budget.limit)
@@ -82,11 +82,11 @@ def test_a_budget_is_shared_and_grows_with_what_is_packed():
         Budget("a", 1, "too much", "stop").spend(2)
 
 
-def test_memory_that_is_available_is_some_of_the_machines():
+def test_available_memory_is_part_of_the_machines():
     assert 0 < available_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_a_containers_limit_counts_without_what_it_caches(tmp_path: Path, monkeypatch):
+def test_a_containers_limit_excludes_its_page_cache(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(limits, "CGROUP", tmp_path)
     for name, text in (("max", "9000"), ("current", "8000"), ("stat", "anon 1000\nfile 7000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
@@ -95,7 +95,7 @@ def test_a_containers_limit_counts_without_what_it_caches(tmp_path: Path, monkey
     assert available_memory() > 8000
 
 
-def test_files_are_listed_without_hidden_ones_and_what_is_not_a_file_is_counted(tmp_path: Path):
+def test_hidden_files_are_not_listed_and_other_entries_are_counted(tmp_path: Path):
     (tmp_path / "deep" / ".git").mkdir(parents=True)
     for name in ("a.txt", "deep/b.txt", ".hidden", "deep/.git/c.txt"):
         (tmp_path / name).write_text("")

@@ -69,7 +69,7 @@ def test_unknown_names_and_options_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["mnist", "tinystories", "sketchy"])
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path, name: str):
+def test_missing_folder_is_named(tmp_path: Path, name: str):
     said = refusal(tmp_path, lambda out: prepare(name, data_dir=tmp_path / "gone", out=out))
     assert f"{name}: data_dir={tmp_path / 'gone'}: no such folder" in said
 
@@ -150,7 +150,7 @@ def test_tinystories_are_joined_ascii(tmp_path: Path, tinystories: Path):
     assert store.meta.notes == ("train: dropped 1 non-ASCII characters (2 bytes)",)
 
 
-def test_tinystories_are_taken_with_bytes_that_are_not_text(tmp_path: Path, tinystories: Path):
+def test_tinystories_may_contain_invalid_utf8(tmp_path: Path, tinystories: Path):
     (tinystories / "valid.txt").write_bytes(b"x" * 70_000 + b"\0 \xff and more")
     store = prepare("tinystories", data_dir=tinystories, out=tmp_path / "out")
     assert store.meta.notes[1] == "test: dropped 1 non-ASCII characters (1 bytes)"
@@ -250,7 +250,7 @@ def test_sketchy_is_patches_of_ink_split_by_photo(tmp_path: Path):
     assert f"split by photo: {30 - held} in train, {held} in test" in store.meta.notes
 
 
-def test_a_photo_stays_on_its_side_when_others_come(tmp_path: Path):
+def test_a_photo_stays_in_its_split_when_others_are_added(tmp_path: Path):
     images = sketches(30, 1)
     few = dict(list(images.items())[:20])
     stores = [
@@ -261,7 +261,7 @@ def test_a_photo_stays_on_its_side_when_others_come(tmp_path: Path):
         assert rows(stores[0], split) <= rows(stores[1], split)
 
 
-def test_sketchy_reads_folders_resizes_and_leaves_photos_out(tmp_path: Path):
+def test_sketchy_reads_folders_resizes_and_skips_photos(tmp_path: Path):
     plain = tmp_path / "db" / "256x256" / "sketch" / "tx_000000000000" / "cat"
     moved = tmp_path / "db" / "256x256" / "sketch" / "tx_000100000000" / "cat"
     for folder in (plain, moved):
@@ -284,7 +284,7 @@ def test_the_threshold_is_an_option(tmp_path: Path):
     assert set(broken.tokens("train")) == {0} and set(whole.tokens("train")) == {15}
 
 
-def test_sketchy_refuses_what_it_cannot_read(tmp_path: Path):
+def test_sketchy_refuses_unreadable_files(tmp_path: Path):
     folder = tmp_path / "data"
     folder.mkdir()
 
@@ -310,13 +310,13 @@ def test_sketchy_refuses_what_it_cannot_read(tmp_path: Path):
 
 
 @given(st.sets(st.text(), min_size=2), st.floats(0.01, 0.99))
-def test_each_side_of_a_split_by_name_holds_something(names: set[str], share: float):
+def test_neither_side_of_a_split_by_name_is_empty(names: set[str], share: float):
     held = held_out_names(names, share)
     assert held and held < names
     assert held == held_out_names(sorted(names), share)
 
 
-def test_a_split_by_name_holds_out_about_the_share_and_more_of_it_keeps_the_same():
+def test_a_split_by_name_holds_out_about_the_fraction_and_a_larger_one_includes_it():
     names = [f"{number}.png" for number in range(1000)]
     tenth, third = held_out_names(names, 0.1), held_out_names(names, 0.3)
     assert 70 < len(tenth) < 130 and 250 < len(third) < 350
@@ -360,7 +360,7 @@ def test_the_last_documents_of_a_folder_are_held_out(tmp_path: Path):
 
 
 @given(count=st.integers(2, 30), share=st.floats(0.01, 0.99))
-def test_every_document_is_on_one_side(count: int, share: float):
+def test_every_document_is_in_exactly_one_split(count: int, share: float):
     lengths = NOISE.integers(1, 5, count)
     starts = np.cumsum(lengths) - lengths
     tokens = np.repeat(np.arange(count), lengths)
@@ -387,7 +387,7 @@ def test_bad_texts_and_options_are_refused(tmp_path: Path):
 # ----------------------------------------------------------------------------------------- images
 
 
-def test_images_of_ones_own_become_a_store(tmp_path: Path):
+def test_user_images_become_a_store(tmp_path: Path):
     images = {f"{n}.png": NOISE.integers(0, 256, (4, 6), np.uint8) for n in range(20)}
     path = write_zip(tmp_path / "mine.zip", images)
     store = prepare_images(path, tmp_path / "out")
@@ -430,7 +430,7 @@ def test_names_of_files_are_shown_without_control_characters(tmp_path: Path):
     )
 
 
-def test_names_that_are_not_utf8_are_names_too(tmp_path: Path):
+def test_file_names_that_are_not_utf8_are_accepted(tmp_path: Path):
     folder = tmp_path / "images"
     folder.mkdir()
     for number in range(3):
@@ -520,12 +520,12 @@ def test_bad_npy_files_are_refused(tmp_path: Path):
         (prepare_text, {"overwrite": True}, "overwrite: text has no such option"),
     ],
 )
-def test_what_is_of_another_kind_is_refused_in_words(function, options: dict, said: str):
+def test_other_kinds_of_data_are_refused_with_a_reason(function, options: dict, said: str):
     with pytest.raises(MemtrainError, match=said):
         checked_options(function, options)
 
 
-def test_words_stand_for_true_and_false_and_whole_numbers_are_numbers():
+def test_options_are_converted_to_their_types():
     assert checked_options(prepare_text, {"separator": "false"}) == {"separator": False}
     assert checked_options(prepare_text, {"separator": "True"}) == {"separator": True}
     (share,) = checked_options(prepare_text, {"held_out": 1}).values()
@@ -544,7 +544,7 @@ def test_every_default_has_the_type_of_its_option(name: str):
     assert checked_options(DATA_SETS[name], options) == options
 
 
-def test_a_word_for_false_is_false(tmp_path: Path):
+def test_false_is_parsed_as_false(tmp_path: Path):
     text = tmp_path / "two"
     text.mkdir()
     for name in "ab":

@@ -153,7 +153,7 @@ def test_gzipped_texts_are_bounded_together(tmp_path: Path):
     assert len(read_text(folder / "0.txt.gz").raw) == 2**24
 
 
-def test_what_is_in_a_gzip_is_recognised_too(tmp_path: Path):
+def test_gzip_contents_are_recognised_too(tmp_path: Path):
     rows = b'{"text": "one"}\n{"text": "two"}\n'
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows))
     assert documents(read_text(tmp_path / "a.jsonl.gz")) == [b"one\n", b"two"]
