@@ -1,7 +1,7 @@
 import json
 from copy import deepcopy
-from dataclasses import FrozenInstanceError, replace
-from typing import Any
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ from memtrain.config import (
     TeacherConfig,
     check_used,
 )
-from memtrain.config.serialize import CONFIG_VERSION, from_json, read_config, to_json
+from memtrain.config.serialize import CONFIG_VERSION, from_json, read_config, structure, to_json
 from memtrain.errors import MemtrainError
 from memtrain.recipes import RECIPES, recipe
 
@@ -181,6 +181,15 @@ def refusal(text: str) -> str:
     return message
 
 
+@dataclass
+class Containers:
+    """Fields of other files than a config."""
+
+    names: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    way: Literal["a", "b"] = "a"
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("field", "owner", "guess"),
@@ -245,6 +254,24 @@ class TestRefusals:
     def test_an_invalid_choice_with_the_choices(self, field, value, choice):
         message = refusal(changed(field, value))
         assert all(part in message for part in (str(value), choice, field.split(".")[-1]))
+
+    @pytest.mark.parametrize(
+        ("plain", "message"),
+        [
+            ({"names": "joint"}, "names='joint': must be a list"),
+            ({"names": {"a": 1}}, "names={'a': 1}: must be a list"),
+            ({"names": ["a", 3]}, "names[1]=3: must be a string"),
+            ({"numbers": [["a", 1]]}, "numbers=[['a', 1]]: must be a JSON object"),
+            ({"numbers": {"a": "1"}}, "numbers['a']='1': must be a whole number"),
+            ({"way": "c"}, "way='c': must be one of 'a', 'b'"),
+            ({"way": ["a"]}, "way=['a']: must be one of 'a', 'b'"),
+        ],
+        ids=str,
+    )
+    def test_lists_mappings_and_choices_are_named_with_value_and_rule(self, plain, message):
+        with pytest.raises(MemtrainError) as caught:
+            structure(plain, Containers)
+        assert str(caught.value) == message
 
     @pytest.mark.parametrize(
         ("kind", "part"),

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from memtrain.config import DataConfig, RunConfig
 from memtrain.errors import MemtrainError, did_you_mean
@@ -85,13 +85,25 @@ def structure(plain: Any, cls: type[T], where: str = "") -> T:
 @cache
 def _converter() -> Any:
     import cattrs  # not needed to print help
-    from cattrs.gen import make_dict_structure_fn
+    from cattrs.cols import list_structure_factory
+    from cattrs.gen import make_dict_structure_fn, make_mapping_structure_fn
 
     converter = cattrs.Converter()
 
-    def make_object(cls: type) -> Any:
-        fill = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
-        return lambda value, kind: fill(_require(value, dict, "a JSON object"), kind)
+    def strict(make: Any, accepted: type, rule: str) -> Any:
+        """A hook factory whose hooks require a type; cattrs accepts any iterable as a list."""
+
+        def factory(cls: Any) -> Any:
+            fill = make(cls, converter)
+            return lambda value, kind: fill(_require(value, accepted, rule), kind)
+
+        return factory
+
+    def choose(value: Any, kind: Any) -> Any:
+        choices = get_args(kind)
+        if value not in choices:
+            raise TypeError(f"={value!r}: must be one of {', '.join(map(repr, choices))}")
+        return value
 
     def make_tuple(value: Any, kind: Any) -> tuple:
         _require(value, list | tuple, "a list")
@@ -104,8 +116,15 @@ def _converter() -> Any:
     def make_scalar(kind: type, accepted: Any, rule: str) -> Any:
         return lambda value, _: kind(_require(value, accepted, rule, boolean=kind is bool))
 
-    converter.register_structure_hook_factory(is_dataclass, make_object)
+    make_object = partial(make_dict_structure_fn, _cattrs_forbid_extra_keys=True)
+    for predicate, make, accepted, rule in (
+        (is_dataclass, make_object, dict, "a JSON object"),
+        (lambda cls: get_origin(cls) is dict, make_mapping_structure_fn, dict, "a JSON object"),
+        (lambda cls: get_origin(cls) is list, list_structure_factory, list, "a list"),
+    ):
+        converter.register_structure_hook_factory(predicate, strict(make, accepted, rule))
     converter.register_structure_hook_func(lambda kind: get_origin(kind) is tuple, make_tuple)
+    converter.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, choose)
     for kind, accepted, rule in (
         (int, int, "a whole number"),
         (float, int | float, "a number"),
