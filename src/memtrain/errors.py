@@ -43,10 +43,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escaped(c) if _HARMFUL.match(c) else c for c in text)
+    return "".join(_escaped(c) if CONTROL.match(c) else c for c in text)
 
 
-_HARMFUL = re.compile(
+CONTROL = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # control characters except tab and line end
     "\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"  # line ends and directions of Unicode
     "\\ud800-\\udfff]"  # half characters: bytes of a file name that are not UTF-8

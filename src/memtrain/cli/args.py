@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import SequenceMatcher
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -100,26 +100,23 @@ def options_of(
         for cls in reversed(kind.__mro__[:-1])
         for field in docstring_parser.parse_from_object(cls).params
     }
-    positional: list[Option] = []
     own: list[Option] = []
     groups: list[Option] = []
     skipped: list[Option] = []
-    source = kind if values is None else values
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        value = getattr(source, name, MISSING)
+        value = getattr(kind if values is None else values, name, MISSING)
         option, text = prefix + name.replace("_", "-"), docs.get(name, "")
         if is_dataclass(value):
             into = skipped if getattr(value, "steps", 1) == 0 else groups
             into += options_of(type(value), value, f"{option}.", f"{name}: {text}")
             continue
+        wrapped = get_origin(hint) is Annotated or NoneType in get_args(hint)
+        inner = get_args(hint)[0] if wrapped else hint
         if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
-            kind = get_args(hint)[0]
-            positional.append(Option(name.upper(), kind, value, text, "arguments"))
+            own.insert(0, Option(name.upper(), inner, value, text, "arguments"))
         else:
-            bounded = get_origin(hint) is Annotated
-            kind = get_args(hint)[0] if bounded or NoneType in get_args(hint) else hint
-            own.append(Option(option, kind, value, text, section))
-    return positional + own + groups + skipped
+            own.append(Option(option, inner, value, text, section))
+    return own + groups + skipped
 
 
 def show_help(program: str, description: str, options: Iterable[Option], footer: str = "") -> None:
@@ -191,26 +188,25 @@ def parse_known(
             )
     except SystemExit as stop:
         raise MemtrainError(_reason(stop, arguments, options, program)) from None
-    return replace(parsed, **_expanded(parsed)), unknown  # type: ignore[type-var]
+    values = {one.name: _expanded(getattr(parsed, one.name)) for one in fields(parsed)}  # type: ignore[arg-type]
+    return type(parsed)(**values), unknown
 
 
-def _reason(stop: BaseException, arguments: list[str], options: list[Option], program: str) -> str:
+def _reason(stop: SystemExit, arguments: list[str], options: list[Option], program: str) -> str:
     """Why tyro refused the arguments."""
-    cause: BaseException | None = stop
-    group = ""
+    cause, group = stop.__context__, ""
     while cause is not None:
         if isinstance(cause, MemtrainError):  # a config's own check
             return f"{group}: {cause}" if group else str(cause)
-        group = getattr(cause, "arg", "")  # tyro's error around it names the group
-        group = group if isinstance(group, str) else ""
+        argument = getattr(cause, "arg", "")  # tyro's error around it names the group
+        group = argument if isinstance(argument, str) else ""
         cause = cause.__context__
-    bad = _bad_value(arguments, options)
-    for one in () if bad else options:
-        if one.section == "arguments":
-            choices = get_args(one.kind)
-            bad = f"must be one of {', '.join(choices)}" if choices else "is missing"
-            bad = f"{one.name}: {bad}"
-    return f"{bad or 'arguments: not understood'}; see {program} --help"
+    problem = _bad_value(arguments, options)
+    if not problem and options[0].section == "arguments":
+        choices = get_args(options[0].kind)
+        problem = f"must be one of {', '.join(choices)}" if choices else "is missing"
+        problem = f"{options[0].name}: {problem}"
+    return f"{problem or 'arguments: not understood'}; see {program} --help"
 
 
 def _bad_value(arguments: list[str], options: list[Option]) -> str:
@@ -269,44 +265,27 @@ def nearest_option(option: str, known: list[str]) -> str:
 
     Args:
         option: the name given, for example --lr or --smt.lr.
-        known: all options, the most important ones first.
+        known: all options; of equally similar ones the first is chosen.
     """
     group, _, leaf = option.lstrip("-").lower().replace("_", "-").rpartition(".")
     leaf = SYNONYMS.get(leaf, leaf)
-    same = [name for name in known if name.lstrip("-").rpartition(".")[2] == leaf]
-    if group:
-        same = [name for name in same if name == f"--{group}.{leaf}"]
-    if same:
-        return same[0]
-    near = {name: _similarity(group, leaf, name.lstrip("-")) for name in known}
-    best = max(near, key=lambda name: near[name], default="")
-    return best if best and near[best] >= NEAR else ""
+
+    def similarity(name: str) -> float:
+        """Of group and leaf, the less similar one: a right group must not excuse a wrong leaf."""
+        other_group, _, other_leaf = name.lstrip("-").rpartition(".")
+        ratio = SequenceMatcher(None, leaf, other_leaf).ratio()
+        return min(ratio, SequenceMatcher(None, group, other_group).ratio()) if group else ratio
+
+    best = max(known, key=similarity, default="")
+    return best if best and similarity(best) >= NEAR else ""
 
 
-def _similarity(group: str, leaf: str, name: str) -> float:
-    """Of group and leaf, the less similar one: a right group must not excuse a wrong leaf."""
-    other_group, _, other_leaf = name.rpartition(".")
-    ratio = SequenceMatcher(None, leaf, other_leaf).ratio()
-    return min(ratio, SequenceMatcher(None, group, other_group).ratio()) if group else ratio
-
-
-def _expanded(parsed: Any) -> dict[str, Any]:
-    """The paths of parsed options with ~ expanded, which a shell does not do in --folder=~/x."""
-    found: dict[str, Any] = {}
-    for one in fields(parsed):
-        value = getattr(parsed, one.name)
-        if isinstance(value, Path):
-            found[one.name] = Path(os.path.expanduser(value))  # Path.expanduser raises at ~nobody
-        elif isinstance(value, tuple) and any(isinstance(item, Path) for item in value):
-            found[one.name] = tuple(Path(os.path.expanduser(item)) for item in value)
-    return found
-
-
-def refuse_name_of_run(folder: Path) -> None:
-    """Refuse the bare name of a run that is in runs/."""
-    there = Path("runs") / folder
-    if not folder.exists() and (there / "config.json").is_file():
-        raise MemtrainError(f"{folder}: no run there; did you mean {there}?")
+def _expanded(value: Any) -> Any:
+    """A path, or several, with ~ expanded, which a shell does not do in --folder=~/x."""
+    if isinstance(value, tuple):
+        return tuple(map(_expanded, value))
+    # Path.expanduser would raise at ~nobody.
+    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
 
 
 def command_name() -> str:

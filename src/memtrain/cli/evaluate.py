@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tyro
 
-from memtrain.cli.args import parse, refuse_name_of_run
+from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 from memtrain.files import refuse_links, strict_json, write_atomic
 
@@ -42,7 +42,6 @@ def evaluate(arguments: list[str]) -> int:
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run
 
-    refuse_name_of_run(options.run)
     run = Run.open(
         options.run, allow_code=options.allow_code, best=options.best, reporter=make_reporter()
     )
@@ -70,9 +69,7 @@ def evaluate(arguments: list[str]) -> int:
     if options.json:
         print(text, flush=True)
     else:
-        print_evaluation(
-            result, run.config.name, run.task.unit, run.progress.stages_json(), run.metrics.read
-        )
+        print_evaluation(result, run)
     try:
         save_evaluation_figure(result, figure, run.config.name, run.task.unit)
         write_atomic(figure.with_suffix(".json"), (text + "\n").encode())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from memtrain.cli.args import parse, refuse_name_of_run
+from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import refuse_links
 from memtrain.generation import GenerateOptions
@@ -69,14 +69,14 @@ def _load(options: Generate) -> Any:
     from memtrain.training.console import make_reporter
     from memtrain.training.run_folder import is_run
 
-    name, names, best, allowed = options.run, pretrained_names(), options.best, options.allow_code
+    name, names = options.run, pretrained_names()
     if not is_run(name) and name in names:
         return load_pretrained(name, device="cuda" if torch.cuda.is_available() else "cpu")
-    if not is_run(name):
-        refuse_name_of_run(Path(name))
+    if not is_run(name) and not is_run(Path("runs") / name):
         known = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
         raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {known}")
-    model = load_rnn(name, allow_code=allowed, best=best, reporter=make_reporter())
+    flags = {"allow_code": options.allow_code, "best": options.best}
+    model = load_rnn(name, **flags, reporter=make_reporter())
     if model.spelling is None:
         raise MemtrainError(
             f"{name}: its task ({model.config.data.kind}) asks for answers and has no sequences "
@@ -87,7 +87,7 @@ def _load(options: Generate) -> Any:
 
     from memtrain.training.run import Run
 
-    return Run.open(name, allow_code=allowed, best=best)  # for its held-out images
+    return Run.open(name, **flags)  # for its held-out images
 
 
 def generate_text(model: Any, options: Generate) -> None:

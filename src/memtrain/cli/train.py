@@ -17,7 +17,6 @@ from memtrain.cli.args import (
     options_of,
     parse,
     parse_known,
-    refuse_name_of_run,
     show_help,
 )
 from memtrain.config import CELLS, RunConfig, Stream, check_used
@@ -112,8 +111,11 @@ def train(arguments: list[str]) -> int:
         from memtrain.data.prepare.cache import prepared_stream
 
         assert isinstance(default.data, Stream)
-        wanted = (name, options.data, default.data, options.option)
-        prepare = partial(prepared_stream, *wanted, report=_print_note)
+        prepare = partial(
+            prepared_stream,
+            *(name, options.data, default.data, options.option),
+            report=lambda line: print(printable(line), file=sys.stderr),
+        )
         # One process prepares the data, all read it.
         config = configure(replace(default, data=group.from_main(prepare)))
     reporter = make_reporter()
@@ -241,10 +243,6 @@ def _show_help(program: str, name: str, known: list[Option], everything: bool) -
     show_help(program, about, shown, f"All {len(known)} options: {program} --help-all")
 
 
-def _print_note(line: str) -> None:
-    print(printable(line), file=sys.stderr)
-
-
 def _unnamed(config: RunConfig, arguments: list[str]) -> list[str]:
     """The classes that a config imports and the command line does not name."""
     classes = [config.cell.kind] if ":" in config.cell.kind else []
@@ -333,7 +331,6 @@ def resume(arguments: list[str]) -> int:
     from memtrain.training.run import Run
 
     reporter = make_reporter()
-    refuse_name_of_run(options.run)
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
         _check_not_lengthened(run)
@@ -370,9 +367,7 @@ def _train(run: Any, reporter: Any) -> int:
         result = run.evaluate()
         run.group.leave()
         if run.group.main:
-            print_evaluation(
-                result, run.config.name, run.task.unit, run.progress.stages_json(), run.metrics.read
-            )
+            print_evaluation(result, run)
             print(f"\nrun folder  {run.folder}")
             if run.spelling is not None:
                 print(f"sample from it  {command_name()} generate {shlex.quote(str(run.folder))}")

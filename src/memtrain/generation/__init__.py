@@ -1,8 +1,12 @@
 """Sampling from a trained RNN, and small pretrained models. This module does not import torch."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memtrain.errors import MemtrainError
+
+if TYPE_CHECKING:
+    from memtrain.models.rnn import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +28,18 @@ class GenerateOptions:
     """The same seed gives the same samples, on the same kind of device."""
 
     def __post_init__(self) -> None:
-        from memtrain.models.rnn import Sampler
-
         for name in ("count", "length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise MemtrainError(f"{name}={value}: must be at least 1")
         if not 0 <= self.seed < 2**63:
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**63")
-        Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # validates them
+        self.sampler()  # validates the others
+
+    def sampler(self, allowed: int = 0) -> "Sampler":
+        """A sampler with these options, of the tokens below `allowed` (0: all)."""
+        from memtrain.models.rnn import Sampler
+
+        return Sampler(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, allowed=allowed
+        )

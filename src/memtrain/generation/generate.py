@@ -16,7 +16,7 @@ from memtrain.errors import MemtrainError
 from memtrain.files import write_output
 from memtrain.generation import GenerateOptions
 from memtrain.generation.sampling import sample_chunks
-from memtrain.models.rnn import RNN, Sampler
+from memtrain.models.rnn import RNN
 from memtrain.plotting.image_grid import save_grid
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}
@@ -126,13 +126,7 @@ def generate_with(
     rnn, codec = _parts(model)
     given = _given(codec, prompt, options.count or 1)
     length = _length(codec, given.shape[1], options.length)
-    sampler = Sampler(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        allowed=codec.writable,
-    )
-    device = rnn.readout.head.weight.device
+    sampler, device = options.sampler(codec.writable), rnn.readout.head.weight.device
     read = torch.from_numpy(given).to(device)
     if not codec.start_written or not given.shape[1]:
         start = torch.full((len(given), 1), codec.start_token, device=device)

@@ -7,7 +7,6 @@ NAME.json the config, the token codec, the training record, and the checksum of 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -105,7 +104,10 @@ def load_rnn(
         spelling = Run.open(folder, allow_code=allow_code, cell=cell).spelling
     else:
         spelling = None if plain is None else read_codec(plain, source)
-    vocab_size = spelling.vocab_size if spelling else _vocab_size(weights, source)
+    head = weights.get("readout.head.weight")
+    if head is None or head.dim() != 2:
+        raise MemtrainError(f"{source}: has no readout")
+    vocab_size = spelling.vocab_size if spelling else len(head)
     rnn = build_rnn(config, vocab_size, cell)
     record = recorded.made_of if recorded else checkpoint.progress.made_of
     if record is not None:
@@ -121,21 +123,9 @@ def load_rnn(
     return Pretrained(config.name, rnn, spelling, config, trained)
 
 
-def _vocab_size(weights: Mapping[str, torch.Tensor], source: str) -> int:
-    """The vocabulary size of a run without a codec, from the shape of its readout."""
-    head = weights.get("readout.head.weight")
-    if head is None or head.dim() != 2:
-        raise MemtrainError(f"{source}: has no readout")
-    return len(head)
-
-
 def pretrained_names(folder: Path | str | None = None) -> list[str]:
     """The names of the bundled models, or of those in a folder."""
-    return sorted(
-        entry.name.removesuffix(".json")
-        for entry in (Path(folder) if folder else HOME).iterdir()
-        if entry.name.endswith(".json")
-    )
+    return sorted(path.stem for path in (Path(folder) if folder else HOME).glob("*.json"))
 
 
 def load_pretrained(

@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LINES: dict[str, dict[str, Any]] = {
-    "teacher": dict(color=GREY, label="teacher"),
-    "rnn": dict(color=COLOURS[0], label="RNN, empty memory"),
-    "rnn_from_teacher": dict(color=COLOURS[1], label="RNN, teacher's memory"),
-}
-WEIGHTS: dict[str, dict[str, Any]] = {
-    "teacher": dict(linewidth=1.5, marker="."),
-    "rnn": dict(linewidth=2.8, marker="."),
+    "teacher": dict(color=GREY, label="teacher", linewidth=1.5, marker="."),
+    "rnn": dict(color=COLOURS[0], label="RNN, empty memory", linewidth=2.8, marker="."),
     # Thin dashes on a thick line: where both agree, as they should, both are visible.
-    "rnn_from_teacher": dict(linewidth=1.4, linestyle=(0, (5, 5))),
+    "rnn_from_teacher": dict(
+        color=COLOURS[1], label="RNN, teacher's memory", linewidth=1.4, linestyle=(0, (5, 5))
+    ),
 }
 LOSSES = {"decode": GREY, "next": COLOURS[1], "readout": COLOURS[0]}
 """Losses in nats, by their names in the metrics; dynamics is not in nats and has its own axis."""
@@ -36,16 +33,13 @@ POINTS = 60
 def save_evaluation_figure(result: Evaluation, path: Path, name: str, unit: str) -> None:
     """Draw the losses of teacher and RNN by position, and below them the drift, 1-R²."""
     curves = result.by_position
-    ends = zip(curves.edges[:-1], curves.edges[1:], strict=True)
-    middles = [(first + end - 1) / 2 for first, end in ends]
+    middles = [(first + end - 1) / 2 for first, end in pairwise(curves.edges)]
     rows = 1 if curves.unexplained is None else 2
     figure, grid = panels(rows, 1, width=7.0, height=2.8 + 0.8 / rows, sharex=True)
     axes = grid[:, 0]
     for key, style in LINES.items():
-        values = getattr(curves, key) or [None] * len(middles)
-        points = [(x, y) for x, y in zip(middles, values, strict=True) if y is not None]
-        if points:
-            axes[0].plot(*zip(*points, strict=True), **style, **WEIGHTS[key])
+        if values := getattr(curves, key):
+            axes[0].plot(middles, np.array(values, dtype=float), **style)  # None is a gap
     for style, baseline in zip((":", "-.", "--"), result.baselines, strict=False):
         axes[0].axhline(
             baseline.nats, color=COLOURS[4], linestyle=style, linewidth=1, label=baseline.name
@@ -114,7 +108,7 @@ def _draw_evaluations(axes: "Axes", evaluated: list[dict]) -> None:
     for key in ("teacher", "rnn"):
         points = [(one["total_steps"], nats) for one in evaluated if (nats := _nats(one, key))]
         if points:
-            axes.plot(*zip(*points, strict=True), **LINES[key], marker=".")
+            axes.plot(*zip(*points, strict=True), **LINES[key])
             drawn += [nats for _, nats in points]
     for one, following in pairwise(evaluated):
         if one["stage"] != following["stage"]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import CONTROL, MemtrainError
 from memtrain.plotting.style import COLOURS, GREY, SOFT, SVG_STYLE, render_svg
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ MAX = 1e100
 """Largest number that a chart draws; larger ones become gaps."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Control characters, writing directions and lone surrogates."""
 _NUMBER = r"\d[\d.,]*(e[-+\u2212]?\d+)?"
 NUMERIC = re.compile(
     rf"[-+\u2212~≈<>≤≥]? ?{_NUMBER}( ?± ?{_NUMBER})?( ?[^\s\d]{{1,3}})?|[-\u2013\u2014]?"
@@ -39,7 +35,7 @@ NUMERIC = re.compile(
 
 def printable(text: str) -> str:
     """Replace control characters."""
-    return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def escape_text(text: str) -> str:
@@ -90,21 +86,19 @@ class Table:
     """Index of the row to emphasise."""
 
     def __post_init__(self) -> None:
-        columns = len(self.header)
         for index, row in enumerate(self.rows):
-            if len(row) != columns:
-                message = f"row {index} has {len(row)} cells: must have {columns}, one per column"
-                raise MemtrainError(message)
+            if len(row) != len(self.header):
+                raise MemtrainError(
+                    f"row {index} has {len(row)} cells: must have {len(self.header)}, one per "
+                    "column"
+                )
         if self.highlight is not None and not 0 <= self.highlight < len(self.rows):
             raise MemtrainError(f"highlight={self.highlight}: the rows are 0..{len(self.rows) - 1}")
 
     def html(self) -> str:
-        sides = [
-            ' class="number"'
-            if column and all(_is_numeric(row[column]) for row in self.rows)
-            else ""
-            for column in range(len(self.header))
-        ]
+        columns = [[row[index] for row in self.rows] for index in range(len(self.header))]
+        right = [bool(index) and all(map(_is_numeric, c)) for index, c in enumerate(columns)]
+        sides = [' class="number"' * flush for flush in right]
         names = zip(self.header, sides, strict=True)
         head = "".join(f'<th scope="col"{side}>{escape_text(name)}</th>' for name, side in names)
         body = "".join(self._row_html(index, sides) for index in range(len(self.rows)))

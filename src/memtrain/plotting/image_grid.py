@@ -38,29 +38,17 @@ def save_grid(
         tinted = (0.6 * colour + 0.4 * MADE).astype(np.uint8)
         colour = np.where(made[None, :, :, None].astype(bool), tinted, colour)
     if originals is None:
-        columns = math.ceil(math.sqrt(count))
-        rows = [colour[first : first + columns] for first in range(0, count, columns)]
+        columns, tiles = math.ceil(math.sqrt(count)), colour[None]
     else:
-        columns = min(count, 8)
-        above = np.repeat(originals[..., None], 3, axis=-1)
-        rows = []
-        for first in range(0, count, columns):
-            rows += [above[first : first + columns], colour[first : first + columns]]
+        columns, tiles = min(count, 8), np.stack([np.repeat(originals[..., None], 3, -1), colour])
+    scale = max(1, 48 // height)
+    tiles = tiles.repeat(scale, axis=2).repeat(scale, axis=3)  # (kinds, N, H, W, 3)
+    gap, empty = max(2, scale), -count % columns
+    tiles = np.pad(tiles, [(0, 0), (0, empty), (gap, 0), (gap, 0), (0, 0)], constant_values=PAPER)
+    kinds, places, height, width, _ = tiles.shape
+    canvas = tiles.reshape(kinds, places // columns, columns, height, width, 3)
+    canvas = canvas.transpose(1, 0, 3, 2, 4, 5).reshape(-1, columns * width, 3)
+    canvas = np.pad(canvas, [(0, gap), (0, gap), (0, 0)], constant_values=PAPER)
     content = io.BytesIO()
-    canvas = _tile(rows, columns, scale=max(1, 48 // height))
     Image.fromarray(canvas).save(content, format="PNG")
     write_output(path, content.getvalue())
-
-
-def _tile(rows: list[np.ndarray], columns: int, scale: int) -> UInt8[np.ndarray, "Y X 3"]:
-    """Place rows of images (n, H, W, 3) on one canvas."""
-    _, height, width, _ = rows[0].shape
-    height, width, gap = height * scale, width * scale, max(2, scale)
-    size = (len(rows) * (height + gap) + gap, columns * (width + gap) + gap, 3)
-    canvas = np.full(size, PAPER, np.uint8)
-    for row, pictures in enumerate(rows):
-        for column, picture in enumerate(pictures):
-            top, left = gap + row * (height + gap), gap + column * (width + gap)
-            large = picture.repeat(scale, axis=0).repeat(scale, axis=1)
-            canvas[top : top + height, left : left + width] = large
-    return canvas

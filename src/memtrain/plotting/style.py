@@ -12,7 +12,9 @@ from memtrain.files import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator
 
 # Okabe and Ito's palette, readable for colour-blind people; grey is for references.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#878d93")
@@ -122,31 +124,33 @@ def save(figure: "Figure", path: Path) -> None:
 
 def log_x_axis(axes: "Axes", values: Iterable[int] | None = None) -> None:
     """Make the x axis logarithmic, with ticks at `values` or at 1, 2, 5, 10, 20, ..."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, LogLocator
 
     axes.set_xscale("log")
     ticks = LogLocator(subs=(1, 2, 5)) if values is None else FixedLocator(sorted(set(values)))
-    axes.xaxis.set_major_locator(ticks)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+    _set_ticks(axes.xaxis, ticks)
 
 
 def log_y_axis(axes: "Axes", values: Sequence[float]) -> None:
     """Make the y axis logarithmic around `values`, with ticks at 1, 2, 5, 10, ... or, on a long
     axis, at 1, 10, 100."""
-    from matplotlib.ticker import FixedLocator, NullLocator
+    from matplotlib.ticker import LogLocator
 
     least, most = min(values), max(values)
     middle, half = math.sqrt(least * most), max(1.3 * math.sqrt(most / least), 2.0)
     bottom, top = middle / half, middle * half
-    digits = (1, 2, 5) if top / bottom < 2000 else (1,)
-    decades = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)) + 1)
-    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
-    axes.yaxis.set_major_locator(FixedLocator([y for y in ticks if bottom <= y <= top]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:.10g}")
+    _set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5) if top / bottom < 2000 else (1,)))
+
+
+def _set_ticks(axis: "Axis", locator: "Locator") -> None:
+    """Label the ticks of a locator with plain numbers; draw no others."""
+    from matplotlib.ticker import NullLocator
+
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:,.10g}")
 
 
 def legend(figure: "Figure", axes: "Axes") -> None:

@@ -1,14 +1,17 @@
 """Evaluations as tables for the terminal, with advice on weak scores."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Evaluation, Score
+
+if TYPE_CHECKING:
+    from memtrain.training.run import Run
 
 GAP = 0.1
 """Advice is given if the RNN is this far above its teacher, in nats and as a fraction."""
@@ -18,24 +21,10 @@ FALLING = 0.02
 """DMT still improves if the loss falls by this fraction of the gap between two evaluations."""
 
 
-def print_evaluation(
-    result: Evaluation,
-    name: str,
-    unit: str,
-    stages: Iterable[Mapping[str, Any]],
-    read_metrics: Callable[[], list[dict]],
-) -> None:
-    """Print scores, advice, drift and training cost of a run to stdout.
-
-    Args:
-        result: the evaluation to print.
-        name: name of the run.
-        unit: what one token is, such as "pixel".
-        stages: name, steps, tokens, sequential operations and seconds of each training stage.
-        read_metrics: reads the run's metrics; advice needs them and is left out if this fails.
-    """
-    console = Console(highlight=False)
-    title = f"{name}: {result.sequences} held-out sequences of {result.length}"
+def print_evaluation(result: Evaluation, run: "Run") -> None:
+    """Print scores, advice, drift and training cost of a run to stdout."""
+    console, unit = Console(highlight=False), run.task.unit
+    title = f"{run.config.name}: {result.sequences} held-out sequences of {result.length}"
     scores = _table(title, "", f"nats per {unit}", f"bits per {unit}", "accuracy")
     rows: list[tuple[str, Score | None]] = [
         ("teacher", result.teacher),
@@ -49,7 +38,7 @@ def print_evaluation(
     for baseline in result.baselines:
         scores.add_row(baseline.name, f"{baseline.nats:.4f}", f"{baseline.bits:.4f}", "")
     console.print(scores)
-    if advice := advice_on(result, _held_out_losses(read_metrics)):
+    if advice := advice_on(result, _held_out_losses(run)):
         console.print(advice)
     if result.drift is not None:
         path = result.drift.unexplained
@@ -61,19 +50,15 @@ def print_evaluation(
         )
     columns = ("stage", "steps", "tokens", "sequential operations", "seconds")
     cost = _table("cost of training", *columns)
-    for stage in stages:
-        counts = [f"{stage.get(key, 0):,}" for key in ("steps", "tokens", "sequential_ops")]
-        cost.add_row(stage["name"], *counts, f"{stage.get('seconds', 0):.1f}")
+    for stage in run.progress.stages:
+        counts = [f"{count:,}" for count in (stage.steps, stage.tokens, stage.sequential_ops)]
+        cost.add_row(stage.name, *counts, f"{stage.seconds:.1f}")
     console.print(cost)
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:
     """An empty table whose columns are flush right but for the first."""
-    table = Table(title=title)
-    table.add_column(first)
-    for column in numbers:
-        table.add_column(column, justify="right")
-    return table
+    return Table(first, *(Column(name, justify="right") for name in numbers), title=title)
 
 
 def advice_on(result: Evaluation, history: Sequence[tuple[str, float]] = ()) -> str:
@@ -133,12 +118,12 @@ def _advice_on_dmt(above: float, history: Sequence[tuple[str, float]]) -> str:
     return ""
 
 
-def _held_out_losses(read_metrics: Callable[[], list[dict]]) -> list[tuple[str, float]]:
+def _held_out_losses(run: "Run") -> list[tuple[str, float]]:
     """Stage and RNN loss of each evaluation during training; empty if the file is damaged."""
     try:
         return [
             (one["stage"], one["evaluation"]["rnn"]["nats"])
-            for one in read_metrics()
+            for one in run.metrics.read()
             if "evaluation" in one
         ]
     except (MemtrainError, OSError, LookupError, TypeError):

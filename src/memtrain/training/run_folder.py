@@ -254,9 +254,10 @@ def is_run(folder: Path | str) -> bool:
 def read_folder(folder: Path) -> RunConfig:
     """Read the config of the run in a folder."""
     if not is_run(folder):
-        raise MemtrainError(
-            f"{folder}: no run there (config.json is missing); memtrain train makes one"
-        )
+        hint = "config.json is missing; memtrain train makes one"
+        if is_run(Path("runs") / folder):  # its bare name
+            hint = f"did you mean {Path('runs') / folder}?"
+        raise MemtrainError(f"{folder}: no run there; {hint}")
     return read_config(folder / "config.json")
 
 
