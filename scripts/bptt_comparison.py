@@ -13,9 +13,10 @@ tune   Train three learning rates each for a fifth of the steps, with warm-up an
        fifth and seed 0. The best has the lowest nats from the empty memory on held-out documents: a
        fifth as many as in the evaluation, and after them in its order, so that they share none.
 train  Train all steps at the best rate, with the recipe's data, models, batch, length, schedule and
-       share of windows that begin documents. A run waits until its memory fits; one whose step was
-       given by --step has the device to itself. Then evaluate the last step as `memtrain eval
-       --sequences N` does, with count models, and write 16 images or texts to FOLDER/samples.
+       fraction of windows that start at documents. A run waits until its memory fits; one whose
+       step was given by --step has the device to itself. Then evaluate the last step like
+       `memtrain eval --sequences N`, with count models, and write 16 images or texts to
+       FOLDER/samples.
 table  Write FOLDER/beside.json, beside.md and beside.png from the available results. --ours adds
        runs of SMT -> DMT, from the JSON of `memtrain eval RUN --sequences N`: 512, and 256 for
        Sketchy, which has fewer held-out documents. Rates are chosen with seed 0; --seeds trains
@@ -123,7 +124,7 @@ def learn(
         return run_locally(queue, folder, processes, over, fits)
 
     def more(results: Mapping[ResultId, Result]) -> list[tuple[Experiment, Job]]:
-        """The full runs of contenders whose tries are all finished."""
+        """The full runs of contenders whose trials are all finished."""
         due = []
         for data, cell in contenders if "train" in phases else []:
             who, tries = f"{data}/{cell}", plan.tries(data, cell)
@@ -144,7 +145,7 @@ def learn(
     ]
     on_gpu = pick_device(plan.device).type == "cuda"
     with shared_gpu() if on_gpu else nullcontext(False) as shared:
-        way = "concurrent (MPS)" if shared else "in turns"
+        way = "concurrent (MPS)" if shared else "time-sliced"
         print(f"{', '.join(phases)}: up to {processes} runs, kernels {way}", flush=True)
         sweep(folder, tries, launch, more=more)
 
@@ -226,7 +227,7 @@ def evaluated(path: Path, sequences: int) -> dict[str, Any]:
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
-    """The folder's plan, extended by the options; what was planned before cannot change."""
+    """The folder's plan, extended by the options; earlier settings cannot change."""
     given = {name: getattr(options, name) for name in USUAL if getattr(options, name) is not None}
     if rates := learning_rates(options.rates):
         given["rates"] = RATES | rates
@@ -261,27 +262,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("phases", nargs="*", help=f"of {', '.join(PHASES)}; all unless given")
+    parser.add_argument("phases", nargs="*", help=f"any of {', '.join(PHASES)} (all)")
     parser.add_argument("--folder", type=Path, default=Path("runs/beside"))
     several = partial(parser.add_argument, nargs="+", default=[])
     several("--seconds", metavar="DATA=S", help="the time budgets")
     several(
         "--ours",
         metavar="DATA=JSON,...",
-        help="from memtrain eval, one file per seed; the first is the budget, without --seconds",
+        help="from memtrain eval, one file per seed; without --seconds the first sets the budget",
     )
     several("--step", metavar="CELL=S", help="seconds per step, if known")
     several("--rates", metavar="CELL=R,R", help="learning rates to try")
     several("--seeds", metavar="DATA/CELL=N", help="number of seeds (1)")
     several("--sequences", metavar="DATA=N", help="held-out documents of the evaluation")
-    parser.add_argument("--only", nargs="+", default=DATA, choices=DATA, help="tune, train these")
+    parser.add_argument(
+        "--only", nargs="+", default=DATA, choices=DATA, help="tune and train only these data sets"
+    )
     parser.add_argument("--timing", type=float, default=5.0, help="seconds to time steps")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="then save and stop")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="save and stop after this time"
+    )
     parser.add_argument(
         "--processes", type=int, default=PROCESSES, help=f"runs that share a device ({PROCESSES})"
     )
-    parser.add_argument("--size", help="of the models (paper)")
-    parser.add_argument("--data-dir", help="holds what `memtrain data` prepared (data)")
+    parser.add_argument("--size", help="model size (paper)")
+    parser.add_argument(
+        "--data-dir", help="folder of the data sets prepared by `memtrain data` (data)"
+    )
     parser.add_argument("--device", help="auto, cpu, cuda")
     options = parser.parse_args()
     ends = time.monotonic() + 60 * options.minutes

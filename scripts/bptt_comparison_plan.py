@@ -34,10 +34,10 @@ TITLES = {"transformer": "BPTT, Transformer", "gru": "BPTT, GRU"}
 TUNED = 5
 """A learning rate is tuned with this fraction of the steps: one in five."""
 VALIDATED = 5
-"""And with this fraction of the evaluation's sequences, because many runs end together."""
+"""And evaluated on this fraction of the sequences, because many runs end together: one in five."""
 SAMPLES = 16
 FULL = 0.9
-"""Share of a device's memory for runs; evaluations and CUDA itself need some too."""
+"""Fraction of a device's memory for runs; evaluations and CUDA itself need some too."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +53,7 @@ class Plan:
     seconds: dict[str, float] = field(default_factory=dict)
     """By data set: the budget."""
     timed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By cell: seconds per step and share of the device's memory, or an error."""
+    """By cell: seconds per step and fraction of the device's memory, or an error."""
     chosen: dict[str, float] = field(default_factory=dict)
     """The learning rate of a contender that is being trained."""
     seeds: dict[str, int] = field(default_factory=dict)
@@ -320,7 +320,7 @@ def table(record: Mapping[str, Any]) -> str:
             lines.append(f"- {run['data']}, {TITLES[run['cell']]}, {run['rate']:g}: {shown}")
     for who, rate in plan["chosen"].items():
         if rate in (min(tried := plan["rates"][who.partition("/")[2]]), max(tried)):
-            lines.append(f"- {who}: {rate:g} is at the edge of what was tried")
+            lines.append(f"- {who}: {rate:g} is at the edge of the rates that were tried")
     lines += [
         f"- failed: {run['log']}: {run['tail'][-1]}" for run in record["runs"] if "tail" in run
     ]

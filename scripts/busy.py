@@ -1,10 +1,10 @@
-"""Time memtrain on an idle and on a busy machine, for each way in which OpenMP's threads may wait.
+"""Time memtrain on an idle and on a busy machine, for each wait policy of OpenMP's threads.
 
-    python scripts/busy.py                         # torch's own waiting, and memtrain's
+    python scripts/busy.py                         # torch's defaults, and memtrain's
     python scripts/busy.py --settings passive one-thread 1000 10000 --repeat 5
 
-The machine is made busy by a process for each core that does nothing but compute. Settings take
-turns, so that whatever else happens on the machine meets all of them. A number is a GOMP_SPINCOUNT.
+The machine is kept busy by one spinning process per core. Settings
+alternate, so that other load on the machine affects all of them. A number is a GOMP_SPINCOUNT.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from memtrain.training.processes import cores
 
 SETTINGS = {
-    "torch": {"GOMP_SPINCOUNT": "300000"},  # what libgomp does if nothing is set
+    "torch": {"GOMP_SPINCOUNT": "300000"},  # libgomp's default
     "memtrain": {},
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "one-thread": {"OMP_NUM_THREADS": "1"},
@@ -35,7 +35,7 @@ COMMANDS = {
 
 
 def take_time(command: str, setting: str, folder: Path) -> tuple[float, float]:
-    """Seconds on the clock and on the processor that a command takes, its start included."""
+    """Wall-clock and CPU seconds of a command, including its start-up."""
     environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
     environment |= SETTINGS.get(setting) or (
         {"GOMP_SPINCOUNT": setting} if setting.isdecimal() else {}
@@ -58,7 +58,7 @@ def take_time(command: str, setting: str, folder: Path) -> tuple[float, float]:
 
 @contextmanager
 def load(processes: int) -> Iterator[None]:
-    """Keep so many cores busy."""
+    """Keep the given number of cores busy."""
     code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
     spinning = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(processes)]
     try:
@@ -81,8 +81,8 @@ def main() -> None:
         folder = Path(name)
         text = "\n".join(" ".join(words[(i * k) % 15] for k in range(1, 9)) for i in range(4000))
         (folder / "book.txt").write_text(text)
-        print(f"{cores()} cores, median of {options.repeat} (least to most), seconds")
-        print(f"{'command':<10}{'busy':>5}  {'setting':<12}{'clock':>22}{'processor':>22}")
+        print(f"{cores()} cores, median of {options.repeat} (minimum to maximum), seconds")
+        print(f"{'command':<10}{'busy':>5}  {'setting':<12}{'wall clock':>22}{'CPU':>22}")
         for command in options.commands:
             for processes in options.processes:
                 taken = {setting: [] for setting in options.settings}
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def spread(seconds: list[float]) -> str:
-    """The median of some times, the least and the most of them."""
+    """Format the median, minimum and maximum."""
     return f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
 
 

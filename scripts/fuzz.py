@@ -1,20 +1,20 @@
-"""Damage files at random, thousands of times, and see that each is taken or refused in words.
+"""Damage files at random and check that each is accepted or refused with a short reason.
 
     python scripts/fuzz.py --cases 10000
-    python scripts/fuzz.py --seed 7 --case 1234           # one case again
+    python scripts/fuzz.py --seed 7 --case 1234           # repeat one case
     python scripts/fuzz.py --cases 500 --kinds links pipes
 
 A case is a copy of a run folder, a prepared data set, a reproduced figure or a raw data file in
 which something was changed. Damaged (fuzz_damage.py): bytes flipped, cut, doubled or replaced,
 JSON values swapped for others, a pickle put in a file's place; half of the changed checkpoints get
-fitting checksums, so that what lies behind the checksums is reached too. Hostile
+matching checksums, so that the code behind the checksums is reached too. Hostile
 (fuzz_hostile.py): links, pipes, devices, bombs. It is then opened as a user would, and a resumed
 run trains a step.
 
-A case fails if anything but a MemtrainError comes out, if it takes too long, if it takes too much
-memory, if a pickle is opened, a module named by a file is imported, a process is started, or a
-file outside the case's folder is written, and if a refusal is empty or longer than a few lines.
-Seed and number say all of a case.
+A case fails if it raises anything but a MemtrainError, takes too long or too much memory, opens a
+pickle, imports a module named by a file, starts a process or writes a file outside the case's
+folder, or if the error message is empty or longer than a few lines. Seed and number determine a
+case.
 """
 
 import argparse
@@ -42,24 +42,24 @@ from memtrain.config import Digits
 from memtrain.errors import MemtrainError
 
 LINES = 5
-"""A refusal has fewer."""
+"""An error message has fewer."""
 MEGABYTES = 1024
-"""A case may take this much address space more than there was before."""
+"""A case may take this much more address space."""
 FILLED = 512
-"""Megabytes: a case that runs out of memory after it took more than this did not look ahead."""
+"""Megabytes: an out-of-memory error after allocating more than this came too late."""
 
 
 class Kind(NamedTuple):
-    """Something to damage, and what is then done with it."""
+    """Something to damage, and how it is then used."""
 
     make: Callable[[Path], None]
-    """Makes the original, once."""
+    """Create the original, once."""
     act: Callable[[Path, Path, random.Random], None]
-    """Copies it, damages the copy and uses it."""
+    """Copy it, damage the copy and use it."""
     weight: float = 3.0
-    """How often, beside the others."""
+    """Relative frequency."""
     seconds: float = 20.0
-    """A case that takes longer hangs."""
+    """Timeout of a case."""
 
 
 KINDS = {
@@ -76,57 +76,57 @@ KINDS = {
 
 
 class Hang(BaseException):
-    """A case ran past its time."""
+    """A case exceeded its timeout."""
 
 
 # --------------------------------------------------------------------------------------- bounds
 
 
 class Watch:
-    """Hears of every import, process and changed file while a case runs, and forbids the bad."""
+    """Audit imports, processes and changed files while a case runs, and block forbidden ones."""
 
     STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "pty.spawn")
     RUNS = ("pickle.find_class", "webbrowser.open", "socket.connect", *STARTS)
     CHANGES = {"os.remove": (1, 1), "os.rename": (2, 2), "os.rmdir": (1, 1), "os.mkdir": (1, 2)}
     CHANGES |= {"os.truncate": (1, 2), "os.chmod": (1, 2), "os.link": (2, 2)}
-    """How many paths each begins with, and from where on it has descriptors of folders."""
+    """Number of leading path arguments of each event, and index of its first folder descriptor."""
     WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
     def __init__(self, allowed: Path) -> None:
         self.allowed = os.path.realpath(allowed)
         self.on = False
         self.seen: list[str] = []
-        sys.addaudithook(self.hear)
-        sys.meta_path.insert(0, self)  # no audit event tells of importlib.import_module
+        sys.addaudithook(self.audit)
+        sys.meta_path.insert(0, self)  # importlib.import_module raises no audit event
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Asked first when a module is imported: a finder that finds nothing."""
+        """Block forbidden imports; as a finder it never finds a module."""
         if self.on and name.split(".")[0] in damage.EVIL:
             self.forbid(f"import {name}")
 
-    def hear(self, event: str, arguments: tuple) -> None:
+    def audit(self, event: str, arguments: tuple) -> None:
         if not self.on:
             return
-        told = ""
+        action = ""
         if event in self.RUNS:
-            told = f"{event} {arguments[:2]}"
+            action = f"{event} {arguments[:2]}"
         elif event == "exec" and str(arguments[0].co_filename).startswith(self.allowed):
-            told = f"runs {arguments[0].co_filename}"
+            action = f"runs {arguments[0].co_filename}"
         elif event == "open" and self._writes(*arguments[1:3]):
             follows = not (arguments[2] or 0) & (os.O_NOFOLLOW | os.O_EXCL)
-            told = f"writes {arguments[0]}" if self._outside(arguments[0], follows) else ""
+            action = f"writes {arguments[0]}" if self._outside(arguments[0], follows) else ""
         elif event in self.CHANGES:
             paths, folders = self.CHANGES[event]
             if not any(type(one) is int and one >= 0 for one in arguments[folders:]):
-                # Relative to an open folder, a path tells nothing of where it is.
+                # A path relative to an open folder does not show where it is.
                 changed = [path for path in arguments[:paths] if self._outside(path)]
-                told = f"{event} {changed}" if changed else ""
-        if told:
-            self.forbid(told)
+                action = f"{event} {changed}" if changed else ""
+        if action:
+            self.forbid(action)
 
-    def forbid(self, told: str) -> None:
-        self.seen.append(told)
-        raise PermissionError(f"forbidden here: {told}")
+    def forbid(self, action: str) -> None:
+        self.seen.append(action)
+        raise PermissionError(f"forbidden: {action}")
 
     def _writes(self, mode: object, flags: object) -> bool:
         by_mode = isinstance(mode, str) and any(letter in mode for letter in "wax+")
@@ -149,7 +149,7 @@ def hang(number: int, frame: object) -> None:
 
 
 def one_case(act: Callable[[], None], watch: Watch, seconds: float = 20.0) -> tuple[str, str]:
-    """How a case ended: taken, refused or failed, and in which words."""
+    """Run a case: taken, refused or failed, and the message."""
     watch.seen.clear()
     before = start_of_peak()
     watch.on = True
@@ -160,7 +160,9 @@ def one_case(act: Callable[[], None], watch: Watch, seconds: float = 20.0) -> tu
     except MemtrainError as error:
         text = str(error)
         plain = text.strip() and text.count("\n") < LINES and len(text) < LINES * 200
-        ended = ("refused", text) if plain else ("failed", f"refused in no few words: {text!r}")
+        ended = (
+            ("refused", text) if plain else ("failed", f"refused without a short message: {text!r}")
+        )
     except Hang:
         ended = "failed", "hangs\n" + traceback.format_exc()
     except BaseException:
@@ -170,12 +172,12 @@ def one_case(act: Callable[[], None], watch: Watch, seconds: float = 20.0) -> tu
         watch.on = False
     grown = (peak_memory() - before) / 2**20
     if ended[0] == "refused" and "not enough memory" in ended[1] and grown > FILLED:
-        ended = "failed", f"took {grown:.0f} MB before it said: {ended[1]}"
+        ended = "failed", f"took {grown:.0f} MB before the error: {ended[1]}"
     return ("failed", "; ".join(watch.seen)) if watch.seen else ended
 
 
 def peak_memory() -> int:
-    """The most memory that was held since `start_of_peak`, in bytes."""
+    """Peak resident memory since `start_of_peak`, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -183,21 +185,21 @@ def peak_memory() -> int:
 
 
 def start_of_peak() -> int:
-    """Forget the peak so far; returns what is held now."""
+    """Reset the peak; return the memory in use now."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return peak_memory()
 
 
 def bound_memory(megabytes: int) -> None:
-    """Let no more address space be taken than there is now and this much."""
+    """Limit the address space to the current size plus this much."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + megabytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
 def warm_up(root: Path, chosen: dict[str, Kind]) -> None:
-    """Make what is damaged, and use it a few times: what is imported late is imported now."""
+    """Create the originals, and use them a few times so that lazy imports happen now."""
     bound_memory(4 * MEGABYTES)
     for name, kind in chosen.items():
         kind.make(root / name)
@@ -213,9 +215,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--case", type=int, help="run only this case")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--show", type=int, default=3, help="how many failures to print")
+    parser.add_argument("--show", type=int, default=3, help="number of failures to print")
     options = parser.parse_args(arguments)
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others reserve address space
     torch.set_num_threads(1)
@@ -228,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
     slowest, failures = 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        # torch's compiler, which counts models that are too large, makes a folder of its own.
+        # torch's compiler, used to count parameters of large models, needs a cache folder.
         (root / "torch").mkdir()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "torch")
         warm_up(root, chosen)
@@ -236,19 +238,21 @@ def main(arguments: list[str] | None = None) -> int:
         watch = Watch(case.parent)
         bound_memory(MEGABYTES)
         for number in numbers:
-            chance = random.Random(options.seed * 1_000_003 + number)
-            kind = chance.choices(list(chosen), weights)[0]
+            rng = random.Random(options.seed * 1_000_003 + number)
+            kind = rng.choices(list(chosen), weights)[0]
             case.parent.mkdir()
             began = time.monotonic()
-            act = partial(chosen[kind].act, root / kind, case, chance)
-            ended, words = one_case(act, watch, chosen[kind].seconds)
+            act = partial(chosen[kind].act, root / kind, case, rng)
+            ended, message = one_case(act, watch, chosen[kind].seconds)
             slowest = max(slowest, time.monotonic() - began)
             counts[f"{kind} {ended}"] += 1
             if ended == "refused":
-                reasons.add(words.replace(str(root), "")[:60])
+                reasons.add(message.replace(str(root), "")[:60])
             failures += ended == "failed"
             if ended == "failed" and failures <= options.show:
-                print(f"case {number} ({kind}) of seed {options.seed} failed:\n{words}", flush=True)
+                print(
+                    f"case {number} ({kind}) of seed {options.seed} failed:\n{message}", flush=True
+                )
             shutil.rmtree(case.parent, ignore_errors=True)
             if (number + 1) % 1000 == 0:
                 print(f"{number + 1} cases, {failures} failed", flush=True)

@@ -1,6 +1,6 @@
-"""Damaged files: what scripts/fuzz.py changes at random, and what is then done with it.
+"""Damaged files: the random changes of scripts/fuzz.py, and how the files are then used.
 
-A kind is made once in a folder of its own; each case copies it, changes one file and opens it as a
+Each kind is created once in its own folder; a case copies it, changes one file and opens it as a
 user would.
 """
 
@@ -40,13 +40,13 @@ from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
 
 EVIL = ("evil", "x", "antigravity")
-"""Modules that files of strangers name here, and that must not be imported."""
+"""Modules named by untrusted files, which must not be imported."""
 VALUES = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf")]
 VALUES += ["", "x", "evil:Cell", "antigravity:X", "../../x", "a" * 5000, [], {}, [[[]]], {"x": 1}]
 
 
 class Evil:
-    """A pickle that would leave a mark."""
+    """A pickle that would create a file when loaded."""
 
     def __reduce__(self):
         return os.system, ("touch /tmp/memtrain-fuzz-was-here",)
@@ -55,69 +55,67 @@ class Evil:
 # ------------------------------------------------------------------------------------ mutations
 
 
-def mutate_bytes(content: bytes, chance: random.Random) -> bytes:
+def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
     data = bytearray(content)
-    kind = chance.randrange(8)
+    kind = rng.randrange(8)
     if kind == 0 or not data:
         return pickle.dumps(Evil())
     if kind == 1:
-        return bytes(data[: chance.randrange(len(data))])
+        return bytes(data[: rng.randrange(len(data))])
     if kind == 2:
-        return bytes(data) + chance.randbytes(chance.randrange(1, 64))
+        return bytes(data) + rng.randbytes(rng.randrange(1, 64))
     if kind == 3:
-        first = chance.randrange(len(data))
-        return bytes(data[:first] + chance.randbytes(8) + data[first:])
+        first = rng.randrange(len(data))
+        return bytes(data[:first] + rng.randbytes(8) + data[first:])
     if kind == 4:  # a length somewhere near the start becomes huge
-        first = chance.randrange(min(len(data), 64))
-        data[first : first + 8] = chance.choice([b"\xff" * 8, b"\x00" * 8, b"\xff" * 4])
+        first = rng.randrange(min(len(data), 64))
+        data[first : first + 8] = rng.choice([b"\xff" * 8, b"\x00" * 8, b"\xff" * 4])
         return bytes(data)
-    for _ in range(chance.choice([1, 1, 2, 8, 64])):
-        data[chance.randrange(len(data))] = chance.randrange(256)
+    for _ in range(rng.choice([1, 1, 2, 8, 64])):
+        data[rng.randrange(len(data))] = rng.randrange(256)
     return bytes(data)
 
 
-def mutate_json(content: bytes, chance: random.Random) -> bytes:
+def mutate_json(content: bytes, rng: random.Random) -> bytes:
     """Change, add or remove values of an object; sometimes its bytes."""
-    if chance.random() < 0.25:
-        return mutate_bytes(content, chance)
+    if rng.random() < 0.25:
+        return mutate_bytes(content, rng)
     plain = json.loads(content)
-    for _ in range(chance.choice([1, 1, 2, 4])):
+    for _ in range(rng.choice([1, 1, 2, 4])):
         place = plain
         while True:
             keys = list(place) if isinstance(place, dict) else list(range(len(place)))
             if not keys:
                 break
-            key = chance.choice(keys)
-            if isinstance(place[key], (dict, list)) and chance.random() < 0.8:
+            key = rng.choice(keys)
+            if isinstance(place[key], (dict, list)) and rng.random() < 0.8:
                 place = place[key]
                 continue
-            if chance.random() < 0.15:
+            if rng.random() < 0.15:
                 del place[key]
-            elif chance.random() < 0.1 and isinstance(place, dict):
-                place["unknown"] = deepcopy(chance.choice(VALUES))
-            elif isinstance(place[key], int) and chance.random() < 0.4:
-                place[key] = place[key] * chance.choice([-1, 2, 1000, 10**6]) + chance.choice(
-                    [0, 1]
-                )
+            elif rng.random() < 0.1 and isinstance(place, dict):
+                place["unknown"] = deepcopy(rng.choice(VALUES))
+            elif isinstance(place[key], int) and rng.random() < 0.4:
+                place[key] = place[key] * rng.choice([-1, 2, 1000, 10**6]) + rng.choice([0, 1])
             else:
-                place[key] = deepcopy(chance.choice(VALUES))
+                place[key] = deepcopy(rng.choice(VALUES))
             break
     return json.dumps(plain).encode()
 
 
-def mutate_lines(content: bytes, chance: random.Random) -> bytes:
+def mutate_lines(content: bytes, rng: random.Random) -> bytes:
     """Change the JSON of one line."""
     lines = content.splitlines(keepends=True)
-    number = chance.randrange(len(lines))
-    lines[number] = mutate_json(lines[number], chance) + b"\n" * (chance.random() < 0.9)
+    number = rng.randrange(len(lines))
+    lines[number] = mutate_json(lines[number], rng) + b"\n" * (rng.random() < 0.9)
     return b"".join(lines)
 
 
-def mutate(path: Path, chance: random.Random) -> None:
-    """Change a file, by what its name says it holds."""
+def mutate(path: Path, rng: random.Random) -> None:
+    """Change a file according to its suffix."""
     changes = {".json": mutate_json, ".jsonl": mutate_lines}
     change = changes.get(path.suffix, mutate_bytes)
-    path.write_bytes(change(path.read_bytes(), chance))
+    path.write_bytes(change(path.read_bytes(), rng))
 
 
 # ---------------------------------------------------------------------------------------- cases
@@ -131,10 +129,10 @@ class StopSoon(Reporter):
 
 
 def command(*arguments: object) -> None:
-    """A command of the command line, in this process.
+    """Run a memtrain command in this process.
 
     Raises:
-        MemtrainError: it refused, in the words it printed.
+        MemtrainError: it refused, with the message it printed.
         AssertionError: it ended in any other way.
     """
     out, err = io.StringIO(), io.StringIO()
@@ -143,14 +141,14 @@ def command(*arguments: object) -> None:
             status = cli.main([str(argument) for argument in arguments])
         except SystemExit as ended:
             status = ended.code
-    said = err.getvalue()
-    if status == 2 and "memtrain: " in said and "Traceback" not in said:
-        raise MemtrainError(said[said.index("memtrain: ") :].strip())
-    assert status == 0, f"status {status}: {said}"
+    message = err.getvalue()
+    if status == 2 and "memtrain: " in message and "Traceback" not in message:
+        raise MemtrainError(message[message.index("memtrain: ") :].strip())
+    assert status == 0, f"status {status}: {message}"
 
 
 def make_run(folder: Path, data: DataConfig | None = None) -> None:
-    """A run that was stopped with a few steps left, and has two checkpoints."""
+    """Create a run that was stopped with a few steps left, and has two checkpoints."""
     config = tiny(3)
     config = replace(config, data=data or config.data)
     log = LogConfig(every=1, evaluate_every=0, evaluate_sequences=4, checkpoint_every=2)
@@ -166,7 +164,7 @@ def make_run(folder: Path, data: DataConfig | None = None) -> None:
 
 
 def fix_checksums(checkpoint: Path) -> None:
-    """As one would who wants a changed file to be read."""
+    """Update the checksums of a changed checkpoint, so that it is read."""
     try:
         state = json.loads((checkpoint / "state.json").read_bytes())
         for name in state["sha256"]:
@@ -177,23 +175,23 @@ def fix_checksums(checkpoint: Path) -> None:
         return
 
 
-def damage_run(source: Path, folder: Path, chance: random.Random) -> Path:
-    """A copy of a run with one file changed: which one."""
+def damage_run(source: Path, folder: Path, rng: random.Random) -> Path:
+    """Copy a run and change one file; return its path."""
     shutil.copytree(source, folder)
     newest = sorted((folder / "checkpoints").iterdir())[-1]
     files = [folder / "config.json", folder / "metrics.jsonl", *sorted(newest.iterdir())]
-    chosen = chance.choice(files)
-    mutate(chosen, chance)
-    if chosen.parent == newest and chance.random() < 0.5:
+    chosen = rng.choice(files)
+    mutate(chosen, rng)
+    if chosen.parent == newest and rng.random() < 0.5:
         fix_checksums(newest)
-    if chance.random() < 0.5:  # nothing to fall back on
+    if rng.random() < 0.5:  # nothing to fall back on
         for other in sorted((folder / "checkpoints").iterdir())[:-1]:
             shutil.rmtree(other)
     return chosen
 
 
-def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
-    chosen = damage_run(source, folder, chance)
+def fuzz_run(source: Path, folder: Path, rng: random.Random) -> None:
+    chosen = damage_run(source, folder, rng)
     run = Run.open(folder)
     run.metrics.read()
     affordable = all(stage.steps <= 10 for stage in run.config.stages().values())
@@ -204,8 +202,8 @@ def fuzz_run(source: Path, folder: Path, chance: random.Random) -> None:
             return
 
 
-def fuzz_writer(source: Path, folder: Path, chance: random.Random) -> None:
-    damage_run(source, folder, chance)
+def fuzz_writer(source: Path, folder: Path, rng: random.Random) -> None:
+    damage_run(source, folder, rng)
     generate(load_rnn(folder), count=2).save(folder / "written.png")
 
 
@@ -214,13 +212,13 @@ def make_config(folder: Path) -> None:
     (folder / "config.json").write_text(to_json(tiny(3)))
 
 
-def fuzz_config(source: Path, folder: Path, chance: random.Random) -> None:
+def fuzz_config(source: Path, folder: Path, rng: random.Random) -> None:
     shutil.copytree(source, folder)
-    mutate(folder / "config.json", chance)
+    mutate(folder / "config.json", rng)
     config = read_config(folder / "config.json")
     if ":" in config.cell.kind or config.data.kind == "custom":  # named by the file alone
         command("train", folder / "config.json", "--folder", folder / "run")
-        raise AssertionError("a class that a received config names was taken without a word")
+        raise AssertionError("a class that a received config names was accepted silently")
     Run.create(config, folder / "run")
 
 
@@ -232,19 +230,19 @@ def make_store(folder: Path) -> None:
     write_store(folder, meta, {"train": split, "test": split})
 
 
-def fuzz_store(source: Path, folder: Path, chance: random.Random) -> None:
+def fuzz_store(source: Path, folder: Path, rng: random.Random) -> None:
     shutil.copytree(source, folder)
-    mutate(chance.choice(sorted(folder.iterdir())), chance)
-    store = open_store(folder, verify=chance.random() < 0.5)
-    config = Stream(cross_documents=chance.random() < 0.5, document_starts=1.0)
+    mutate(rng.choice(sorted(folder.iterdir())), rng)
+    store = open_store(folder, verify=rng.random() < 0.5)
+    config = Stream(cross_documents=rng.random() < 0.5, document_starts=1.0)
     task = StreamTask(store, config, 16, empty_start_rows=1)
     batch = task.sample(2, torch.Generator().manual_seed(0))
-    assert int(batch.inputs.max()) < task.vocab_size, "a token outside the vocabulary came out"
+    assert int(batch.inputs.max()) < task.vocab_size, "a token is outside the vocabulary"
     task.held_out(2, torch.Generator().manual_seed(0))
 
 
 def make_files(folder: Path) -> None:
-    """One raw file of each kind that `memtrain data` takes."""
+    """Create one raw file of each kind that `memtrain data` accepts."""
     from PIL import Image
 
     folder.mkdir()
@@ -278,9 +276,9 @@ def make_files(folder: Path) -> None:
         pyarrow.parquet.write_table(table, folder / "text.parquet")
 
 
-def fuzz_file(source: Path, folder: Path, chance: random.Random) -> None:
+def fuzz_file(source: Path, folder: Path, rng: random.Random) -> None:
     folder.mkdir()
-    name = chance.choice(sorted(path.name for path in source.iterdir()))
+    name = rng.choice(sorted(path.name for path in source.iterdir()))
     shutil.copy(source / name, folder / name)
-    mutate(folder / name, chance)
+    mutate(folder / name, rng)
     prepare_path(folder / name, folder / "out")

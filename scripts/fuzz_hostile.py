@@ -1,9 +1,9 @@
-"""Hostile folders: what scripts/fuzz.py puts in the place of files, and what is then done with it.
+"""Hostile folders: files that scripts/fuzz.py replaces, and how the folders are then used.
 
 - links: a file or folder of a run, a store or a reproduced figure is a symbolic link to something
-  outside, which must be the same to the byte afterwards, with nothing new beside it;
-- pipes: a named pipe, a device without end, a socket, a folder or a link to itself stands where a
-  file should: it is refused in words, and nothing waits for it;
+  outside, which must be unchanged afterwards, with nothing added;
+- pipes: a named pipe, an endless device, a socket, a folder or a link to itself replaces a file:
+  it is refused with a reason, and nothing waits for it;
 - bombs: a few kilobytes that claim to be gigabytes;
 - reproduce: setup.json and results.jsonl, damaged.
 """
@@ -47,15 +47,15 @@ TO_COME = {
     "reproduce": "report.html figures figures/joint.png setup.draft sweep.lock runs",
     "raw": "._2.png more more/7.png",
 }
-"""Names that a command may come to write in each folder, or to read from it."""
+"""Names that a command may write to each folder, or read from it."""
 HUGE = 3 * 2**30
-"""Bytes of a file that has none of them on disk."""
+"""Bytes of a sparse file."""
 
 # ------------------------------------------------------------------------- folders, and their use
 
 
 def make_folders(folder: Path) -> None:
-    """One of each kind of folder that a stranger may send."""
+    """Create one of each kind of folder that a user may receive."""
     folder.mkdir()
     make_run(folder / "run", data=Digits())
     make_store(folder / "store")
@@ -64,7 +64,7 @@ def make_folders(folder: Path) -> None:
 
 
 def make_reproduced(folder: Path) -> None:
-    """A folder as `memtrain reproduce joint` leaves it, its numbers made up."""
+    """Create a folder like `memtrain reproduce joint` does, with invented numbers."""
     folder.mkdir()
     setup = {"scale": "smoke", "data_dir": "data", "device": "cpu", "figures": ["joint"]}
     (folder / "setup.json").write_text(json.dumps(setup))
@@ -89,7 +89,7 @@ def make_reproduced(folder: Path) -> None:
 
 
 def make_raw(folder: Path) -> None:
-    """Pictures, and texts beside them."""
+    """Create images, and a folder of texts."""
     from PIL import Image
 
     folder.mkdir()
@@ -100,9 +100,9 @@ def make_raw(folder: Path) -> None:
         (folder / "texts" / f"{number}.txt").write_text(f"story {number}\n" * 20)
 
 
-def use_run(folder: Path, chance: random.Random) -> None:
+def use_run(folder: Path, rng: random.Random) -> None:
     """Open, continue for a step, evaluate, generate, or train in a run's folder."""
-    what = chance.choice(["open", "resume", "resume", "eval", "generate", "overwrite"])
+    what = rng.choice(["open", "resume", "resume", "eval", "generate", "overwrite"])
     if what == "open":
         Run.open(folder).metrics.read()
     elif what == "resume":
@@ -117,9 +117,9 @@ def use_run(folder: Path, chance: random.Random) -> None:
         command("train", folder / "config.json", "--folder", folder, "--overwrite")
 
 
-def use_store(folder: Path, chance: random.Random) -> None:
+def use_store(folder: Path, rng: random.Random) -> None:
     """Learn from a store, or replace it."""
-    if chance.random() < 0.7:
+    if rng.random() < 0.7:
         task = StreamTask(open_store(folder), Stream(document_starts=1.0), 16, empty_start_rows=1)
         task.sample(2, torch.Generator().manual_seed(0))
         task.held_out(2, torch.Generator().manual_seed(0))
@@ -129,9 +129,9 @@ def use_store(folder: Path, chance: random.Random) -> None:
         prepare_path(text, folder, overwrite=True)
 
 
-def use_reproduced(folder: Path, chance: random.Random) -> None:
-    """Look at what is there, draw and judge it, or write the page."""
-    what = chance.choice(["open", "draw", "report", "report elsewhere"])
+def use_reproduced(folder: Path, rng: random.Random) -> None:
+    """Open the results, draw and judge them, or write the report."""
+    what = rng.choice(["open", "draw", "report", "report elsewhere"])
     if what == "open":
         open_folder(folder)
     elif what == "draw":
@@ -143,9 +143,9 @@ def use_reproduced(folder: Path, chance: random.Random) -> None:
         command("report", folder, "--out", folder / "page.html")
 
 
-def use_raw(folder: Path, chance: random.Random) -> None:
-    """Prepare pictures or texts."""
-    path = folder if chance.random() < 0.5 else folder / "texts"
+def use_raw(folder: Path, rng: random.Random) -> None:
+    """Prepare images or texts."""
+    path = folder if rng.random() < 0.5 else folder / "texts"
     prepare_path(path, folder.parent / "out")
 
 
@@ -157,18 +157,18 @@ USES: dict[str, Callable[[Path, random.Random], None]] = {
 }
 
 
-def received(source: Path, folder: Path, chance: random.Random) -> tuple[str, Path]:
-    """A copy of one of the folders: its kind, and where it is."""
-    kind = chance.choices(list(USES), (5, 2, 1, 1))[0]
+def received(source: Path, folder: Path, rng: random.Random) -> tuple[str, Path]:
+    """Copy one of the folders; return its kind and path."""
+    kind = rng.choices(list(USES), (5, 2, 1, 1))[0]
     shutil.copytree(source / kind, folder / kind)
     return kind, folder / kind
 
 
-def victim(kind: str, place: Path, chance: random.Random, share: float) -> Path:
-    """A file of a folder, or a folder in it; a share are what may come to be one. It is removed."""
+def victim(kind: str, place: Path, rng: random.Random, share: float) -> Path:
+    """Remove an entry of a folder and return its path; a fraction are names still to be written."""
     there = sorted(place.rglob("*"))
     new = [place / name for name in TO_COME[kind].split()]
-    chosen = chance.choice(new if chance.random() < share else there)
+    chosen = rng.choice(new if rng.random() < share else there)
     chosen.parent.mkdir(parents=True, exist_ok=True)
     if chosen.is_dir():
         shutil.rmtree(chosen)
@@ -182,7 +182,7 @@ def victim(kind: str, place: Path, chance: random.Random, share: float) -> Path:
 
 @contextlib.contextmanager
 def untouched(outside: Path) -> Iterator[None]:
-    """Fail if anything outside is another one afterwards, or gone, or new."""
+    """Fail if anything outside has changed, disappeared or been added."""
     before = snapshot(outside)
     try:
         yield
@@ -193,43 +193,43 @@ def untouched(outside: Path) -> Iterator[None]:
 
 
 def snapshot(folder: Path) -> dict[str, object]:
-    """What a folder holds, to the byte."""
+    """The exact contents of a folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else path.is_dir()
         for path in sorted(folder.rglob("*"))
     }
 
 
-def fuzz_links(source: Path, folder: Path, chance: random.Random) -> None:
+def fuzz_links(source: Path, folder: Path, rng: random.Random) -> None:
     outside = folder / "outside"
     (outside / "holiday" / "00000001").mkdir(parents=True)
     (outside / "holiday" / "00000001" / "photo.jpg").write_bytes(b"a photo")
     (outside / "holiday" / ".draft-mine").mkdir()
     (outside / "holiday" / ".draft-mine" / "thesis.txt").write_bytes(b"a thesis")
     (outside / "diary.txt").write_bytes(b"Dear diary,\n" * 500)
-    kind, place = received(source, folder, chance)
+    kind, place = received(source, folder, rng)
     kept = folder / "kept"
     shutil.copytree(place, kept)
-    chosen = victim(kind, place, chance, 0.4)
+    chosen = victim(kind, place, rng, 0.4)
     same = kept / chosen.relative_to(place)
-    if same.exists() and chance.random() < 0.4:  # a link to what belongs there
+    if same.exists() and rng.random() < 0.4:  # a link to the original
         target = outside / "moved"
         same.rename(target)
     else:
-        target = outside / chance.choice(["diary.txt", "holiday", "holiday", "new", "holiday/new"])
+        target = outside / rng.choice(["diary.txt", "holiday", "holiday", "new", "holiday/new"])
     shutil.rmtree(kept)
-    chosen.symlink_to(target if chance.random() < 0.7 else os.path.relpath(target, chosen.parent))
+    chosen.symlink_to(target if rng.random() < 0.7 else os.path.relpath(target, chosen.parent))
     with untouched(outside):
-        USES[kind](place, chance)
+        USES[kind](place, rng)
 
 
 # ---------------------------------------------------------------------------------------- pipes
 
 
-def fuzz_pipes(source: Path, folder: Path, chance: random.Random) -> None:
-    kind, place = received(source, folder, chance)
-    chosen = victim(kind, place, chance, 0.2)
-    what = chance.choice(["pipe", "pipe", "zero", "socket", "folder", "loop"])
+def fuzz_pipes(source: Path, folder: Path, rng: random.Random) -> None:
+    kind, place = received(source, folder, rng)
+    chosen = victim(kind, place, rng, 0.2)
+    what = rng.choice(["pipe", "pipe", "zero", "socket", "folder", "loop"])
     if what == "pipe":
         os.mkfifo(chosen)
     elif what == "zero":
@@ -246,14 +246,14 @@ def fuzz_pipes(source: Path, folder: Path, chance: random.Random) -> None:
         (chosen / "inside").write_text("something")
     else:
         chosen.symlink_to(chosen)
-    USES[kind](place, chance)
+    USES[kind](place, rng)
 
 
 # ---------------------------------------------------------------------------------------- bombs
 
 
 def black_png(side: int) -> bytes:
-    """A black picture of one bit a pixel: of 64 megapixels it takes 8 kB."""
+    """A black image of one bit per pixel: 64 megapixels take 8 kB."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -284,7 +284,7 @@ def make_bombs(folder: Path) -> None:
     packed = gzip.compress(bytes(60 * 2**20), 9)
     for number in range(40):
         (raw / "texts" / f"{number}.txt.gz").write_bytes(packed)
-    (raw / "one.txt.gz").write_bytes(packed * 40)  # members follow one another in one file
+    (raw / "one.txt.gz").write_bytes(packed * 40)  # several members in one file
     with contextlib.suppress(ImportError):
         import pyarrow
         import pyarrow.parquet
@@ -294,18 +294,18 @@ def make_bombs(folder: Path) -> None:
             pyarrow.table({"text": words}), raw / "words.parquet", store_schema=False
         )
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(  # the numbers are not there
+    np.lib.format.write_array_header_1_0(  # a header without data
         stream, {"descr": "<i8", "fortran_order": False, "shape": (2**29,)}
     )
     (raw / "tokens.npy").write_bytes(stream.getvalue())
 
 
-def fuzz_bombs(source: Path, folder: Path, chance: random.Random) -> None:
-    """A raw file that unpacks to gigabytes, or a file of a folder that has as many."""
+def fuzz_bombs(source: Path, folder: Path, rng: random.Random) -> None:
+    """Prepare a raw file that unpacks to gigabytes, or use a folder with a huge file."""
     folder.mkdir()
     names = [*sorted(path.name for path in (source / "bombs").iterdir()), "sparse.txt"]
-    if chance.random() < 0.4:
-        path = folder / chance.choice(names)
+    if rng.random() < 0.4:
+        path = folder / rng.choice(names)
         original = source / "bombs" / path.name
         if original.is_dir():
             shutil.copytree(original, path)
@@ -315,31 +315,31 @@ def fuzz_bombs(source: Path, folder: Path, chance: random.Random) -> None:
             path.touch()
             os.truncate(path, HUGE)
         pictures = path.name in ("pixels.zip", "entries.zip", "pictures")
-        options: dict[str, Any] = {"size": 8} if pictures and chance.random() < 0.5 else {}
+        options: dict[str, Any] = {"size": 8} if pictures and rng.random() < 0.5 else {}
         prepare_path(path, folder / "out", **options)
         return
-    kind, place = received(source, folder, chance)
+    kind, place = received(source, folder, rng)
     files = [path for path in sorted(place.rglob("*.json*")) if path.is_file()]
-    chosen = chance.choice(files or sorted(place.rglob("*.txt")))
-    what = chance.choice(["sparse", "deep", "digits", "wide"])
+    chosen = rng.choice(files or sorted(place.rglob("*.txt")))
+    what = rng.choice(["sparse", "deep", "digits", "wide"])
     if what == "sparse":
         os.truncate(chosen, HUGE)
     else:
         inside = {"deep": "[" * 100_000, "digits": "1" * 500_000, "wide": "[{}," * 200_000}[what]
         chosen.write_text('{"figures": ' + inside)
-    USES[kind](place, chance)
+    USES[kind](place, rng)
 
 
 # ------------------------------------------------------------------------------------ reproduce
 
 
-def fuzz_reproduced(source: Path, folder: Path, chance: random.Random) -> None:
-    """One of the two files damaged, or a figure of the stranger's named."""
+def fuzz_reproduced(source: Path, folder: Path, rng: random.Random) -> None:
+    """Damage one of the two files, or name a foreign figure."""
     shutil.copytree(source, folder)
-    if chance.random() < 0.15:
+    if rng.random() < 0.15:
         setup = json.loads((folder / "setup.json").read_text())
-        setup["figures"] = [f"{chance.choice(EVIL)}:Figure"]
+        setup["figures"] = [f"{rng.choice(EVIL)}:Figure"]
         (folder / "setup.json").write_text(json.dumps(setup))
     else:
-        mutate(folder / chance.choice(["setup.json", "results.jsonl"]), chance)
-    use_reproduced(folder, chance)
+        mutate(folder / rng.choice(["setup.json", "results.jsonl"]), rng)
+    use_reproduced(folder, rng)

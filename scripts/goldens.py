@@ -1,4 +1,4 @@
-"""Record what training computes, to the bit, and see later that it still does.
+"""Record the results of training, bit-exact, and check later that they are unchanged.
 
     python scripts/goldens.py write tests/goldens/cpu.json
     python scripts/goldens.py check tests/goldens/cpu.json
@@ -6,8 +6,8 @@
 
 A case is a tiny run on a CPU, in fp32 with one thread, 20 steps per stage. Of each the file holds
 the losses, their parts and the gradient norms of every step and the evaluation after each stage,
-as hexadecimal floats, the checksum of the last weights and, where the model can write, tokens that
-it wrote. A case that is there for an option ends with the last stage that the option changes. Only
+as hexadecimal floats, the checksum of the final weights and, where the model can generate, sampled
+tokens. A case that tests an option ends with the last stage that the option changes. Only
 the public API and files of run folders are used: the golden file outlives any reorganisation of the
 package.
 """
@@ -54,10 +54,10 @@ from memtrain.config import (
 )
 
 STEPS = 20
-PASSED_OVER = {"stage", "step", "total_steps", "total_seconds"}
-"""What a line of metrics has beside numbers that must not change."""
-WRITTEN = 24
-"""Tokens that a model writes, greedily."""
+IGNORED = {"stage", "step", "total_steps", "total_seconds"}
+"""Fields of a line of metrics that are not compared."""
+GENERATED = 24
+"""Tokens to generate, greedily."""
 
 
 # ---------------------------------------------------------------------------------------- cases
@@ -90,7 +90,7 @@ ON_STREAM: dict[str, Any] = {"data": STREAM, "smt": {"timesteps": 1, "batch_size
 
 
 class Parity(memtrain.Task):
-    """Say whether the number of ones so far is odd."""
+    """Predict whether the number of ones so far is odd."""
 
     vocab_size, sequence_length = 2, 12
 
@@ -100,7 +100,7 @@ class Parity(memtrain.Task):
 
 
 class Dropping(memtrain.Cell):
-    """A cell of a user's, which draws from torch's own generator."""
+    """A user cell with dropout, which uses torch's global RNG."""
 
     memory_tokens, memory_dim = 2, 16
 
@@ -122,13 +122,13 @@ class Case:
     name: str
     config: RunConfig
     own: bool = False
-    """Train the task and the cell above instead of those of the config."""
+    """Train the user task and cell above instead of those of the config."""
     stopped: tuple[str, ...] = ()
     """Stages in which the run ends with an error, and is resumed from its last checkpoint."""
 
 
 def changed(config: RunConfig, options: dict[str, Any]) -> RunConfig:
-    """The config with other values; a dict changes fields of a config within."""
+    """Replace fields of a config; a dict replaces fields of a nested config."""
     values = {
         name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in options.items()
@@ -170,7 +170,7 @@ def _grid() -> Iterator[Case]:
 
 
 def _tasks() -> Iterator[Case]:
-    """The other tasks and streams; a task and a cell of a user's; runs that are resumed."""
+    """The other tasks and streams; a user task and a user cell; resumed runs."""
     causal = {"teacher": {"encoder": "causal"}}
     for data in (
         Retrieval(sequence_length=10, vocab_size=5),
@@ -197,7 +197,7 @@ def _tasks() -> Iterator[Case]:
 
 
 def _options() -> Iterator[Case]:
-    """Options that have code of their own, with both encoders or on both kinds of data."""
+    """Options with separate code paths, with both encoders or on both kinds of data."""
     bidirectional, causal = {}, {"teacher": {"encoder": "causal"}}
     cell_steps = {"smt": {"dynamics_steps": 3}}
     options: dict[str, dict[str, Any]] = {
@@ -276,7 +276,7 @@ def _without_rest(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain() -> Iterator[Case]:
-    """Without the operations that are fast on a CPU."""
+    """Runs without the CPU's fast paths."""
     causal, plain = {"teacher": {"encoder": "causal"}}, {"engine": {"fast": False}}
     several = {"smt": {"dynamics_steps": 3, "token_weight": 0.5}, "dmt": {"through_time": True}}
     yield _case("plain/task", causal, plain)
@@ -292,9 +292,9 @@ def _plain() -> Iterator[Case]:
 def make_streams(folder: Path) -> None:
     """Prepare the streams of the cases with the command line."""
     folder.mkdir(parents=True, exist_ok=True)
-    draws = np.random.RandomState(0)  # its numbers never change
+    draws = np.random.RandomState(0)  # stable across NumPy versions
     tokens = np.zeros(1200, np.uint8)
-    for i in range(1, len(tokens)):  # what follows is mostly a function of what came before
+    for i in range(1, len(tokens)):  # mostly predictable from the past
         rule = (2 * tokens[i - 1] + tokens[i // 2] + 1) % 7
         tokens[i] = rule if draws.randint(5) else draws.randint(7)
     np.save(folder / f"{LONE}.npy", tokens)
@@ -318,7 +318,7 @@ def make_streams(folder: Path) -> None:
 
 
 class _Stopped(Exception):
-    """Stands for whatever ends a training."""
+    """Interrupts a training."""
 
 
 class _Stopping(memtrain.Reporter):
@@ -336,7 +336,7 @@ class _Stopping(memtrain.Reporter):
 
 
 def train(case: Case, streams: Path, folder: Path) -> dict[str, Any]:
-    """Train a case in a folder; what the golden file holds of it."""
+    """Train a case in a folder; return its entry of the golden file."""
     torch.set_num_threads(1)
     config = case.config
     if isinstance(config.data, Stream):
@@ -362,7 +362,7 @@ def train(case: Case, streams: Path, folder: Path) -> dict[str, Any]:
     if not case.own:
         model = memtrain.load_rnn(folder)
         if model.spelling is not None:
-            length = None if model.spelling.picture else WRITTEN
+            length = None if model.spelling.picture else GENERATED
             written = memtrain.generate(model, length=length, temperature=0.0)
             found["written"] = " ".join(map(str, written.tokens[0].tolist()))
     return found
@@ -374,11 +374,11 @@ def _curves(path: Path) -> dict[str, dict[str, str]]:
     for line in path.read_text().splitlines():
         record = json.loads(line)
         curves = stages.setdefault(record["stage"], {})
-        numbers = {key: record[key] for key in record.keys() - PASSED_OVER - {"evaluation"}}
+        numbers = {key: record[key] for key in record.keys() - IGNORED - {"evaluation"}}
         numbers |= dict(_numbers("evaluation", record.get("evaluation")))
         for key, value in sorted(numbers.items()):
             curve = curves.setdefault(key, [])
-            # A counter is a line: its last value tells all of it.
+            # Counters grow linearly: the last value is enough.
             if key.startswith("total_") and curve:
                 curve.pop()
             curve.append(_hex(value))
@@ -389,13 +389,13 @@ def _curves(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _hex(value: float) -> str:
-    """As float.hex, without the zeros at the end that a number of 32 bits has."""
+    """Like float.hex, without the trailing zeros of 32-bit floats."""
     mantissa, power, exponent = float(value).hex().partition("p")
     return mantissa.rstrip("0").rstrip(".") + power + exponent if power else mantissa
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers of an evaluation by path; lists have the same targets in bins."""
+    """The numbers of an evaluation by path, without the lists, which bin the same losses."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _numbers(f"{name}.{key}", inner)
@@ -422,11 +422,11 @@ def _weights(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place at which a run is not what was recorded."""
+    """The first difference between a run and its record."""
 
     where: str
     relative: float
-    """Of two numbers; nan if something is missing."""
+    """Relative difference of the two numbers; nan if something is missing."""
 
     def __str__(self) -> str:
         return f"{self.where}, relative difference {self.relative:.2g}"
@@ -441,15 +441,15 @@ def compare(
         recorded: what the golden file holds.
         found: what the run gave now.
         close: relative tolerance of the numbers; then weights and written tokens, which may
-            differ, are not looked at. 0: everything is equal to the bit.
-        steps: look at the first steps of the first stage alone (0: at everything).
+            differ, are not compared. 0: everything is bit-exact.
+        steps: compare only the first steps of the first stage (0: everything).
     """
     if recorded["stages"].keys() != found["stages"].keys():
         return Difference(f"stages {', '.join(found['stages'])}", math.nan)
     for stage, curves in recorded["stages"].items():
         here = found["stages"][stage]
         if missing := sorted(curves.keys() ^ here.keys()):
-            return Difference(f"{stage} {missing[0]} is in one alone", math.nan)
+            return Difference(f"{stage} {missing[0]} is in only one of them", math.nan)
         worst = [
             (step, key, was, now)
             for key, curve in curves.items()
@@ -472,7 +472,7 @@ def compare(
 def _differing(
     recorded: list[str], found: list[str], close: float, steps: int
 ) -> Iterator[tuple[int, float, float]]:
-    """Steps at which a curve differs; one that has a single point has it at the last step."""
+    """Yield the steps at which a curve differs; a single point belongs to the last step."""
     if len(recorded) != len(found):
         yield min(len(recorded), len(found)), math.nan, math.nan
         return
@@ -489,7 +489,7 @@ def _differing(
 
 
 def machine() -> dict[str, Any]:
-    """What the last bits depend on, beside the code."""
+    """Hardware and versions that the last bits depend on."""
     model = platform.processor()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -509,9 +509,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=("write", "check"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="cases, as in a shell")
     parser.add_argument(
-        "--close", type=float, default=0.0, metavar="R", help="relative tolerance, not bits"
+        "--only", default="*", metavar="PATTERN", help="shell pattern of case names"
+    )
+    parser.add_argument(
+        "--close",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="relative tolerance instead of bit-exactness",
     )
     options = parser.parse_args()
     chosen = {n: c for n, c in cases().items() if fnmatch.fnmatch(n, options.only)}
@@ -528,11 +534,11 @@ def main() -> int:
             found[name] = train(case, Path(place) / "streams", Path(place) / name)
             if options.command == "check":
                 if name not in golden["cases"]:
-                    said: object = "not recorded"
+                    difference: object = "not recorded"
                 else:
-                    said = compare(golden["cases"][name], found[name], options.close)
-                different += said is not None
-                print(f"{name:<32} {said or 'equal'}", flush=True)
+                    difference = compare(golden["cases"][name], found[name], options.close)
+                different += difference is not None
+                print(f"{name:<32} {difference or 'equal'}", flush=True)
     seconds = time.monotonic() - began
     if options.command == "write":
         golden = {"machine": machine(), "cases": {**golden["cases"], **found}}
@@ -543,7 +549,7 @@ def main() -> int:
     if gone := sorted(
         n for n in golden["cases"] if n not in cases() and fnmatch.fnmatch(n, options.only)
     ):
-        print(f"recorded, but no case any more: {', '.join(gone)}")
+        print(f"recorded, but no longer a case: {', '.join(gone)}")
     if machine() != golden["machine"]:
         print(f"recorded on {golden['machine']}, this is {machine()}: bits may differ")
     print(f"{len(found) - different} of {len(found)} cases equal, in {seconds:.0f} s")

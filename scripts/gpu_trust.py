@@ -1,16 +1,16 @@
-"""Two claims about a GPU: a checkpoint costs less than a step, and resume is exact to the bit.
+"""Check two claims on a GPU: a checkpoint costs less than a step, and resuming is bit-exact.
 
     python scripts/gpu_trust.py --out trust.json
     python scripts/gpu_trust.py --size tiny --device cpu
 
-Stall: trains SMT on random tokens, compiled, with a checkpoint every so many steps, and takes the
-time at the end of each step on the device. Blocks of steps that begin with a checkpoint alternate
-with blocks that do not; the difference of their times is what checkpoints cost.
+Stall: trains SMT on random tokens, compiled, with regular checkpoints, and records the time at
+the end of each step on the device. Blocks of steps that begin with a checkpoint alternate with
+blocks that do not; the difference of their times is the cost of checkpoints.
 
 Resume: trains SMT, DMT and BPTT for a few steps with `engine.deterministic`, once without a stop,
 once stopped in the middle of each stage (SIGTERM) and resumed in a new process. All checkpoints of
-the two must be equal to the bit, weights, optimizer and random state, and so must the metrics, but
-for seconds. The same without deterministic mode, for information; all of these at the same time.
+the two must be bit-exact (weights, optimizer and RNG state), and the metrics equal except for
+seconds. The same without deterministic mode, for information; all runs train concurrently.
 """
 
 import argparse
@@ -51,11 +51,11 @@ then, and again some steps after."""
 
 
 def random_stream(folder: Path) -> Stream:
-    """Tokens that mean nothing: enough to time and compare steps."""
-    chance = np.random.default_rng(0)
+    """Write a stream of random tokens, enough to time and compare steps."""
+    rng = np.random.default_rng(0)
     meta = StoreMeta(name="noise", vocab_size=256, source="random", document_length=784)
     splits = {
-        name: Split(chance.integers(0, 256, 784 * documents, dtype=np.uint8))
+        name: Split(rng.integers(0, 256, 784 * documents, dtype=np.uint8))
         for name, documents in (("train", 1000), ("test", 20))
     }
     write_store(folder, meta, splits)
@@ -66,7 +66,7 @@ def random_stream(folder: Path) -> Stream:
 
 
 class DiskClock(Files):
-    """The disk, and when each checkpoint was whole on it."""
+    """Record when each checkpoint was completely on disk."""
 
     def __init__(self) -> None:
         self.whole: list[float] = []
@@ -78,7 +78,7 @@ class DiskClock(Files):
 
 
 class TimedRun(Run):
-    """A run that notes when its steps end and what its checkpoints take."""
+    """A run that records when its steps end and how long its checkpoints take."""
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
@@ -86,7 +86,7 @@ class TimedRun(Run):
         self.ends: list[torch.cuda.Event | float] = []
         self.begun: list[float] = []
         self.host: list[float] = []
-        """Seconds in which the host was busy with a checkpoint instead of launching steps."""
+        """Seconds that the host spent on a checkpoint instead of launching steps."""
 
     def _stage_loop(self, name: str, reporter: Reporter, stop: Agreement) -> StageLoop:
         loop = super()._stage_loop(name, reporter, stop)
@@ -100,7 +100,7 @@ class TimedRun(Run):
         return event
 
     def step_seconds(self) -> list[float]:
-        """How long each step took, from the end of the one before; the first has none before."""
+        """Seconds from the end of each step to the end of the next."""
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize(self.engine.device)
         return [_between(one, other) for one, other in zip(self.ends, self.ends[1:], strict=False)]
@@ -108,7 +108,7 @@ class TimedRun(Run):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedLoop(StageLoop):
-    """The loop of such a run."""
+    """The stage loop of a timed run."""
 
     run: TimedRun
 
@@ -117,7 +117,7 @@ class TimedLoop(StageLoop):
         self.run.ends.append(self.run.now())
 
     def save(self) -> None:
-        self.trainer.check()  # the device's work is not the host's
+        self.trainer.check()  # wait for the device first
         self.run.begun.append(time.perf_counter())
         StageLoop.save(self)
         self.run.host.append(time.perf_counter() - self.run.begun[-1])
@@ -131,7 +131,7 @@ def _between(one: torch.cuda.Event | float, other: torch.cuda.Event | float) -> 
 
 
 def stall(options: argparse.Namespace, data: Stream) -> dict:
-    """What checkpoints cost: blocks of steps with one against blocks without."""
+    """Measure the cost of checkpoints: blocks of steps with one against blocks without."""
     block, count = options.block, options.checkpoints
     base = recipe("text", options.size)
     config = RunConfig(
@@ -183,7 +183,7 @@ def _halves(block: int) -> tuple[slice, slice]:
 
 
 class StopAt(Reporter):
-    """Asks this process to stop when a stage reaches a step, as a scheduler would."""
+    """Send this process SIGTERM when a stage reaches a step, as a scheduler would."""
 
     def __init__(self, wanted: str) -> None:
         self.wanted, self.name = wanted, ""
@@ -197,7 +197,7 @@ class StopAt(Reporter):
 
 
 def train_until(folder: Path, stage: str) -> None:
-    """What a process of the resume part does: begin or go on, and stop where it is told."""
+    """Start or resume a run of the resume part, and stop in the given stage."""
     if (folder / "config.json").exists():
         run = Run.open(folder)
     else:
@@ -207,7 +207,7 @@ def train_until(folder: Path, stage: str) -> None:
 
 
 def three_stages(options: argparse.Namespace, data: Stream, deterministic: bool) -> RunConfig:
-    """A few steps of each, a checkpoint at every fifth; small batches, the size's own models."""
+    """A few steps of each stage, a checkpoint every five; small batches, models of the size."""
     base = recipe("text", options.size)
     length = min(64, base.dmt.rollout_length)
     return RunConfig(
@@ -234,15 +234,15 @@ def start(folder: Path, stage: str) -> subprocess.Popen:
 
 def finish(processes: list[subprocess.Popen]) -> None:
     for process in processes:
-        said = process.communicate()[1]
+        errors = process.communicate()[1]
         if process.returncode:
             raise SystemExit(
-                f"a run failed: {said.strip().splitlines()[-1:]}; see it alone with\n{process.args}"
+                f"a run failed: {errors.strip().splitlines()[-1:]}; rerun with\n{process.args}"
             )
 
 
 def resume(options: argparse.Namespace, data: Stream) -> dict:
-    """Whether interrupted runs equal uninterrupted ones."""
+    """Compare interrupted runs with uninterrupted ones."""
     modes = ["deterministic", "plain"] if options.plain else ["deterministic"]
     whole = [options.folder / f"{mode}-whole" for mode in modes]
     cut = [options.folder / f"{mode}-cut" for mode in modes]
@@ -258,11 +258,11 @@ def resume(options: argparse.Namespace, data: Stream) -> dict:
 
 
 def difference(one: Path, other: Path) -> dict:
-    """How many tensors of all checkpoints and lines of metrics differ."""
+    """Count the differing tensors of all checkpoints and lines of metrics."""
     paths = [numbered(folder / "checkpoints") for folder in (one, other)]
     names = [[path.name for path in found] for found in paths]
     if names[0] != names[1] or len(names[0]) != STEPS // STOP * len(STAGES):
-        raise SystemExit(f"checkpoints {names[0]} and {names[1]}: not those that were expected")
+        raise SystemExit(f"checkpoints {names[0]} and {names[1]}: not the expected ones")
     tensors, different = 0, []
     for left, right in zip(*paths, strict=True):
         pair = load_checkpoint(left), load_checkpoint(right)
@@ -299,7 +299,7 @@ def difference(one: Path, other: Path) -> dict:
 
 
 def rows(result: dict) -> list[tuple[str, str]]:
-    """What was found, in words."""
+    """The results as rows of a table."""
     found = []
     if "stall" in result:
         one = result["stall"]
@@ -314,14 +314,14 @@ def rows(result: dict) -> list[tuple[str, str]]:
             ("stall below one step", _yes(one["below_one_step"])),
         ]
         if not one["on_disk_before_the_block_ends"]:
-            found.append(("", "blocks were too short for this disk: take a larger --block"))
+            found.append(("", "blocks were too short for this disk: use a larger --block"))
     for mode, one in result.get("resume", {}).items():
         apart = f", {one['different_tensors']} of {one['tensors']} tensors and "
         apart += f"{one['different_lines']} of {one['lines']} lines differ, first "
         apart += one["first_difference"]
-        said = f" ({one['tensors']} tensors, {one['lines']} lines)"
+        counts = f" ({one['tensors']} tensors, {one['lines']} lines)"
         equal = one["equal_to_the_bit"]
-        found.append((f"resume equal to the bit, {mode}", _yes(equal) + (said if equal else apart)))
+        found.append((f"resume bit-exact, {mode}", _yes(equal) + (counts if equal else apart)))
     return found
 
 
@@ -355,7 +355,7 @@ def main() -> int:
         help="also compare without deterministic mode, for information",
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/gpu-trust"))
-    parser.add_argument("--out", type=Path, help="a JSON of everything that was measured")
+    parser.add_argument("--out", type=Path, help="write all measurements to this JSON file")
     parser.add_argument("--train-until", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train_until is not None:
@@ -379,7 +379,7 @@ def main() -> int:
     width = max(len(name) for name, _ in table)
     for name, value in table:
         print(f"{name:<{width}}  {value}")
-    # On a CPU the thread that writes takes a core from the steps: there is nothing to judge.
+    # On a CPU the thread that writes takes a core from the steps, so the stall is not judged.
     judged = result.get("stall", {}).get("device") == "cuda"
     good = not judged or result["stall"]["below_one_step"]
     exact = "resume" not in result or result["resume"]["deterministic"]["equal_to_the_bit"]

@@ -1,13 +1,12 @@
-"""Kill a small run at random moments, over and over, and see that nothing is lost.
+"""Kill a small run repeatedly at random moments, and check that nothing is lost.
 
     python scripts/kill_test.py --kills 200 --folder /tmp/kills
 
-Trains a tiny model through SMT and DMT once without trouble. Then trains it again with `kill -9`
-at random moments: about half while it trains, four in ten at the very moment when a checkpoint is
-being written, one in ten while it starts or resumes. Each kill is followed by
-`memtrain train --resume`, in a new process, until the run ends; then the next run begins. Every
-finished run must have the same weights as the first one to the bit, and the same lines of metrics,
-but for seconds.
+Trains a tiny model through SMT and DMT once without interruption. Then trains it again with
+`kill -9` at random moments: about half during training, four in ten while a checkpoint is being
+written, one in ten during start-up or resume. Each kill is followed by `memtrain train --resume`,
+in a new process, until the run ends; then the next run begins. Every finished run must have the
+weights of the first one, bit-exact, and the same lines of metrics except for seconds.
 """
 
 import argparse
@@ -80,7 +79,7 @@ def lines(folder: Path) -> int:
 
 
 def half_written(folder: Path) -> set[tuple[str, int]]:
-    """What a kill left of a checkpoint that was being written or removed."""
+    """Remains of checkpoints that were being written or removed."""
     found = set()
     for path in (folder / "checkpoints").glob(".*"):
         with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
@@ -89,30 +88,30 @@ def half_written(folder: Path) -> set[tuple[str, int]]:
 
 
 def saved_lines(folder: Path) -> int:
-    """Lines up to the newest checkpoint: where a resumed run goes on."""
+    """Lines up to the newest checkpoint, from which a run resumes."""
     checkpoint, _ = latest_checkpoint(folder / "checkpoints")
     return checkpoint.progress.global_step if checkpoint is not None else 0
 
 
 def wait(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
-    """Until something happened, or the process ended."""
+    """Wait until something has happened, or the process has ended."""
     began = time.monotonic()
     while not happened() and process.poll() is None and time.monotonic() - began < PATIENCE:
         time.sleep(0.0005)
 
 
-def kill_once(process: subprocess.Popen, folder: Path, chance: random.Random) -> bool:
-    """Kill at a random moment; returns whether the process lived until then."""
-    moment = chance.random()
+def kill_once(process: subprocess.Popen, folder: Path, rng: random.Random) -> bool:
+    """Kill the process at a random moment; return whether it was still running."""
+    moment = rng.random()
     if moment < 0.1:
-        time.sleep(chance.uniform(0, 3))  # perhaps while it starts, or reads its checkpoint
+        time.sleep(rng.uniform(0, 3))  # perhaps while it starts, or reads its checkpoint
     else:
-        target = saved_lines(folder) + chance.randrange(1, 25)
+        target = saved_lines(folder) + rng.randrange(1, 25)
         wait(process, lambda: lines(folder) >= target)
         if moment < 0.5:
             before = half_written(folder)
             wait(process, lambda: bool(half_written(folder) - before))
-        time.sleep(chance.uniform(0, 0.01))
+        time.sleep(rng.uniform(0, 0.01))
     alive = process.poll() is None
     process.kill()
     process.wait()
@@ -129,7 +128,7 @@ def result(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
 
 
 def same(one: tuple, other: tuple) -> str:
-    """How two results differ, in words; nothing if they do not."""
+    """Describe how two results differ; empty if they do not."""
     if one[0].keys() != other[0].keys():
         return "weights have other names"
     for name, value in one[0].items():
@@ -146,7 +145,7 @@ def same(one: tuple, other: tuple) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=150, help="of each of the two stages")
+    parser.add_argument("--steps", type=int, default=150, help="steps per stage")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/kill-test"))
     options = parser.parse_args()
@@ -154,7 +153,7 @@ def main() -> int:
     options.folder.mkdir(parents=True)
     config = options.folder / "tiny.json"
     config.write_text(to_json(tiny(options.steps)))
-    chance = random.Random(options.seed)
+    rng = random.Random(options.seed)
 
     whole = options.folder / "whole"
     process = start(config, whole)
@@ -171,15 +170,15 @@ def main() -> int:
         while True:
             before = half_written(folder)
             process = start(config, folder)
-            if kills < options.kills and kill_once(process, folder, chance):
+            if kills < options.kills and kill_once(process, folder, rng):
                 kills += 1
                 in_checkpoint += bool(half_written(folder) - before)
                 done = MetricsFile(folder / "metrics.jsonl").read()
                 stages[done[-1]["stage"] if done else "before the first line"] += 1
                 continue
-            said = process.communicate()[1]
+            errors = process.communicate()[1]
             if process.returncode not in (0, -9):
-                print(f"run {runs} did not resume after kill {kills}: {said.splitlines()[-1:]}")
+                print(f"run {runs} did not resume after kill {kills}: {errors.splitlines()[-1:]}")
                 return 1
             if process.returncode == 0:
                 break
@@ -191,10 +190,10 @@ def main() -> int:
         print(
             f"{kills} kills, {in_checkpoint} inside a checkpoint, {runs} runs the same", flush=True
         )
-    print("where the kills fell:", stages)
+    print("kills per stage:", stages)
     print(
         f"{kills} of {kills} kills resumed, {in_checkpoint} of them while a checkpoint was written "
-        f"or removed; {runs} runs ended with the same weights to the bit and whole metrics"
+        f"or removed; {runs} runs ended with bit-exact weights and complete metrics"
     )
     return 0
 

@@ -1,13 +1,13 @@
-"""Does the fast path learn what plain PyTorch learns? SMT's loss curves from the same seed.
+"""Compare SMT's loss curves with the fast path and with plain PyTorch, from the same seed.
 
     python scripts/loss_curves.py mnist --data data/mnist --out curves.json --figure curves.png
     python scripts/loss_curves.py digits --steps 20 --device cpu
 
 Four trainings of a few hundred steps: the reference (`engine.fast` off); the fast path, from the
-same weights and on the same windows; the reference with another seed, which is what chance does;
-and on a GPU the reference in fp32, which is what rounding does. A curve's distance is the root of
+same weights and on the same windows; the reference with another seed, for the effect of the seed;
+and on a GPU the reference in fp32, for the effect of rounding. A curve's distance is the root of
 its mean squared difference from the reference's, over the second half of the steps. The fast path
-is within noise if its distance is below a tenth of chance's.
+is within noise if its distance is below a tenth of that of the other seed.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 
 WITHIN = 0.1
-"""Of what another seed does."""
+"""Fraction of another seed's distance."""
 
 
 def curve(config: RunConfig) -> tuple[list[float], float]:
-    """The decoding losses of all steps, and the seconds they took."""
+    """Train; return the decoding losses of all steps and the seconds."""
     run = Run(config, Path("unwritten"))
     trainer = Trainer(run.objective("smt"), config.smt, run.task, run.engine, config.seed)
     began = time.perf_counter()
@@ -41,7 +41,7 @@ def curve(config: RunConfig) -> tuple[list[float], float]:
 
 
 def variants(config: RunConfig, device: torch.device) -> dict[str, RunConfig]:
-    """The four trainings, or three."""
+    """The configs of the trainings; fp32 only on a GPU."""
     plain = replace(config, engine=replace(config.engine, fast=False, compile=False))
     found = {
         "reference": plain,
@@ -59,7 +59,7 @@ def distance(one: list[float], other: list[float]) -> float:
 
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
-    """The curves, and how far each is from the reference."""
+    """Plot the curves and their distances from the reference."""
     from memtrain.plotting.style import COLOURS, panels, save
 
     figure, axes = panels(1, 2, width=4.2, height=3.0)
@@ -80,11 +80,11 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe", help="mnist, tinystories, digits, ...")
-    parser.add_argument("--data", help="where the data set was prepared, if the recipe wants one")
-    parser.add_argument("--size", help="of the recipe: paper, medium, small, tiny")
+    parser.add_argument("--data", help="folder of the prepared data set, if the recipe needs one")
+    parser.add_argument("--size", help="size of the recipe: paper, medium, small, tiny")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="a JSON of all losses and distances")
+    parser.add_argument("--out", type=Path, help="write all losses and distances to this JSON file")
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     config = recipe(options.recipe, options.size)

@@ -3,10 +3,9 @@
     python scripts/many_runs.py scripts/plans/retrieval.py --folder runs/many --processes 12
 
 A plan is a Python file that defines `RUNS`, a dict from names to `RunConfig`s. Processes share an
-NVIDIA GPU through its Multi-Process Service where that can be started. A run that is there already
-is resumed, so the same command continues a plan; `--only` takes some runs of it. Results are
-appended to FOLDER/results.jsonl, a line per run: its evaluation at the end of each stage, and what
-each stage cost.
+NVIDIA GPU through its Multi-Process Service where that can be started. An existing run is
+resumed, so the same command continues a plan; `--only` selects runs. Results are appended to
+FOLDER/results.jsonl, one line per run: the evaluation at the end of each stage, and its cost.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from memtrain.training.run import Run
 
 
 def train(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[str, Any]:
-    """Train one run to its end; what is known of it afterwards."""
+    """Train one run to its end; return its scores and costs."""
     import torch
 
     torch.set_num_threads(1)
@@ -66,7 +65,7 @@ def _attempt(name: str, config: RunConfig, folder: Path, sequences: int) -> dict
         return train(name, config, folder, sequences)
     except MemtrainError as error:
         return {"name": name, "failed": str(error)}
-    except Exception as error:  # one run that fails must not end the others
+    except Exception as error:  # a failed run must not end the others
         return {"name": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
 
 

@@ -1,15 +1,15 @@
-"""Break the program on purpose, one line at a time, and see that a test notices.
+"""Mutation testing: break the program one line at a time, and check that a test fails.
 
-    python scripts/mutate.py                    # every mutation, with the tests that should notice
-    python scripts/mutate.py --whole            # survivors meet all other tests, too
+    python scripts/mutate.py                    # every mutation, with its own tests
+    python scripts/mutate.py --whole            # run all other tests on survivors
     python scripts/mutate.py --only smt-joint losses-decode-mean
-    python scripts/mutate.py --jobs 8           # as many at once, each with one thread
+    python scripts/mutate.py --jobs 8           # eight at a time, each with one thread
 
 The mutations are those of scripts/mutations.py. Each is applied in a temporary copy of the tree,
-never in the tree itself. First the tests run on an unchanged copy: a suite that fails already
-would notice everything. A mutation that no test notices survives, and so many may
-(`--allowance`); one whose snippet is not in the source any more counts as a survivor, since it
-tests nothing until scripts/mutations.py is brought up to date.
+never in the tree itself. First the tests run on an unchanged copy: a suite that already fails
+would kill every mutation. A mutation that no test detects survives; up to `--allowance` may. One
+whose snippet is no longer in the source counts as a survivor, since it tests nothing until
+scripts/mutations.py is updated.
 """
 
 import argparse
@@ -32,22 +32,22 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = (".git", ".venv", "runs", "data", "build", "dist", "__pycache__", ".*_cache")
 QUICK = "not slow and not gpu"
 SECONDS = 600.0
-"""Tests that take longer hang, which is noticed."""
+"""Timeout of the tests; a timeout kills the mutation."""
 
 
 class Verdict(NamedTuple):
-    """What became of one mutation."""
+    """The outcome of one mutation."""
 
     mutation: Mutation
     state: str
     """killed, survived or not found."""
     by: str
-    """The test that noticed, or what is wrong."""
+    """The test that failed, or the problem."""
     seconds: float
 
 
 class Copy:
-    """A temporary copy of the tree to break things in."""
+    """A temporary copy of the tree, in which mutations are applied."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
@@ -78,16 +78,16 @@ class Copy:
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", "-m", QUICK]
         command += ["-p", "no:cacheprovider", *options, *files]
-        said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        said |= {"text": True, "errors": "replace", "timeout": SECONDS}
+        capture: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        capture |= {"text": True, "errors": "replace", "timeout": SECONDS}
         try:
-            done = subprocess.run(command, cwd=self.folder, env=environment, **said)
+            done = subprocess.run(command, cwd=self.folder, env=environment, **capture)
         except subprocess.TimeoutExpired:
             return 1, "FAILED (hangs)"
         return done.returncode, done.stdout
 
     def try_out(self, mutation: Mutation, whole: bool) -> Verdict:
-        """Apply a mutation, test, and take it back."""
+        """Apply a mutation, run the tests, and revert it."""
         began = time.monotonic()
         try:
             path = self.place(mutation)
@@ -107,21 +107,21 @@ class Copy:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """What a copy does without; the package has folders of its own that are called data."""
+    """Names that are not copied; `data` only at the top, since the package has a folder data."""
     top = Path(folder).resolve() == ROOT
     anywhere = shutil.ignore_patterns("__pycache__", "*.egg-info", ".git", ".venv")(folder, names)
     return set(anywhere) | (set(shutil.ignore_patterns(*LEFT_OUT)(folder, names)) if top else set())
 
 
 def _write(path: Path, source: str) -> None:
-    """Write a source, and drop what was compiled of it: its age tells seconds apart only."""
+    """Write a source file and remove its bytecode, whose timestamp only has whole seconds."""
     path.write_text(source)
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
 
 
 def existing(folder: Path, tests: Sequence[str]) -> list[str]:
-    """The test files that are there, relative to the tree."""
+    """The test files that exist, relative to the tree."""
     return [f"tests/{name}" for name in tests if (folder / "tests" / name).is_file()]
 
 
@@ -136,7 +136,7 @@ def noticed_by(output: str, status: int) -> str:
 
 
 def check_unchanged(copy: Copy, chosen: Sequence[Mutation]) -> None:
-    """End here if the tests fail without any mutation, or test another memtrain."""
+    """Exit if the tests fail without any mutation, or import another memtrain."""
     code = "import memtrain, sys; sys.stdout.write(memtrain.__file__)"
     source = str(copy.folder / "src")
     environment = os.environ | {"PYTHONPATH": source}
@@ -150,7 +150,7 @@ def check_unchanged(copy: Copy, chosen: Sequence[Mutation]) -> None:
 
 
 def run(root: Path, chosen: Sequence[Mutation], jobs: int, *, whole: bool, check: bool = True):
-    """The verdicts on some mutations, in the order in which they are reached."""
+    """Yield the verdicts on some mutations."""
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
         copies: queue.Queue[Copy] = queue.Queue()
         for number in range(min(jobs, len(chosen))):
@@ -170,11 +170,13 @@ def run(root: Path, chosen: Sequence[Mutation], jobs: int, *, whole: bool, check
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutations alone")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at once")
-    parser.add_argument("--whole", action="store_true", help="survivors meet all other tests, too")
-    parser.add_argument("--allowance", type=int, default=0, help="how many may survive")
-    parser.add_argument("--unchecked", action="store_true", help="trust that the tests pass")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these mutations")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel jobs")
+    parser.add_argument("--whole", action="store_true", help="run all other tests on survivors")
+    parser.add_argument("--allowance", type=int, default=0, help="number of allowed survivors")
+    parser.add_argument(
+        "--unchecked", action="store_true", help="skip the tests of the unchanged copy"
+    )
     options = parser.parse_args(arguments)
     known = {one.name: one for one in MUTATIONS}
     if unknown := set(options.only or ()) - known.keys():
@@ -185,13 +187,13 @@ def main(arguments: list[str] | None = None) -> int:
     for verdict in run(ROOT, chosen, options.jobs, whole=options.whole, check=check):
         verdicts.append(verdict)
         mutation, state, by, seconds = verdict
-        told = by if state == "killed" else f"{mutation.fault} {by and f'({by})'}"
+        detail = by if state == "killed" else f"{mutation.fault} {by and f'({by})'}"
         shown = state if state == "killed" else state.upper()
-        print(f"{mutation.name:<28} {shown:<10} {seconds:5.0f} s  {told}", flush=True)
+        print(f"{mutation.name:<28} {shown:<10} {seconds:5.0f} s  {detail}", flush=True)
     left = [one.mutation.name for one in verdicts if one.state != "killed"]
     print(
-        f"{len(verdicts)} mutations, {len(verdicts) - len(left)} killed, {len(left)} not "
-        f"({options.allowance} may be){': ' if left else ''}{', '.join(left)}"
+        f"{len(verdicts)} mutations, {len(verdicts) - len(left)} killed, {len(left)} survived "
+        f"({options.allowance} allowed){': ' if left else ''}{', '.join(left)}"
     )
     return int(len(left) > options.allowance)
 

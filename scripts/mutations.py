@@ -1,8 +1,8 @@
-"""What scripts/mutate.py breaks: one line of the program each, in a way that matters.
+"""The mutations of scripts/mutate.py: each breaks one line of the program.
 
 A mutation is found by its snippet of source, which must occur once in its file; when the source
-changes, change the snippet here too. None of them is equivalent to the original: each changes what
-somebody gets, and a test has to notice.
+changes, change the snippet here too. None of them is equivalent to the original: each changes a
+result, and a test must fail.
 """
 
 from typing import NamedTuple
@@ -18,9 +18,9 @@ class Mutation(NamedTuple):
     """A snippet of the source that occurs once."""
     replace: str
     tests: tuple[str, ...]
-    """Which test files, relative to tests/, should notice."""
+    """Test files, relative to tests/, that should fail."""
     fault: str
-    """What is wrong with the program then."""
+    """The fault in the mutated program."""
 
 
 LOSSES = ("objectives/test_losses.py",)
@@ -54,7 +54,7 @@ MUTATIONS = [
         "shard.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)",
         "shard.sum(torch.tensor(targets.numel())).clamp(min=1)",
         LOSSES,
-        "L^dec is a mean over positions without a target, too",
+        "L^dec also averages over positions without a target",
     ),
     Mutation(
         "losses-dynamics-square",
@@ -94,7 +94,7 @@ MUTATIONS = [
         "first = targets.where(positions == 0, IGNORE_INDEX)",
         "first = targets[:, :1]",
         (*LOSSES, *SMT),
-        "the next-target loss counts a later target where the first is not asked",
+        "the next-target loss counts a later target where the first is ignored",
     ),
     Mutation(
         "windows-before-start",
@@ -206,7 +206,7 @@ MUTATIONS = [
         "losses.append(loss * counts[start:stop].sum())",
         "losses.append(loss)",
         BPTT,
-        "pieces count alike however many targets they have",
+        "chunks have equal weight regardless of their number of targets",
     ),
     Mutation(
         "shard-rows",
@@ -570,7 +570,7 @@ MUTATIONS = [
         'len(self._tokens["test"]) - self.sequence_length - 1',
         'len(self._tokens["test"]) - self.sequence_length - 2',
         STREAM,
-        "the last held-out token is never asked for",
+        "the last held-out token is never used",
     ),
     Mutation(
         "stream-held-out",
@@ -732,7 +732,7 @@ MUTATIONS = [
         "(total <= threshold)",
         "(total < threshold)",
         SAMPLING,
-        "a chance of 0 takes the first token, even one without probability",
+        "a random number of 0 selects the first token, even one of zero probability",
     ),
     Mutation(
         "sampling-temperature",

@@ -1,19 +1,19 @@
-"""Start two commands on one folder at almost the same time, over and over, and check what is left.
+"""Start two commands on one folder at almost the same time, repeatedly, and check the result.
 
     python scripts/pairs.py --pairs 100 --seed 0
 
 Half of the pairs share a run folder (train, train --resume, train --overwrite, resume, eval,
 generate, of two configs that differ in their seed), half share a data folder (`memtrain data` and
-`train --data`, with one of two options). One command begins up to a few seconds after the other,
-and in a quarter of the pairs one of them gets SIGKILL, SIGTERM or SIGINT somewhere on its way.
-Whatever happens:
+`train --data`, with one of two options). One command starts up to a few seconds after the other,
+and in a quarter of the pairs one of them gets SIGKILL, SIGTERM or SIGINT at a random time.
+In every case:
 
 - a command ends with 0, or refuses with 2 and one line; no traceback, nothing hangs;
-- the next command finds the folder free and finishes the run: its weights are those of the same
-  config trained alone, to the bit, and each step has one line of metrics, in order;
-- an evaluation reports what the same config trained alone has at that very step;
-- a training learned the data that its own options make, and its evaluations are of that data;
-- no draft stays, and nothing that does not belong there.
+- the next command finds the folder unlocked and finishes the run: its weights equal those of the
+  same config trained alone, bit-exact, and each step has one line of metrics, in order;
+- an evaluation reports the loss of the same config trained alone at the same step;
+- a run trained on the data that its own options make, and was evaluated on that data;
+- no drafts and no foreign files remain.
 """
 
 import argparse
@@ -46,11 +46,11 @@ from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
 
 STEPS = 20
-"""Of each of the two stages."""
+"""Steps per stage."""
 PATIENCE = 120.0
-"""Seconds after which a command hangs."""
+"""Timeout of a command in seconds."""
 OPTIONS = ("0.1", "0.3")
-"""Shares of a text that may be held out."""
+"""Fractions of a text that may be held out."""
 LOG = LogConfig(every=1, evaluate_every=1, evaluate_sequences=4, checkpoint_every=4)
 SMALL = f"""
 --teacher.width 16 --teacher.heads 2 --teacher.head-dim 8 --teacher.context-length 8
@@ -68,28 +68,28 @@ SMALL = f"""
 def start(words: list[str], place: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "memtrain", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=place, env=environment, **said)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=place, env=environment, **pipes)
 
 
-def run_pair(pair: list[list[str]], folder: Path, chance: random.Random) -> list[Ended]:
-    """Both commands, beside the first one's run folder; perhaps one is told to end.
+def run_pair(pair: list[list[str]], folder: Path, rng: random.Random) -> list[Ended]:
+    """Run both commands in the parent of the first one's run folder; perhaps signal one of them.
 
-    The second begins at once, a little later, or when the first is a few steps on.
+    The second starts at once, a little later, or when the first has trained a few steps.
     """
-    place, target = folder.parent, lines(folder) + chance.randrange(1, STEPS)
+    place, target = folder.parent, lines(folder) + rng.randrange(1, STEPS)
     first = start(pair[0], place)
-    if chance.random() < 0.4:
+    if rng.random() < 0.4:
         wait(first, lambda: lines(folder) >= target)
     else:
-        time.sleep(chance.choice([0.0, chance.uniform(0, 0.2), chance.uniform(0, 4)]))
+        time.sleep(rng.choice([0.0, rng.uniform(0, 0.2), rng.uniform(0, 4)]))
     both = [first, start(pair[1], place)]
     hit = None
-    if chance.random() < 0.25:
-        time.sleep(chance.uniform(0, 6))
-        hit = chance.choice(both)
+    if rng.random() < 0.25:
+        time.sleep(rng.uniform(0, 6))
+        hit = rng.choice(both)
         if hit.poll() is None:
-            hit.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+            hit.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
     ended = []
     for process, words in zip(both, pair, strict=True):
         try:
@@ -103,15 +103,15 @@ def run_pair(pair: list[list[str]], folder: Path, chance: random.Random) -> list
 
 
 def here(place: Path, words: list[str]) -> tuple[int, str]:
-    """A command in this process, called in a folder: its status and what it said."""
+    """Run a command in this process, in a folder; return its status and its stderr."""
     out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with contextlib.chdir(place), out, err as said:
+    with contextlib.chdir(place), out, err as errors:
         status = cli.main(words)
-    return status, said.getvalue().strip()
+    return status, errors.getvalue().strip()
 
 
 class Runs:
-    """Pairs on a run folder: configs of two seeds, alone and half done, to compare with."""
+    """Pairs on a run folder: configs of two seeds, with finished and half-finished runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -139,14 +139,14 @@ class Runs:
         with contextlib.suppress(Interrupted):
             Run.create(read_config(self.root / "0.json"), self.root / "half").train(StopHalfWay())
 
-    def one(self, chance: random.Random) -> tuple[str, list[str]]:
-        """One pair: which, and what went wrong."""
+    def one(self, rng: random.Random) -> tuple[str, list[str]]:
+        """Run one pair; return its name and its problems."""
         place = self.root / "pair"
-        folder, begun = place / "run", chance.choice(["", "half", "half", "alone-0"])
+        folder, begun = place / "run", rng.choice(["", "half", "half", "alone-0"])
         place.mkdir()
         if begun:
             shutil.copytree(self.root / begun, folder)
-        train = ["train", str(self.root / f"{chance.randrange(2)}.json"), "--folder", "run"]
+        train = ["train", str(self.root / f"{rng.randrange(2)}.json"), "--folder", "run"]
         commands = {
             "train": train,
             "train --resume": [*train, "--resume"],
@@ -155,17 +155,17 @@ class Runs:
             "eval": ["eval", "run", "--json", "--sequences", str(LOG.evaluate_sequences)],
             "generate": ["generate", "run", "--length", "20"],
         }
-        chosen = [chance.choice(list(commands)[:4]), chance.choice(list(commands))]
-        chance.shuffle(chosen)
-        ended = run_pair([commands[name] for name in chosen], folder, chance)
+        chosen = [rng.choice(list(commands)[:4]), rng.choice(list(commands))]
+        rng.shuffle(chosen)
+        ended = run_pair([commands[name] for name in chosen], folder, rng)
         problems = [problem for one in ended for problem in checks.check_ending(one)]
         for one in ended:
             if one.words[0] == "eval" and one.status == 0:
                 problems += checks.check_evaluation(one.out, self.alone)
         there = (folder / "config.json").exists()
-        status, said = here(place, commands["resume"] if there else train)
+        status, errors = here(place, commands["resume"] if there else train)
         if status:
-            problems.append(f"the next command ended with {status}: {said[-200:]}")
+            problems.append(f"the next command ended with {status}: {errors[-200:]}")
         else:
             problems += checks.check_run(folder, self.alone)
         shutil.rmtree(place)
@@ -181,8 +181,8 @@ class Data:
         for option in OPTIONS:
             place = root / f"alone-{option}"
             self._place(place)
-            status, said = here(place, self._train(option, "run"))
-            assert status == 0, said
+            status, errors = here(place, self._train(option, "run"))
+            assert status == 0, errors
             self.alone[option] = checks.result_of(place / "run")
 
     def _place(self, place: Path) -> None:
@@ -191,22 +191,22 @@ class Data:
         (place / "book.txt").write_text("".join(story))
 
     def _train(self, option: str, folder: str) -> list[str]:
-        asked = ["--data", "book.txt", "--option", "held_out", option]
-        return ["train", "text", "--size", "tiny", "--folder", folder, *asked, *SMALL]
+        source = ["--data", "book.txt", "--option", "held_out", option]
+        return ["train", "text", "--size", "tiny", "--folder", folder, *source, *SMALL]
 
-    def one(self, chance: random.Random) -> tuple[str, list[str]]:
+    def one(self, rng: random.Random) -> tuple[str, list[str]]:
         place = self.root / "pair"
         self._place(place)
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             assert here(place, ["data", "book.txt", "--option", "held_out", "0.1"])[0] == 0
-        options = [chance.choice(OPTIONS) for _ in range(2)]
+        options = [rng.choice(OPTIONS) for _ in range(2)]
         commands, names = [], []
         for number, option in enumerate(options):
-            trains = number == 0 or chance.random() < 0.6
+            trains = number == 0 or rng.random() < 0.6
             again = ["data", "book.txt", "--overwrite", "--option", "held_out", option]
             commands.append(self._train(option, f"run-{number}") if trains else again)
             names.append(f"{commands[-1][0]} {option}")
-        ended = run_pair(commands, place / "run-0", chance)
+        ended = run_pair(commands, place / "run-0", rng)
         problems = [problem for one in ended for problem in checks.check_ending(one)]
         for number, (one, option) in enumerate(zip(ended, options, strict=True)):
             if one.words[0] == "train" and one.status == 0 and not one.signalled:
@@ -214,9 +214,9 @@ class Data:
         if options[0] == options[1] and not any(one.signalled for one in ended):
             problems += [f"needless refusal: {one.err.strip()}" for one in ended if one.status]
         for option in dict.fromkeys(options):
-            status, said = here(place, self._train(option, f"after-{option}"))
+            status, errors = here(place, self._train(option, f"after-{option}"))
             if status:
-                problems.append(f"the next command ended with {status}: {said[-200:]}")
+                problems.append(f"the next command ended with {status}: {errors[-200:]}")
             else:
                 problems += checks.check_run(place / f"after-{option}", {0: self.alone[option]})
         problems += checks.check_stores(place / "data")
@@ -240,8 +240,8 @@ def main(arguments: list[str] | None = None) -> int:
                 (Path(name) / kind).mkdir()
                 kinds.append(make(Path(name).resolve() / kind))
         for number in range(options.pairs):
-            chance = random.Random(options.seed * 1_000_003 + number)
-            pair, problems = kinds[number % len(kinds)].one(chance)
+            rng = random.Random(options.seed * 1_000_003 + number)
+            pair, problems = kinds[number % len(kinds)].one(rng)
             (wrong if problems else right)[pair] += 1
             if problems:
                 print(f"pair {number}, {pair}:", *problems, sep="\n    ", flush=True)

@@ -1,10 +1,10 @@
-"""How good is the teacher after so many steps of SMT? Marks to compare implementations at.
+"""Measure the teacher's held-out loss at given steps of SMT, to compare implementations.
 
     python scripts/teacher_marks.py mnist --data data/mnist --at 500 1000 1500 2000 --out marks.json
 
-Trains SMT and stops at each mark to look at windows at random places of the held-out stream, each
-with a whole context: the mean loss over the whole future, and of the next target alone, which
-varies much more from window to window, so there have to be many. Its standard error is given.
+Trains SMT and evaluates at each mark on windows at random positions of the held-out stream, each
+with a full context: the mean loss over the whole future, and of the next target only, which varies
+much more between windows, so many are needed. Its standard error is printed.
 """
 
 import argparse
@@ -26,24 +26,24 @@ from memtrain.shapes import Batch
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 
-IMMEDIATE = 1024
-"""Windows."""
+BATCH = 1024
+"""Windows per batch."""
 
 
 def held_out_windows(config: RunConfig, count: int) -> Iterator[Batch]:
-    """Windows of context and future at random places, always the same ones."""
+    """Windows of context and future at fixed random positions."""
     assert isinstance(config.data, Stream)
     tokens = torch.from_numpy(np.array(open_store(Path(config.data.path)).tokens("test")))
     length = config.teacher.context_length + config.smt.future_length
-    chance = torch.Generator().manual_seed(0)
-    starts = torch.randint(len(tokens) - length, (count,), generator=chance)
-    for some in starts.split(IMMEDIATE):
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randint(len(tokens) - length, (count,), generator=generator)
+    for some in starts.split(BATCH):
         window = tokens[some[:, None] + torch.arange(length + 1)].long()
         yield Batch(window[:, :-1], window[:, 1:])
 
 
 @torch.no_grad()
-def look(run: Run, windows: int) -> dict[str, float]:
+def held_out_losses(run: Run, windows: int) -> dict[str, float]:
     """The teacher's losses on held-out windows."""
     assert run.teacher is not None
     last, future = run.config.teacher.context_length - 1, run.config.smt.future_length
@@ -71,17 +71,15 @@ def look(run: Run, windows: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe", help="mnist, tinystories, text, ...")
-    parser.add_argument("--data", required=True, help="where the data set was prepared")
+    parser.add_argument("--data", required=True, help="folder of the prepared data set")
     parser.add_argument("--at", type=int, nargs="+", default=[500, 1000, 1500, 2000])
-    parser.add_argument("--size", help="of the recipe: paper, medium, small, tiny")
-    parser.add_argument("--steps", type=int, help="of the whole stage, whose rate falls to its end")
-    parser.add_argument(
-        "--next-weight", type=float, help="smt.next_weight, the recipe's unless given"
-    )
-    parser.add_argument("--learning-rate", type=float, help="the recipe's unless given")
+    parser.add_argument("--size", help="size of the recipe: paper, medium, small, tiny")
+    parser.add_argument("--steps", type=int, help="steps of the whole schedule")
+    parser.add_argument("--next-weight", type=float, help="smt.next_weight (the recipe's)")
+    parser.add_argument("--learning-rate", type=float, help="smt.learning_rate (the recipe's)")
     parser.add_argument("--windows", type=int, default=2**18)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="a JSON of what is printed")
+    parser.add_argument("--out", type=Path, help="write the marks to this JSON file")
     options = parser.parse_args()
     config = recipe(options.recipe, options.size)
     if not isinstance(config.data, Stream):
@@ -106,7 +104,7 @@ def main() -> None:
             trainer.train_step()
             if trainer.step in options.at:
                 trainer.objective.sync_readout()
-                found = look(run, options.windows)
+                found = held_out_losses(run, options.windows)
                 seconds = time.perf_counter() - began
                 marks.append({"step": trainer.step, "seconds": seconds, **found})
                 print(

@@ -93,7 +93,10 @@ def altered(**changes: Any) -> dict[str, Any]:
     ("found", "said"),
     [
         (altered(stages={}), "stages"),
-        (altered(stages={"smt": {"loss": "0x1.8p+0 0x1.4p+0"}}), "total_tokens is in one alone"),
+        (
+            altered(stages={"smt": {"loss": "0x1.8p+0 0x1.4p+0"}}),
+            "total_tokens is in only one of them",
+        ),
         (altered(weights={"rnn": "ac"}), "weights of rnn"),
         (altered(written="1 3"), "written tokens"),
         (

@@ -39,7 +39,7 @@ def test_checkpoints_are_timed_and_resumed_runs_compared(judged: tuple[Path, str
     assert 0 < stall["step_seconds"] <= stall["worst_step_without"]
     assert stall["host_seconds_a_checkpoint"] > 0 and stall["seconds_until_on_disk"] > 0
     assert resume["equal_to_the_bit"] and resume["lines"] == 30 and resume["tensors"] > 500
-    assert "resume equal to the bit, deterministic  yes" in said and "a step of SMT" in said
+    assert "resume bit-exact, deterministic  yes" in said and "a step of SMT" in said
 
 
 def test_differing_tensors_and_lines_are_reported(judged: tuple[Path, str]):

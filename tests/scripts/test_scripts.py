@@ -213,9 +213,9 @@ def test_a_disturbed_run_is_detected(checks: ModuleType, trained: Path, run: Pat
     (run / "notes.txt").write_text("foreign")
     told = " ".join(checks.check_run(run, {0: alone}))
     assert "25 lines of metrics, not one for each of 24 steps" in told
-    assert "a draft stays: checkpoints/.draft-00000009" in told
+    assert "a draft remains: checkpoints/.draft-00000009" in told
     assert "a foreign file: notes.txt" in told
-    assert "it learned other data" in " ".join(
+    assert "it was trained on other data" in " ".join(
         checks.check_run(run, {0: alone._replace(data="other")})
     )
 
@@ -260,7 +260,7 @@ def test_partial_stores_and_drafts_are_detected(
     (tmp_path / "data" / "book" / "train.bin").unlink()
     (tmp_path / "data" / ".draft-book-1").mkdir()
     told = " ".join(checks.check_stores(tmp_path / "data"))
-    assert "half a store" in told and "a draft stays: .draft-book-1" in told
+    assert "an incomplete store" in told and "a draft remains: .draft-book-1" in told
 
 
 @pytest.mark.slow
