@@ -6,8 +6,9 @@ A figure of your own is a class like those in `figures/`; `memtrain reproduce my
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -99,6 +100,14 @@ class Job:
                 del at[field_name]
         text = json.dumps([plain, self.train], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def jobs_over(
+    config: Callable[..., RunConfig], *, train: bool = True, **tags: Iterable[Tag]
+) -> list[Job]:
+    """A job for each combination of tags, the last varying fastest; `config` makes its run."""
+    settings = [dict(zip(tags, values, strict=True)) for values in product(*tags.values())]
+    return [Job(config=config(**setting), tags=setting, train=train) for setting in settings]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

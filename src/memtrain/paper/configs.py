@@ -1,10 +1,11 @@
 """The base configs of the figures at every scale, and the same run trained by BPTT."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from memtrain.config import (
     BPTTConfig,
-    CellConfig,
     DataConfig,
     DMTConfig,
     EngineConfig,
@@ -12,11 +13,11 @@ from memtrain.config import (
     RunConfig,
     SMTConfig,
     Stream,
-    TeacherConfig,
     model_shapes,
 )
 from memtrain.config.stages import STREAM_ROLLOUT
-from memtrain.paper.base import Job, Setup
+from memtrain.paper.base import Experiment, Job, Result, Setup, Tag, jobs_over
+from memtrain.paper.plots import best, where
 from memtrain.paper.toy_data import store
 
 
@@ -101,29 +102,23 @@ def natural(
     heads, head_dim = setup.pick(smoke=(2, 8), cpu=(4, 16), gpu=(4, 32), paper=(8, 64))
     steps = setup.pick(smoke=10, cpu=1000, gpu=2500, paper=150_000)
     path, evaluate_length = store(setup, name)
+    models = model_shapes(
+        context_length=context,
+        padding="void",
+        width=width,
+        layers=(layers, max(1, layers // 2), layers),
+        heads=heads,
+        head_dim=head_dim,
+        memory_tokens=tokens,
+        normalize_memory=cell != "gru",  # a GRU's states stay below RMS 1
+    )
+    if cell != "transformer":
+        models["cell"] = replace(models["cell"], kind=cell, width=4 * width, layers=2)
     return RunConfig(
         name=name,
         seed=seed,
         data=Stream(path=path, evaluate_length=evaluate_length),
-        teacher=TeacherConfig(
-            context_length=context,
-            padding="void",
-            width=width,
-            encoder_layers=layers,
-            decoder_layers=max(1, layers // 2),
-            heads=heads,
-            head_dim=head_dim,
-            normalize_memory=cell != "gru",  # a GRU's states stay below RMS 1
-        ),
-        cell=CellConfig(
-            kind=cell,
-            memory_tokens=tokens,
-            memory_dim=width,
-            width=width if cell == "transformer" else 4 * width,
-            layers=layers if cell == "transformer" else 2,
-            heads=heads,
-            head_dim=head_dim,
-        ),
+        **models,
         smt=SMTConfig(
             steps=steps,
             batch_size=setup.pick(smoke=8, cpu=32, gpu=128, paper=128),
@@ -158,16 +153,6 @@ def _dmt(setup: Setup, one_step: bool) -> DMTConfig:
     )
 
 
-def with_rate(config: RunConfig, rate: float) -> RunConfig:
-    """Set SMT's learning rate, and scale DMT's by the same factor."""
-    factor = config.dmt.learning_rate / config.smt.learning_rate
-    return replace(
-        config,
-        smt=replace(config.smt, learning_rate=rate),
-        dmt=replace(config.dmt, learning_rate=rate * factor),
-    )
-
-
 def bptt_twin(
     setup: Setup, config: RunConfig, learning_rate: float, *, steps: int = 0, length: int = 0
 ) -> RunConfig:
@@ -195,16 +180,55 @@ def bptt_twin(
     )
 
 
-def method_config(setup: Setup, data: str, method: str, rate: float, seed: int) -> RunConfig:
-    """A method such as "BPTT, GRU" on a data set. BPTT's steps are slower, so it has fewer."""
-    way, cell = method.split(", ")
-    config = with_rate(natural(setup, data, cell=cell.lower(), seed=seed), rate)
-    if way != "BPTT":
-        return config
-    length = setup.pick(smoke=16, cpu=64, gpu=256, paper=784 if data == "mnist" else 256)
-    steps = setup.pick(smoke=6, cpu=300, gpu=200, paper=20_000)
-    config = replace(config, dmt=replace(config.dmt, batch_size=config.smt.batch_size))
-    return bptt_twin(setup, config, rate, steps=steps, length=length)
+class Method(NamedTuple):
+    """A way to train a cell on a data set: "SMT → DMT" or "BPTT"."""
+
+    tags: dict[str, Tag]
+    data: str
+    way: str
+    cell: str
+
+    def job(self, setup: Setup, rate: float, seed: int) -> Job:
+        """A run at SMT's or BPTT's learning rate. BPTT's steps are slower, so it has fewer."""
+        config = natural(setup, self.data, cell=self.cell.lower(), seed=seed)
+        factor = config.dmt.learning_rate / config.smt.learning_rate
+        smt = replace(config.smt, learning_rate=rate)
+        config = replace(config, smt=smt, dmt=replace(config.dmt, learning_rate=rate * factor))
+        if self.way == "BPTT":
+            longest = 784 if self.data == "mnist" else 256
+            length = setup.pick(smoke=16, cpu=64, gpu=256, paper=longest)
+            steps = setup.pick(smoke=6, cpu=300, gpu=200, paper=20_000)
+            config = replace(config, dmt=replace(config.dmt, batch_size=smt.batch_size))
+            config = bptt_twin(setup, config, rate, steps=steps, length=length)
+        return Job(config=config, tags=self.tags | {"rate": rate, "seed": seed})
+
+
+class TunedExperiment(Experiment):
+    """A figure that runs each method at its best learning rate, which seed 0 finds.
+
+    All methods have the same number of rates.
+    """
+
+    methods: Sequence[Method]
+
+    def grid(self, setup: Setup) -> list[Job]:
+        rates = setup.pick(
+            smoke=(1e-3,), cpu=(1e-3, 3e-3), gpu=(3e-4, 1e-3), paper=(1e-4, 3e-4, 1e-3)
+        )
+        return [method.job(setup, rate, 0) for method in self.methods for rate in rates]
+
+    def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
+        return [
+            method.job(setup, tuned(results, **method.tags)[0]["rate"], seed)
+            for method in self.methods
+            for seed in setup.seeds[1:]
+        ]
+
+
+def tuned(results: Sequence[Result], **method: Tag) -> list[Result]:
+    """The runs of a method at its best learning rate."""
+    runs = where(results, **method)
+    return where(runs, rate=best(where(runs, seed=0), "rnn_nats")["rate"])
 
 
 def loss_weight_jobs(setup: Setup) -> list[Job]:
@@ -218,16 +242,13 @@ def loss_weight_jobs(setup: Setup) -> list[Job]:
         gpu=(0.0, 0.001, 0.1),
         paper=(0.0, 0.0001, 0.001, 0.01, 0.1),
     )
-    jobs = []
-    for dyn in dynamics:
-        for unif in uniformity:
-            for seed in setup.seeds:
-                config = natural(setup, "tinystories", one_step=True, seed=seed)
-                smt = replace(config.smt, dynamics_weight=dyn, uniformity_weight=unif)
-                smt = replace(smt, steps=max(10, smt.steps // 2))
-                tags = {"dynamics": dyn, "uniformity_weight": unif, "seed": seed}
-                jobs.append(Job(config=replace(config, smt=smt), tags=tags))
-    return jobs
+
+    def config(dynamics: float, uniformity_weight: float, seed: int) -> RunConfig:
+        base = natural(setup, "tinystories", one_step=True, seed=seed)
+        smt = replace(base.smt, dynamics_weight=dynamics, uniformity_weight=uniformity_weight)
+        return replace(base, smt=replace(smt, steps=max(10, smt.steps // 2)))
+
+    return jobs_over(config, dynamics=dynamics, uniformity_weight=uniformity, seed=setup.seeds)
 
 
 def _log(setup: Setup, steps: int, *, sequences: int) -> LogConfig:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.config import RunConfig
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import natural
 from memtrain.paper.plots import average, where
 from memtrain.plotting.style import log_x_axis, panels
@@ -24,19 +25,20 @@ class Compression(Experiment):
             gpu=((1, 8), (1, 32), (1, 128), (4, 128), (16, 128)),
             paper=((1, 16), (1, 64), (1, 256), (4, 256), (16, 256), (64, 256)),
         )
-        jobs = []
-        for tokens, width in shapes:
-            for seed in setup.seeds:
-                config = natural(setup, "tinystories", memory_tokens=tokens, seed=seed)
-                every = max(1, config.smt.steps // setup.pick(smoke=4, cpu=12, gpu=20, paper=50))
-                config = replace(
-                    config,
-                    cell=replace(config.cell, memory_dim=width),
-                    dmt=replace(config.dmt, steps=0),
-                    log=replace(config.log, evaluate_every=every),
-                )
-                jobs.append(Job(config=config, tags={"memory": tokens * width, "seed": seed}))
-        return jobs
+        by_size = {tokens * width: (tokens, width) for tokens, width in shapes}
+
+        def config(memory: int, seed: int) -> RunConfig:
+            tokens, width = by_size[memory]
+            base = natural(setup, "tinystories", memory_tokens=tokens, seed=seed)
+            every = max(1, base.smt.steps // setup.pick(smoke=4, cpu=12, gpu=20, paper=50))
+            return replace(
+                base,
+                cell=replace(base.cell, memory_dim=width),
+                dmt=replace(base.dmt, steps=0),
+                log=replace(base.log, evaluate_every=every),
+            )
+
+        return jobs_over(config, memory=by_size, seed=setup.seeds)
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         sizes, steps, nats = _surface(results)
@@ -65,16 +67,14 @@ class Compression(Experiment):
         for size, row in zip(sizes, nats, strict=True):
             curves.plot(steps, row, label=f"{size}")
         log_x_axis(curves)
-        curves.set_xlabel("training steps (equal batches)")
-        curves.set_ylabel("teacher's nats per character")
+        curves.set(xlabel="training steps (equal batches)", ylabel="teacher's nats per character")
         curves.legend(title="memory size", fontsize=8)
         drawn = contours.contourf(steps, sizes, nats, levels=12, cmap="viridis_r")
         figure.colorbar(drawn, ax=contours, label="nats")
         log_x_axis(contours)
         contours.set_yscale("log", base=2)
         contours.set_yticks(sizes, sizes)
-        contours.set_xlabel("training steps")
-        contours.set_ylabel("memory size M·D")
+        contours.set(xlabel="training steps", ylabel="memory size M·D")
         return figure
 
 

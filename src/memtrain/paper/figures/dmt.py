@@ -80,16 +80,11 @@ class Dmt(Experiment):
         for result in results:
             loss.plot([0, 1], [result[s]["nats"] for s in STAGES], "o-", color=COLOURS[6], lw=1)
         loss.set_xticks([0, 1], list(STAGES.values()))
-        loss.set_xlim(-0.3, 1.3)
-        loss.set_ylabel("RNN's nats per token")
-        drift.set_yscale("log")
-        drift.set_xlabel("timestep t")
-        drift.set_ylabel("drift, 1 − R²")
+        loss.set(xlim=(-0.3, 1.3), ylabel="RNN's nats per token")
+        drift.set(yscale="log", xlabel="timestep t", ylabel="drift, 1 − R²")
         drift.legend()
-        both.set_xscale("log")
-        both.set_yscale("log")
-        both.set_xlabel("one-step drift, 1 − R²")
-        both.set_ylabel("drift at the rollout's end")
+        both.set(xscale="log", xlabel="one-step drift, 1 − R²")
+        both.set(yscale="log", ylabel="drift at the rollout's end")
         return figure
 
 

@@ -4,14 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 
-from memtrain.config import BPTTConfig, Retrieval
+from memtrain.config import BPTTConfig, Retrieval, RunConfig
 from memtrain.objectives.futures import gather_window, readout_loss
 from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import average, where
 from memtrain.plotting.style import legend, panels
@@ -32,23 +33,20 @@ class Gradients(Experiment):
 
     def grid(self, setup: Setup) -> list[Job]:
         length = setup.pick(smoke=32, cpu=64, gpu=128, paper=128)
-        jobs = []
-        for cell in CELLS:
-            for gain in GAINS:
-                for seed in range(3):
-                    config = synthetic(setup, Retrieval(sequence_length=length), seed=seed)
-                    config = replace(
-                        config,
-                        cell=replace(config.cell, kind=cell),
-                        bptt=BPTTConfig(steps=1),
-                        # Norms span many decades.
-                        engine=replace(config.engine, precision="fp32"),
-                        # The gain is not a config field; the name makes the runs distinct.
-                        name=f"retrieval-gain{gain:g}",
-                    )
-                    tags = {"cell": cell, "gain": gain, "seed": seed}
-                    jobs.append(Job(config=config, tags=tags, train=False))
-        return jobs
+
+        def config(cell: str, gain: float, seed: int) -> RunConfig:
+            base = synthetic(setup, Retrieval(sequence_length=length), seed=seed)
+            return replace(
+                base,
+                cell=replace(base.cell, kind=cell),
+                bptt=BPTTConfig(steps=1),
+                # Norms span many decades.
+                engine=replace(base.engine, precision="fp32"),
+                # The gain is not a config field; the name makes the runs distinct.
+                name=f"retrieval-gain{gain:g}",
+            )
+
+        return jobs_over(config, train=False, cell=CELLS, gain=GAINS, seed=range(3))
 
     def measure(self, run: Run) -> dict:
         gain = float(run.config.name.split("gain")[1])
@@ -86,16 +84,13 @@ class Gradients(Experiment):
 
         figure, axes = panels(len(CELLS), 2, width=4.2, sharex=True)
         shades = colormaps["viridis"]
-        for row, cell in enumerate(CELLS):
-            for column, method in enumerate(("bptt", "smt")):
-                place = axes[row, column]
-                for index, gain in enumerate(GAINS):
-                    for result in where(results, cell=cell, gain=gain):
-                        norms = [max(norm, 1e-30) for norm in result[method]]
-                        label = f"weights × {gain:g}" if result["seed"] == 0 else None
-                        place.semilogy(norms, color=shades(index / 3.5), lw=1.2, label=label)
-                place.set_title(f"{method.upper()}, {cell} cell")
-                place.set_ylabel("‖∂L/∂m_t‖")
+        for place, (cell, method) in zip(axes.flat, product(CELLS, ("bptt", "smt")), strict=True):
+            for result in where(results, cell=cell):
+                norms, gain = [max(norm, 1e-30) for norm in result[method]], result["gain"]
+                label = f"weights × {gain:g}" if result["seed"] == 0 else None
+                colour = shades(GAINS.index(gain) / 3.5)
+                place.semilogy(norms, color=colour, lw=1.2, label=label)
+            place.set(title=f"{method.upper()}, {cell} cell", ylabel="‖∂L/∂m_t‖")
         for place in axes[-1]:
             place.set_xlabel("timestep t")
         legend(figure, axes[0, 0])

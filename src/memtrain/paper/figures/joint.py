@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memtrain.config import Retrieval
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.config import Retrieval, RunConfig
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import line, mean, where
 from memtrain.plotting.style import COLOURS, log_x_axis, panels
@@ -23,24 +23,16 @@ class Joint(Experiment):
         length = setup.pick(smoke=8, cpu=16, gpu=32, paper=64)
         futures = [future for future in (1, 2, 4, 8, 16, 32, 64) if future <= length]
         futures = setup.pick(smoke=[1, 8], cpu=[1, 4, 16], gpu=futures, paper=futures)
-        return [
-            self._job(setup, length, future, joint, seed)
-            for future in futures
-            for joint in (True, False)
-            for seed in setup.seeds
-        ]
-
-    def _job(self, setup: Setup, length: int, future: int, joint: bool, seed: int) -> Job:
         # SMT alone, for more steps: DMT through time would also assign credit over time. All steps
         # are decoded, because with a short future few of them have a target.
         steps = setup.pick(smoke=12, cpu=1500, gpu=1500, paper=20_000)
-        config = synthetic(setup, Retrieval(sequence_length=length), steps=steps, seed=seed)
-        config = replace(
-            config,
-            smt=replace(config.smt, future_length=future, joint=joint, decode_timesteps=0),
-            dmt=replace(config.dmt, steps=0),
-        )
-        return Job(config=config, tags={"T_f": future, "joint": joint, "T": length, "seed": seed})
+
+        def config(T_f: int, joint: bool, T: int, seed: int) -> RunConfig:
+            base = synthetic(setup, Retrieval(sequence_length=T), steps=steps, seed=seed)
+            smt = replace(base.smt, future_length=T_f, joint=joint, decode_timesteps=0)
+            return replace(base, smt=smt, dmt=replace(base.dmt, steps=0))
+
+        return jobs_over(config, T_f=futures, joint=(True, False), T=[length], seed=setup.seeds)
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         numbers = {}
@@ -72,9 +64,7 @@ class Joint(Experiment):
             line(place, joint, "T_f", value, "joint", marker="o")
             line(place, detached, "T_f", value, "detached", marker="^", color=COLOURS[1])
             log_x_axis(place, {result["T_f"] for result in results})
-            place.set_xlabel("future length T_f")
-            place.set_ylim(0, 1.05)
-            place.set_title(title)
+            place.set(xlabel="future length T_f", ylim=(0, 1.05), title=title)
         axes[0, 0].set_ylabel("accuracy")
         axes[0, 0].legend()
         return figure

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memtrain.config import Stack
+from memtrain.config import RunConfig, Stack
 from memtrain.data.task import build_task
 from memtrain.evaluation.evaluate import evaluate
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import STYLES, average
 from memtrain.plotting.style import log_x_axis, panels
@@ -22,13 +22,13 @@ class Length(Experiment):
 
     def grid(self, setup: Setup) -> list[Job]:
         length = setup.pick(smoke=8, cpu=16, gpu=16, paper=32)
-        jobs = []
-        for seed in setup.seeds:
-            steps = setup.pick(smoke=12, cpu=1200, gpu=3000, paper=20_000)
-            data = Stack(sequence_length=length)
-            config = synthetic(setup, data, memory_tokens=2, steps=steps, seed=seed)
-            jobs.append(Job(config=config, tags={"T": length, "seed": seed}))
-        return jobs
+        steps = setup.pick(smoke=12, cpu=1200, gpu=3000, paper=20_000)
+
+        def config(T: int, seed: int) -> RunConfig:
+            data = Stack(sequence_length=T)
+            return synthetic(setup, data, memory_tokens=2, steps=steps, seed=seed)
+
+        return jobs_over(config, T=[length], seed=setup.seeds)
 
     def measure(self, run: Run) -> dict:
         trained = run.task.sequence_length
@@ -69,8 +69,7 @@ class Length(Experiment):
             place.plot(results[0]["lengths"], middle, label=label, **STYLES[label])
         place.axvline(results[0]["lengths"][0], color="#878d93", lw=1, ls=":")
         log_x_axis(place, results[0]["lengths"])
-        place.set_xlabel("sequence length (dotted: in training)")
-        place.set_ylabel("accuracy")
+        place.set(xlabel="sequence length (dotted: in training)", ylabel="accuracy")
         place.legend()
         return figure
 

@@ -8,7 +8,7 @@ import torch
 from memtrain.data.images import encode_images
 from memtrain.generation.sampling import sample
 from memtrain.objectives.losses import decode_loss
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import natural
 from memtrain.paper.plots import (
     album,
@@ -37,9 +37,7 @@ class MemoryEvolution(Experiment):
 
     def grid(self, setup: Setup) -> list[Job]:
         """Runs of the figures `mnist-samples` and `sketchy-samples`."""
-        return [
-            Job(config=natural(setup, data), tags={"data": data}) for data in ("mnist", "sketchy")
-        ]
+        return jobs_over(lambda data: natural(setup, data), data=self.data_sets)
 
     def measure(self, run: Run) -> dict:
         images = real_images(run, "test", 8)
@@ -54,7 +52,7 @@ class MemoryEvolution(Experiment):
         return found | (read_cat(run) if run.config.name == "sketchy" else {})
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
-        (digits,), (sketches,) = (where(results, data=data) for data in ("mnist", "sketchy"))
+        (digits,), (sketches,) = (where(results, data=data) for data in self.data_sets)
         smooth = max(digits["smoothness"], sketches["smoothness"])
         nats, scattered = sketches["cat_nats"], sketches["scattered_nats"]
         return Verdict(
@@ -78,18 +76,22 @@ class MemoryEvolution(Experiment):
             (result,) = where(results, data=data)
             pictures = grey(result["album"], "images")
             show_images(axes[row, 0], pictures[:4], f"{label}, held out", columns=2)
-            _paths(axes[row, 1], np.array(result["pca"])[:4], "PCA, four images")
-            _path(axes[row, 2], np.array(result["tsne"]), "t-SNE of the first, t in colour")
-            if data == "sketchy":
-                cat = result
-                _path(axes[row, 3], np.array(result["cat_tsne"]), "t-SNE of the cat")
+            paths = np.array(result["pca"])
+            for path in paths[:4]:
+                axes[row, 1].plot(*path.T, lw=0.8)
+            axes[row, 1].set(xticks=[], yticks=[])
+            axes[row, 1].set_title("PCA, four images", fontsize=9)
+            _coloured_path(axes[row, 2], result["tsne"], "t-SNE of the first, t in colour")
+            if data == "mnist":
+                axes[row, 3].plot(paths[0], lw=0.9)
+                axes[row, 3].set_title("both components along t", fontsize=9)
+                axes[row, 3].set_xlabel("timestep t")
             else:
-                _components(axes[row, 3], np.array(result["pca"])[0])
-        shown = grey(cat["cat"], "read")[0]
+                _coloured_path(axes[row, 3], result["cat_tsne"], "t-SNE of the cat")
+        cat = where(results, data="sketchy")[0]["cat"]
+        shown = grey(cat, "read")[0]
         show_image(axes[2, 0], shown, "the cat")
-        for place, share, written in zip(
-            axes[2, 1:], GIVEN, grey(cat["cat"], "written"), strict=True
-        ):
+        for place, share, written in zip(axes[2, 1:], GIVEN, grey(cat, "written"), strict=True):
             show_image(place, written, f"generated after {share:.0%}")
             place.axhline(share * shown.shape[0] - 0.5, color="#d55e00", lw=1)
         return figure
@@ -164,29 +166,12 @@ def _nats(run: Run, tokens: np.ndarray) -> float:
     return float(decode_loss(logits, row[:, 1:]))
 
 
-def _path(place, points: np.ndarray, title: str) -> None:
-    place.plot(*points.T, color="#d9dcdf", lw=0.6)
-    place.scatter(*points.T, c=np.arange(len(points)), cmap="viridis", s=6, zorder=3)
-    _bare(place, title)
-
-
-def _paths(place, paths: np.ndarray, title: str) -> None:
-    for path in paths:
-        place.plot(*path.T, lw=0.8)
-    _bare(place, title)
-
-
-def _components(place, path: np.ndarray) -> None:
-    for values in path.T:
-        place.plot(values, lw=0.9)
-    place.set_title("both components along t", fontsize=9)
-    place.set_xlabel("timestep t")
-
-
-def _bare(place, title: str) -> None:
+def _coloured_path(place, points: list, title: str) -> None:
+    x, y = np.array(points).T
+    place.plot(x, y, color="#d9dcdf", lw=0.6)
+    place.scatter(x, y, c=np.arange(len(points)), cmap="viridis", s=6, zorder=3)
+    place.set(xticks=[], yticks=[])
     place.set_title(title, fontsize=9)
-    place.set_xticks([])
-    place.set_yticks([])
 
 
 FIGURE = MemoryEvolution()

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from memtrain.config import Copy, DataConfig, Retrieval, Stack
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, scores
+from memtrain.config import Copy, DataConfig, Retrieval, RunConfig, Stack
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over, scores
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import mean, where
 from memtrain.plotting.style import panels
@@ -51,22 +51,21 @@ class MemoryMaps(Experiment):
     )
 
     def grid(self, setup: Setup) -> list[Job]:
-        jobs = []
-        for task, (data, _, _) in TASKS.items():
-            for seed in setup.seeds:
-                steps = setup.pick(smoke=12, cpu=1500, gpu=4000, paper=20_000)
-                config = synthetic(setup, data, steps=steps, seed=seed)
-                config = replace(
-                    config,
-                    teacher=replace(config.teacher, normalize_memory=False),
-                    cell=replace(config.cell, kind=PLANE_CELL, memory_dim=2),
-                    smt=replace(config.smt, decode_timesteps=0),
-                    dmt=replace(config.dmt, steps=steps // 3),
-                    # The whole memory is two numbers: bf16 would leave about 8 bits for each.
-                    engine=replace(config.engine, precision="fp32"),
-                )
-                jobs.append(Job(config=config, tags={"task": task, "seed": seed}))
-        return jobs
+        steps = setup.pick(smoke=12, cpu=1500, gpu=4000, paper=20_000)
+
+        def config(task: str, seed: int) -> RunConfig:
+            base = synthetic(setup, TASKS[task][0], steps=steps, seed=seed)
+            return replace(
+                base,
+                teacher=replace(base.teacher, normalize_memory=False),
+                cell=replace(base.cell, kind=PLANE_CELL, memory_dim=2),
+                smt=replace(base.smt, decode_timesteps=0),
+                dmt=replace(base.dmt, steps=steps // 3),
+                # The whole memory is two numbers: bf16 would leave about 8 bits for each.
+                engine=replace(base.engine, precision="fp32"),
+            )
+
+        return jobs_over(config, task=TASKS, seed=setup.seeds)
 
     @torch.no_grad()
     def measure(self, run: Run) -> dict:
@@ -121,8 +120,8 @@ class MemoryMaps(Experiment):
             place.scatter(*points.T, c=colours, cmap="turbo", s=9, linewidths=0, zorder=3)
             low, high = points.min(axis=0), points.max(axis=0)
             room = 0.1 * (high - low) + 1e-6
-            place.set_xlim(low[0] - room[0], high[0] + room[0])
-            place.set_ylim(low[1] - room[1], high[1] + room[1])
+            (left, bottom), (right, top) = low - room, high + room
+            place.set(xlim=(left, right), ylim=(bottom, top))
             place.set_title(f"{task}: {len(codes)} states; field: {what}", fontsize=9)
             place.grid(False)
         return figure

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtrain.config import RunConfig
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import natural
 from memtrain.paper.plots import line, mean, where
 from memtrain.plotting.style import legend, log_x_axis, panels
@@ -26,16 +26,19 @@ class MemoryScaling(Experiment):
                 smoke=(1, 2), cpu=(1, 4, 16), gpu=(1, 4, 16), paper=(1, 2, 4, 8, 16, 32)
             ),
         }
+
+        def config(sweep: str, value: int, seed: int) -> RunConfig:
+            base = natural(setup, "tinystories", seed=seed, **{sweep: value})
+            if setup.scale != "gpu":
+                return base
+            # After the scale's 2,500 steps at a constant rate some seeds are still on a plateau,
+            # and seeds differ more than contexts.
+            return replace(base, smt=replace(base.smt, steps=6000, schedule="cosine"))
+
         return [
-            Job(
-                config=_trained_longer(
-                    setup, natural(setup, "tinystories", seed=seed, **{sweep: value})
-                ),
-                tags={"sweep": sweep, "value": value, "seed": seed},
-            )
+            job
             for sweep in SWEEPS
-            for value in values[sweep]
-            for seed in setup.seeds
+            for job in jobs_over(config, sweep=[sweep], value=values[sweep], seed=setup.seeds)
         ]
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
@@ -65,14 +68,6 @@ class MemoryScaling(Experiment):
         axes[0, 0].set_ylabel("nats per character")
         legend(figure, axes[0, 0])
         return figure
-
-
-def _trained_longer(setup: Setup, config: RunConfig) -> RunConfig:
-    """More steps at the scale gpu: after its 2,500 steps at a constant rate some seeds are still on
-    a plateau, and seeds differ more than contexts."""
-    if setup.scale != "gpu":
-        return config
-    return replace(config, smt=replace(config.smt, steps=6000, schedule="cosine"))
 
 
 FIGURE = MemoryScaling()

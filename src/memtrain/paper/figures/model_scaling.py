@@ -75,8 +75,8 @@ class ModelScaling(Experiment):
             bars = [standard_deviation(where(results, width=w), value) for w in _widths(results)]
             place.errorbar(sizes, middle, bars, capsize=2, label=label, **STYLES[label])
         log_x_axis(place)
-        place.set_xlabel("parameters of the teacher (the RNN has about as many)")
-        place.set_ylabel("nats per character")
+        size = "parameters of the teacher (the RNN has about as many)"
+        place.set(xlabel=size, ylabel="nats per character")
         place.legend()
         return figure
 

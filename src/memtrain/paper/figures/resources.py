@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from memtrain.config import Arithmetic, BPTTConfig
+from memtrain.config import Arithmetic, BPTTConfig, RunConfig
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import synthetic
 from memtrain.plotting.style import COLOURS, legend, log_x_axis, panels
 from memtrain.training.run import Run
@@ -37,21 +37,20 @@ class Resources(Experiment):
     def grid(self, setup: Setup) -> list[Job]:
         longest = setup.pick(smoke=128, cpu=512, gpu=1024, paper=2048)
         lengths = [length for length in (32, 64, 128, 256, 512, 1024, 2048) if length <= longest]
-        return [self._job(setup, length) for length in lengths]
 
-    def _job(self, setup: Setup, length: int) -> Job:
-        # T_c and T_f are constant while T grows; one timestep per sequence is trained.
-        config = synthetic(setup, Arithmetic(examples=length // 2))
-        config = replace(
-            config,
-            teacher=replace(config.teacher, encoder="bidirectional", context_length=16),
-            smt=replace(
-                config.smt, timesteps=1, decode_timesteps=0, future_length=8, short_contexts=0.0
-            ),
-            dmt=replace(config.dmt, through_time=False),
-            bptt=BPTTConfig(steps=1),
-        )
-        return Job(config=config, tags={"T": length}, train=False)
+        def config(T: int) -> RunConfig:
+            # T_c and T_f are constant while T grows; one timestep per sequence is trained.
+            base = synthetic(setup, Arithmetic(examples=T // 2))
+            smt = replace(base.smt, timesteps=1, decode_timesteps=0, future_length=8)
+            return replace(
+                base,
+                teacher=replace(base.teacher, encoder="bidirectional", context_length=16),
+                smt=replace(smt, short_contexts=0.0),
+                dmt=replace(base.dmt, through_time=False),
+                bptt=BPTTConfig(steps=1),
+            )
+
+        return jobs_over(config, train=False, T=lengths)
 
     def measure(self, run: Run) -> dict:
         batch = run.task.sample(4, torch.Generator().manual_seed(0)).to(run.engine.device)
@@ -100,9 +99,7 @@ class Resources(Experiment):
                 values = [result[f"{stage}_{what}"] for result in results]
                 place.plot(lengths, values, label=STAGES[stage], **style)
             log_x_axis(place, lengths)
-            place.set_yscale("log")
-            place.set_title(label)
-            place.set_xlabel("sequence length T")
+            place.set(yscale="log", title=label, xlabel="sequence length T")
         legend(figure, axes[0, 0])
         return figure
 

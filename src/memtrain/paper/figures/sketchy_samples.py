@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, scores
+from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over, scores
 from memtrain.paper.configs import natural
 from memtrain.paper.plots import (
     album,
@@ -26,10 +26,7 @@ class SketchySamples(Experiment):
     data_sets = ("sketchy",)
 
     def grid(self, setup: Setup) -> list[Job]:
-        return [
-            Job(config=natural(setup, "sketchy", seed=seed), tags={"seed": seed})
-            for seed in setup.seeds
-        ]
+        return jobs_over(lambda seed: natural(setup, "sketchy", seed=seed), seed=setup.seeds)
 
     def measure(self, run: Run) -> dict:
         pictures = album(run, samples=generated_images(run, 16), data=real_images(run, "test", 16))

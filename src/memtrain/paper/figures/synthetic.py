@@ -152,9 +152,7 @@ class Synthetic(Experiment):
                 line(place, ours, "value", "smt_accuracy", "SMT")
                 line(place, theirs, "value", "rnn_accuracy", "BPTT")
                 line(place, ours, "value", "rnn_accuracy", "SMT → DMT")
-                place.set_xticks(distinct(at, "value"))
-                place.set_xlabel(sweep)
-                place.set_ylim(0, 1.05)
+                place.set(xticks=distinct(at, "value"), xlabel=sweep, ylim=(0, 1.05))
             axes[0, column].set_title(task)
         for row in range(2):
             axes[row, 0].set_ylabel("accuracy")
