@@ -8,15 +8,14 @@ import math
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from memtrain.config import Retrieval, RunConfig
 from memtrain.errors import MemtrainError
@@ -29,7 +28,6 @@ from memtrain.training.console import Reporter
 from memtrain.training.processes import die_with_parent, hear_interrupts, start_process
 from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Interrupted, Run
-from memtrain.training.step import Trainer
 
 SEQUENCES = 2048
 """Held-out sequences behind every number of the table."""
@@ -45,6 +43,12 @@ class Row:
     score: Score
     cost: dict
     """Steps, tokens, sequential operations and seconds, under the names of `Run.totals`."""
+
+    def cells(self) -> list[str]:
+        """The row as text, under `HEADER`."""
+        counts = [self.cost[f"total_{key}"] for key in ("steps", "tokens", "sequential_ops")]
+        numbers = [f"{self.score.accuracy:.4f}", *(f"{count:,}" for count in counts)]
+        return [self.name, *numbers, f"{self.cost['total_seconds']:.1f}"]
 
 
 def run_demo(
@@ -75,26 +79,24 @@ def run_demo(
     )
     console.print("SMT → DMT: a teacher learns what to remember, the cell learns to follow it")
     run = Run.create(smt_config, folder / "smt-dmt", overwrite=True)
-    if alongside:
-        steps = sum(stage.steps for stage in smt_config.stages().values())
-        with BaselineProcess(bptt_config, folder / "bptt", steps) as process:
-            rows = _train_smt_dmt(run, make_reporter())
-            console.print("BPTT: the same cell, unrolled; it has been training at the same time")
-            baseline = process.finish(run.totals()["total_seconds"], make_reporter())
-    else:
+    steps = sum(stage.steps for stage in smt_config.stages().values())
+    process = BaselineProcess(bptt_config, folder / "bptt", steps)
+    with ExitStack() as stack:
+        if alongside:
+            stack.enter_context(process)
         rows = _train_smt_dmt(run, make_reporter())
-        steps = _longer_of_equal_steps_and_seconds(bptt_config, run)
-        bptt_config = replace(bptt_config, bptt=replace(bptt_config.bptt, steps=steps))
-        baseline = Run.create(bptt_config, folder / "bptt", overwrite=True)
-        console.print(f"BPTT: the same cell, unrolled, for {steps} steps")
-        baseline.train(make_reporter())
+        since = "it has been training at the same time" if alongside else "it starts now"
+        console.print(f"BPTT: the same cell, unrolled; {since}")
+        if not alongside:
+            stack.enter_context(process)
+        baseline = process.finish(run.totals()["total_seconds"], make_reporter())
     # At a constant learning rate its loss still spikes now and then: score its best checkpoint.
     best = Run.open(baseline.folder, best=True)
     rows.append(Row("RNN, BPTT", best.evaluate(SEQUENCES).rnn, baseline.totals()))
 
     console.print(_terminal_table(rows, length, alongside))
     page = folder / "index.html"
-    write_output(page, _page(rows, run, baseline).encode())
+    write_output(page, _page(rows, run, baseline, alongside).encode())
     console.print(f"curves  {page.resolve().as_uri()}", soft_wrap=True)
     console.print(f"next    {command} train digits; {command} generate runs/digits", markup=False)
     return rows
@@ -121,23 +123,7 @@ def _train_smt_dmt(run: Run, reporter: Reporter) -> list[Row]:
     ]
 
 
-def _longer_of_equal_steps_and_seconds(config: RunConfig, ours: Run, trial: int = 12) -> int:
-    """Number of BPTT steps that take at least the steps and the seconds of SMT -> DMT."""
-    spare = Run(config, ours.folder)
-    trainer = Trainer(spare.objective("bptt"), config.bptt, spare.task, spare.engine, 0)
-    for _ in range(trial // 2):  # a GPU captures its step after three
-        trainer.train_step()
-    trainer.check()  # waits for the device
-    began = time.perf_counter()
-    for _ in range(trial):
-        trainer.train_step()
-    trainer.check()
-    seconds_per_step = (time.perf_counter() - began) / trial
-    totals = ours.totals()
-    return max(int(totals["total_steps"]), math.ceil(totals["total_seconds"] / seconds_per_step))
-
-
-# -------------------------------------------------------------------------- BPTT at the same time
+# ------------------------------------------------------------------------- BPTT in another process
 
 
 class BaselineProcess:
@@ -233,44 +219,31 @@ def _train(connection: Connection, folder: Path, steps: int) -> None:
 
 # --------------------------------------------------------------------------------- table and page
 
-HEADER = ("", "accuracy", "steps", "tokens", "sequential operations", "seconds")
-
-
-def _cells(row: Row) -> list[str]:
-    counts = [f"{row.cost[f'total_{key}']:,}" for key in ("steps", "tokens", "sequential_ops")]
-    return [row.name, f"{row.score.accuracy:.4f}", *counts, f"{row.cost['total_seconds']:.1f}"]
+HEADER = ("", "accuracy", "steps", "tokens", "sequential ops", "seconds")
+GUESSING = 1 / (Retrieval().vocab_size - 1)
+"""Accuracy of guessing."""
 
 
 def _terminal_table(rows: list[Row], length: int, alongside: bool) -> Table:
-    chance = 1 / (Retrieval().vocab_size - 1)
     how = "side by side, one thread each" if alongside else "one after the other"
     table = Table(
+        *(Column(name, justify="right" if name else "left", no_wrap=True) for name in HEADER),
         title=f"retrieval, T={length}: RNNs start from the empty memory, without a teacher",
-        caption=f"{SEQUENCES:,} held-out sequences; chance is {chance:.3f}; trained {how}; "
+        caption=f"{SEQUENCES:,} held-out sequences; guessing scores {GUESSING:.3f}; trained {how}; "
         "BPTT at its best checkpoint",
     )
-    for column in HEADER:
-        name = column.replace("sequential operations", "sequential ops")
-        table.add_column(name, justify="right" if column else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*_cells(row), style="bold" if row.name.endswith("DMT") else None)
+        table.add_row(*row.cells(), style="bold" if row.name.endswith("DMT") else None)
     return table
 
 
-def _evaluations(run: Run, stage: str | None = None) -> list[dict]:
-    return [
-        record
-        for record in run.metrics.read()
-        if "evaluation" in record and stage in (None, record["stage"])
-    ]
-
-
-def _page(rows: list[Row], ours: Run, baseline: Run) -> str:
-    config, length = ours.config, ours.task.sequence_length
+def _page(rows: list[Row], ours: Run, baseline: Run, alongside: bool) -> str:
+    config, cell, length = ours.config, ours.config.cell, ours.task.sequence_length
     how = "One trained after the other."
-    if config.engine.threads == 1:
+    if alongside:
         how = "Both trained at the same time, each in a process with one thread."
     smt, dmt = (_evaluations(ours, stage)[-1]["evaluation"]["drift"] for stage in ("smt", "dmt"))
+    timesteps = list(range(len(smt["unexplained"])))
     return render_page(
         f"Remembering one token for {length} steps",
         "One recurrent cell, trained in two ways. SMT never unrolls it: a Transformer teacher "
@@ -282,10 +255,10 @@ def _page(rows: list[Row], ours: Run, baseline: Run) -> str:
         [
             PageTable(
                 header=["method", *HEADER[1:]],
-                rows=[_cells(row) for row in rows],
-                note=f"Accuracy on {SEQUENCES:,} held-out sequences; chance is "
-                f"{1 / (ours.task.vocab_size - 1):.3f}. Sequential operations: the length of the "
-                "critical path, forward and backward, counted on a step of plain operations. "
+                rows=[row.cells() for row in rows],
+                note=f"Accuracy on {SEQUENCES:,} held-out sequences; guessing scores "
+                f"{GUESSING:.3f}. Sequential operations: the length of the critical path, forward "
+                "and backward, counted on a step of plain operations. "
                 f"{how} BPTT is scored at its best checkpoint, SMT → DMT at its last.",
                 highlight=2,
             ),
@@ -312,20 +285,24 @@ def _page(rows: list[Row], ours: Run, baseline: Run) -> str:
                 x_label="timestep t",
                 y_label="1 − R²",
                 series=[
-                    _drift("after SMT", smt, dashed=True),
-                    _drift("after DMT", dmt, emphasised=True),
+                    Series(name="after SMT", x=timesteps, y=smt["unexplained"], dashed=True),
+                    Series(name="after DMT", x=timesteps, y=dmt["unexplained"], emphasised=True),
                 ],
                 note="Distance from the teacher's memory as a fraction of its variance; "
                 "0 is no drift.",
             ),
         ],
-        _footer(config, baseline.config),
+        f"Seed {config.seed}. Cell: {cell.layers}-layer Transformer, {cell.memory_tokens} memory "
+        f"token of width {cell.memory_dim}; {config.teacher.encoder} encoder.\n"
+        f"Batch {config.smt.batch_size}; learning rates: SMT {config.smt.learning_rate:g}, "
+        f"DMT {config.dmt.learning_rate:g}, BPTT {baseline.config.bptt.learning_rate:g}. "
+        f"DMT's gradients: {'through the rollout' if config.dmt.through_time else 'one step'}.",
     )
 
 
-def _drift(name: str, drift: dict, **style: bool) -> Series:
-    values = drift["unexplained"]
-    return Series(name=name, x=list(range(len(values))), y=values, **style)
+def _evaluations(run: Run, stage: str | None = None) -> list[dict]:
+    lines = [line for line in run.metrics.read() if "evaluation" in line]
+    return [line for line in lines if stage in (None, line["stage"])]
 
 
 def _accuracy_chart(ours: Run, baseline: Run, key: str, label: str, log_x: bool) -> Chart:
@@ -351,16 +328,4 @@ def _accuracy_chart(ours: Run, baseline: Run, key: str, label: str, log_x: bool)
         f"DMT begins and at {after:.3f} at the end. Curves use "
         f"{ours.config.log.evaluate_sequences} held-out sequences, the table more.",
         marks={"DMT begins": last_of_smt[key]},
-    )
-
-
-def _footer(config: RunConfig, bptt_config: RunConfig) -> str:
-    cell, smt, dmt = config.cell, config.smt, config.dmt
-    return (
-        f"Seed {config.seed}. Cell: {cell.layers}-layer Transformer, "
-        f"{cell.memory_tokens} memory token of width {cell.memory_dim}; "
-        f"{config.teacher.encoder} encoder.\n"
-        f"Batch {smt.batch_size}; learning rates: SMT {smt.learning_rate:g}, "
-        f"DMT {dmt.learning_rate:g}, BPTT {bptt_config.bptt.learning_rate:g}. "
-        f"DMT's gradients: {'through the rollout' if dmt.through_time else 'one step'}."
     )

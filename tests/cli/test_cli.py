@@ -144,7 +144,7 @@ def test_ctrl_c_saves_and_resuming_gives_the_same_weights(here: Path, monkeypatc
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.skipif(cores() < 2, reason="the demo starts no process on one core")
+@pytest.mark.skipif(cores() < 2, reason="on one core the demo starts its process after a minute")
 @pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("command", ["demo", "reproduce synthetic --processes 2"])
 def test_ctrl_c_while_processes_start_prints_no_traceback(

@@ -3,6 +3,7 @@
 Each command imports only the modules it needs: help is quick, training imports torch.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -99,18 +100,16 @@ def _run(arguments: list[str]) -> int:
         return command(rest)
     except FailedElsewhereError:
         return 2
-    except MemtrainError as error:
-        print(f"memtrain: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         return 1
+    except MemtrainError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename or 'file'}: {error.strerror}"
     except (MemoryError, RuntimeError) as error:
         # On a CPU torch raises a plain RuntimeError when it runs out of memory.
-        known = "allocate memory" in str(error) or "out of memory" in str(error)
-        if not known and not isinstance(error, MemoryError):
+        if not isinstance(error, MemoryError) and not re.search("(allocate|of) memory", str(error)):
             raise
-        print("memtrain: not enough memory; reduce the batch size or the model", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"memtrain: {error.filename or 'file'}: {error.strerror}", file=sys.stderr)
-        return 2
+        message = "not enough memory; reduce the batch size or the model"
+    print(f"memtrain: {message}", file=sys.stderr)
+    return 2

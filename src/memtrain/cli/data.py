@@ -89,15 +89,10 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
         flags = {"data_dir": options.data_dir, "overwrite": options.overwrite}
         store = prepare(name, out=out, **flags, **options.option)
     else:
-        try:
-            path = source_path(Path(name))
-        except MemtrainError:
-            if "/" in name or "." in name:  # a path, not a misspelled name
-                raise
-            known = [*tasks, *DATA_SETS]
-            raise MemtrainError(
-                f"data {name!r}: no such file; {did_you_mean(name, known)}"
-            ) from None
+        if not Path(name).exists() and not {*"/.~"} & {*name}:  # a misspelled name, not a path
+            known = did_you_mean(name, [*tasks, *DATA_SETS])
+            raise MemtrainError(f"data {name!r}: no such file; {known}")
+        path = source_path(Path(name))
         if (path / "meta.json").is_file():
             raise MemtrainError(
                 f"{path}: is prepared already; train on it: memtrain train ... --data {path}"

@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -50,6 +52,8 @@ def facts(device: str = "auto") -> dict[str, Any]:
     from memtrain.config import EngineConfig
 
     cuda = torch.cuda.is_available()
+    count = torch.cuda.device_count() if cuda else 0
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     try:
         paths = explain_models("paper", EngineConfig(device=device))
     except MemtrainError as error:  # a report is needed above all where something is missing
@@ -64,7 +68,7 @@ def facts(device: str = "auto") -> dict[str, Any]:
         "memory": _memory(),
         "cuda": torch.version.cuda or "none in this torch",
         "driver": _driver() if cuda else "none",
-        "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if cuda else [],
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in gpus],
         "fast_paths": paths,
     }
 
@@ -85,19 +89,10 @@ def _memory() -> str:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _gpu(index: int) -> str:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
+    with suppress(OSError):
+        if found := re.search(r"(?m)^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text()):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _driver() -> str:

@@ -333,23 +333,18 @@ def resume(arguments: list[str]) -> int:
     reporter = make_reporter()
     run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
     if run.finished:
-        _check_not_lengthened(run)
+        for done in run.progress.stages:
+            stage = run.config.stages()[done.name]
+            if not stage.seconds and done.steps and done.steps != stage.steps:
+                raise MemtrainError(
+                    f"{done.name}.steps={stage.steps}: {run.folder} finished this stage after "
+                    f"{done.steps} steps, and a finished stage is not lengthened; train a new run"
+                )
         run.group.leave()
         if run.group.main:
             print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
         return 0
     return _train(run, reporter)
-
-
-def _check_not_lengthened(run: Any) -> None:
-    """Refuse a finished run whose config has more or fewer steps than were trained."""
-    for done in run.progress.stages:
-        stage = run.config.stages()[done.name]
-        if not stage.seconds and done.steps and done.steps != stage.steps:
-            raise MemtrainError(
-                f"{done.name}.steps={stage.steps}: {run.folder} finished this stage after "
-                f"{done.steps} steps, and a finished stage is not lengthened; train a new run"
-            )
 
 
 def _train(run: Any, reporter: Any) -> int:

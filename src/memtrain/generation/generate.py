@@ -133,18 +133,13 @@ def generate_with(
         read = torch.cat([start, read], dim=1)
         if codec.start_written:  # then it is the first token of the sample
             given, length = read.cpu().numpy(), length - 1
-    training = rnn.training
-    rnn.eval()
-    try:
-        generator = torch.Generator(device).manual_seed(options.seed)
-        parts = [given]
-        with _any_kernel():
-            for chunk in sample_chunks(rnn, read, length, generator, sampler):
-                parts.append(chunk.cpu().numpy())
-                if listen is not None:
-                    listen(parts[-1])
-    finally:
-        rnn.train(training)
+    generator = torch.Generator(device).manual_seed(options.seed)
+    parts = [given]
+    with _sampling_mode(rnn):
+        for chunk in sample_chunks(rnn, read, length, generator, sampler):
+            parts.append(chunk.cpu().numpy())
+            if listen is not None:
+                listen(parts[-1])
     return Samples(np.concatenate(parts, axis=1), given.shape[1], codec)
 
 
@@ -167,21 +162,23 @@ def _parts(model: Any) -> tuple[RNN, TokenCodec]:
 
 
 @contextmanager
-def _any_kernel() -> Iterator[None]:
-    """Allow kernels that torch calls nondeterministic.
+def _sampling_mode(rnn: RNN) -> Iterator[None]:
+    """Put the RNN in evaluation mode, and allow kernels that torch calls nondeterministic.
 
     On a GPU torch has no deterministic sum along a row and would refuse. These rows are short and
     summed in one piece, so the result is deterministic.
     """
-    if not torch.are_deterministic_algorithms_enabled():
-        yield  # setting it again would import torch's compiler, which takes a second
-        return
+    training, strict = rnn.training, torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
+    rnn.eval()
+    if strict:  # setting it needlessly would import torch's compiler, which takes a second
+        torch.use_deterministic_algorithms(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(True, warn_only=warned)
+        rnn.train(training)
+        if strict:
+            torch.use_deterministic_algorithms(True, warn_only=warned)
 
 
 def _given(

@@ -12,9 +12,7 @@ from memtrain.files import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.ticker import Locator
 
 # Okabe and Ito's palette, readable for colour-blind people; grey is for references.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#878d93")
@@ -128,7 +126,9 @@ def log_x_axis(axes: "Axes", values: Iterable[int] | None = None) -> None:
 
     axes.set_xscale("log")
     ticks = LogLocator(subs=(1, 2, 5)) if values is None else FixedLocator(sorted(set(values)))
-    _set_ticks(axes.xaxis, ticks)
+    axes.xaxis.set_major_locator(ticks)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.minorticks_off()
 
 
 def log_y_axis(axes: "Axes", values: Sequence[float]) -> None:
@@ -139,18 +139,12 @@ def log_y_axis(axes: "Axes", values: Sequence[float]) -> None:
     least, most = min(values), max(values)
     middle, half = math.sqrt(least * most), max(1.3 * math.sqrt(most / least), 2.0)
     bottom, top = middle / half, middle * half
+    ticks = LogLocator(subs=(1, 2, 5) if top / bottom < 2000 else (1,)).tick_values(bottom, top)
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
-    _set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5) if top / bottom < 2000 else (1,)))
-
-
-def _set_ticks(axis: "Axis", locator: "Locator") -> None:
-    """Label the ticks of a locator with plain numbers; draw no others."""
-    from matplotlib.ticker import NullLocator
-
-    axis.set_major_locator(locator)
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter("{x:,.10g}")
+    axes.set_yticks([tick for tick in ticks if bottom <= tick <= top])
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+    axes.minorticks_off()
 
 
 def legend(figure: "Figure", axes: "Axes") -> None:
