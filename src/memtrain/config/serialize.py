@@ -132,8 +132,9 @@ def _converter() -> Any:
         (bool, bool, "true or false"),
     ):
         converter.register_structure_hook(kind, make_scalar(kind, accepted, rule))
-    scalar = int | float | bool | str
+    number, scalar = int | float, int | float | bool | str
     rule = "a string, a number, true or false"
+    converter.register_structure_hook(number, lambda value, _: _require(value, number, "a number"))
     converter.register_structure_hook(scalar, lambda value, _: _require(value, scalar, rule, None))
     return converter
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from memtrain import __version__
 from memtrain.config.serialize import to_json
 from memtrain.errors import MemtrainError
@@ -16,20 +18,7 @@ from memtrain.paper.base import Result, Tag
 from memtrain.paper.plots import grey, show_images
 from memtrain.paper.reproduce import Outcome, errors_of, open_folder, outcome
 from memtrain.paper.results import COSTS, ResultsFile
-from memtrain.plotting.html import (
-    Chart,
-    Code,
-    Columns,
-    Figure,
-    Fold,
-    Heading,
-    Notice,
-    Part,
-    Series,
-    Table,
-    Text,
-    render_page,
-)
+from memtrain.plotting import html
 from memtrain.plotting.style import panels, render_figure
 
 SMOKE = (
@@ -75,7 +64,7 @@ def make_report(folders: Sequence[Path], *, allow_code: bool = False) -> Report:
     Raises:
         MemtrainError: a folder is damaged, or no figure remains.
     """
-    parts: list[Part] = []
+    parts: list[html.Part] = []
     summary: list[list[Any]] = []
     outcomes: list[Outcome] = []
     left_out: list[str] = []
@@ -99,15 +88,15 @@ def make_report(folders: Sequence[Path], *, allow_code: bool = False) -> Report:
         remedy = "--allow-code imports it, if you trust it" if left_out else "it names no figure"
         raise MemtrainError(f"{folders[0]}: nothing to report: {reason}{remedy}")
     title, lead = _headline(outcomes, list(dict.fromkeys(scales)))
-    notes: list[Part] = [Notice(text=SMOKE)] if "smoke" in scales else []
+    notes: list[html.Part] = [html.Notice(text=SMOKE)] if "smoke" in scales else []
     if left_out:
         names = ", ".join(dict.fromkeys(left_out))
         notes.append(
-            Text(text=f"Left out, because a report does not import a folder's code: {names}.")
+            html.Text(text=f"Left out, because a report does not import a folder's code: {names}.")
         )
-    table = Table(header=["figure", "the claim", "runs", "training seconds"], rows=summary)
+    table = html.Table(header=["figure", "the claim", "runs", "training seconds"], rows=summary)
     footer = f"memtrain {__version__}. Results: {', '.join(str(folder) for folder in folders)}"
-    return Report(render_page(title, lead, [*notes, table, *parts], footer), left_out)
+    return Report(html.render_page(title, lead, [*notes, table, *parts], footer), left_out)
 
 
 def _headline(outcomes: Sequence[Outcome], scales: Sequence[str]) -> tuple[str, str]:
@@ -128,25 +117,27 @@ def _headline(outcomes: Sequence[Outcome], scales: Sequence[str]) -> tuple[str, 
     )
 
 
-def _figure(found: Outcome, title: str) -> Iterator[Part]:
-    yield Heading(text=title)
-    yield Text(text=f"The paper: {found.figure.claim}")
-    yield Text(text=f"Here: {found.verdict.word}. {found.verdict.sentence}")
+def _figure(found: Outcome, title: str) -> Iterator[html.Part]:
+    yield html.Heading(text=title)
+    yield html.Text(text=f"The paper: {found.figure.claim}")
+    yield html.Text(text=f"Here: {found.verdict.word}. {found.verdict.sentence}")
     if found.picture is not None:
         seeds = {result.tags["seed"] for result in found.results if "seed" in result.tags}
         listed = f" Seeds: {', '.join(map(str, sorted(seeds, key=str)))}." if seeds else ""
         caption = f"{found.figure.title}.{listed}"
-        yield Figure(png_bytes=found.picture.read_bytes(), caption=caption)
+        yield html.Figure(png_bytes=found.picture.read_bytes(), caption=caption)
     table = summary_table(found.results)
     if table is not None:
-        yield Fold(summary="Means and standard deviations over seeds, and costs", parts=[table])
+        yield html.Fold(
+            summary="Means and standard deviations over seeds, and costs", parts=[table]
+        )
     if found.results:
         configs = {(job.key, job.name): to_json(job.config) for job in found.jobs}
         runs = [_run(result, configs[result.key, result.job]) for result in found.results]
-        yield Fold(summary=f"Individual runs: {len(runs)}", parts=runs)
+        yield html.Fold(summary=f"Individual runs: {len(runs)}", parts=runs)
 
 
-def summary_table(results: Sequence[Result]) -> Table | None:
+def summary_table(results: Sequence[Result]) -> html.Table | None:
     """One row per setting: mean ± standard deviation over seeds of every measured number."""
     groups: dict[tuple[tuple[str, Tag], ...], list[Result]] = {}
     for result in results:
@@ -170,7 +161,7 @@ def summary_table(results: Sequence[Result]) -> Table | None:
         rows.append([label, len(group), *cells, *(round(c) if c > 100 else c for c in costs)])
     header = ["setting", "runs", *(name.replace("_", " ") for name in names)]
     header += [name.replace("_ops", " operations") for name in COSTS]
-    return Table(
+    return html.Table(
         header=header, rows=rows, note="± is the standard deviation over seeds; costs are means."
     )
 
@@ -179,61 +170,58 @@ def _mean_and_deviation(values: Sequence[int | float | None]) -> str | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    average = sum(known) / len(known)
-    if len(known) < 2:
-        return f"{average:.4g}"
-    deviation = (sum((value - average) ** 2 for value in known) / (len(known) - 1)) ** 0.5
-    return f"{average:.4g} ± {deviation:.2g}"
+    deviation = f" ± {np.std(known, ddof=1):.2g}" if len(known) > 1 else ""
+    return f"{np.mean(known):.4g}{deviation}"
 
 
 # ----------------------------------------------------------------------------------- one run
 
 
-def _run(result: Result, config: str) -> Fold:
-    parts: list[Part] = []
+def _run(result: Result, config: str) -> html.Fold:
+    parts: list[html.Part] = []
     if result.diverged:
-        parts.append(Text(text=f"Training stopped early: {result.diverged}"))
+        parts.append(html.Text(text=f"Training stopped early: {result.diverged}"))
     parts.append(_numbers(result))
     if len(result.curve) > 1:
-        parts.append(Columns(parts=[_curve(result, "nats"), _curve(result, "accuracy")]))
+        parts.append(html.Columns(parts=[_curve(result, "nats"), _curve(result, "accuracy")]))
     samples = _samples(result)
     if samples is not None:
         parts.append(samples)
-    parts.append(Fold(summary="Config", parts=[Code(text=config)]))
-    return Fold(summary=result.job, parts=parts)
+    parts.append(html.Fold(summary="Config", parts=[html.Code(text=config)]))
+    return html.Fold(summary=result.job, parts=parts)
 
 
-def _numbers(result: Result) -> Table:
+def _numbers(result: Result) -> html.Table:
     numbers = {k: v for k, v in result.measured.items() if isinstance(v, int | float | str)}
     rows: list[list[Any]] = [[name.replace("_", " "), value] for name, value in numbers.items()]
     rows += [[name.replace("_ops", " operations"), value] for name, value in result.cost.items()]
-    return Table(header=["measured", "value"], rows=rows)
+    return html.Table(header=["measured", "value"], rows=rows)
 
 
-def _curve(result: Result, what: str) -> Chart:
-    series = []
-    for model, name in (("rnn", "RNN"), ("teacher", "teacher")):
-        points = [point for point in result.curve if f"{model}_{what}" in point]
-        if points:
-            series.append(
-                Series(
-                    name=name,
-                    x=[point["steps"] for point in points],
-                    y=[point[f"{model}_{what}"] for point in points],
-                    emphasised=model == "rnn",
-                    muted=model == "teacher",
-                )
-            )
-    stages = list(dict.fromkeys(point["stage"] for point in result.curve))
-    title = "Held-out nats" if what == "nats" else "Held-out accuracy"
-    return Chart(title=title, x_label="steps", y_label=what, series=series, note=" → ".join(stages))
+def _curve(result: Result, what: str) -> html.Chart:
+    series = [
+        html.Series(
+            name=name,
+            x=[point["steps"] for point in points],
+            y=[point[f"{model}_{what}"] for point in points],
+            emphasised=model == "rnn",
+            muted=model == "teacher",
+        )
+        for model, name in (("rnn", "RNN"), ("teacher", "teacher"))
+        if (points := [point for point in result.curve if f"{model}_{what}" in point])
+    ]
+    stages = " → ".join(dict.fromkeys(point["stage"] for point in result.curve))
+    title = f"Held-out {what}"
+    return html.Chart(title=title, x_label="steps", y_label=what, series=series, note=stages)
 
 
-def _samples(result: Result) -> Figure | None:
+def _samples(result: Result) -> html.Figure | None:
     """Images generated by this run, if its figure stored any."""
     album = result.measured.get("album")
     if not isinstance(album, dict) or "samples" not in album:
         return None
     drawn, axes = panels(1, 1, width=7.0, height=1.9)
     show_images(axes[0, 0], grey(album, "samples")[:16], "")
-    return Figure(png_bytes=render_figure(drawn), caption=f"Generated by this run: {result.job}")
+    return html.Figure(
+        png_bytes=render_figure(drawn), caption=f"Generated by this run: {result.job}"
+    )

@@ -1,16 +1,17 @@
 """setup.json and results.jsonl of a sweep's folder, validated as untrusted files."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from memtrain.config.serialize import structure
 from memtrain.config.validation import check_device
 from memtrain.errors import MemtrainError
 from memtrain.files import JsonLines, parse_json, read_text, refuse_links, write_atomic
 from memtrain.paper import is_figure
-from memtrain.paper.base import SCALES, TOY_DATA, Experiment, Job, Result, Scale
+from memtrain.paper.base import TOY_DATA, Experiment, Job, Result, Scale
 
 MAX_SETUP_BYTES = 2**16
 MAX_RESULTS_BYTES = 2**27
@@ -45,25 +46,19 @@ def read_setup(folder: Path) -> StoredSetup | None:
     """
     path = folder / "setup.json"
     try:
-        text = read_text(path, MAX_SETUP_BYTES)
+        plain = parse_json(read_text(path, MAX_SETUP_BYTES), f"{path}: not JSON")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    plain = parse_json(text, f"{path}: not JSON")
-    if not isinstance(plain, dict):
-        raise MemtrainError(f"{path}: must be a JSON object; choose another folder")
-    if plain.get("root") is None:
+    if isinstance(plain, dict) and plain.get("root") is None:
         plain["root"] = _older_root(folder)
-    for name in ("scale", "data_dir", "device", "root"):
-        value = plain.get(name)
-        if not isinstance(value, str) or "\0" in value or (name == "scale") > (value in SCALES):
-            raise MemtrainError(f"{path}: {name}={value!r}: damaged; choose another folder")
-    check_device(plain["device"])
-    figures = plain.get("figures")
-    if not isinstance(figures, list) or not all(
-        isinstance(name, str) and is_figure(name) for name in figures
-    ):
-        raise MemtrainError(f"{path}: figures={figures!r}: must be a list of figure names")
-    return StoredSetup(**{field.name: plain[field.name] for field in fields(StoredSetup)})
+    stored = structure(plain, StoredSetup, str(path))
+    check_device(stored.device)
+    for name in ("data_dir", "root"):
+        if "\0" in getattr(stored, name):
+            raise MemtrainError(f"{path}: {name}={getattr(stored, name)!r}: has a null character")
+    if not all(map(is_figure, stored.figures)):
+        raise MemtrainError(f"{path}: figures={stored.figures!r}: must be names of figures")
+    return stored
 
 
 def write_setup(folder: Path, stored: StoredSetup) -> None:
@@ -142,50 +137,31 @@ def checked_result(plain: Any) -> Result:
     Raises:
         MemtrainError: a field is missing, unknown, or of the wrong type.
     """
-    known = {field.name for field in fields(Result)}
-    if not isinstance(plain, dict) or not known - {"diverged"} <= plain.keys() <= known:
-        raise MemtrainError(f"must be an object with {', '.join(sorted(known))}")
-    tags, curve, measured = plain["tags"], plain["curve"], plain["measured"]
-    rules = {name: (isinstance(plain[name], str), "a string") for name in ("figure", "job", "key")}
-    rules |= {
-        "diverged": (isinstance(plain.get("diverged", ""), str), "a string"),
-        "version": (type(plain["version"]) is int, "an integer"),
-        "tags": (
-            isinstance(tags, dict) and all(map(_is_tag, tags.values())),
-            "an object of strings, numbers and booleans",
-        ),
-        "cost": (_has_numbers(plain["cost"], COSTS), f"numbers: {', '.join(COSTS)}"),
-        "curve": (isinstance(curve, list) and all(map(_is_point, curve)), "a list of evaluations"),
-        "measured": (
-            isinstance(measured, dict) and _is_plain(measured, MAX_DEPTH),
-            "an object of numbers, strings and lists",
-        ),
+    result = structure(plain, Result)
+    rules = {
+        "tags": (_is_plain(result.tags, 1), "strings, numbers and booleans"),
+        "cost": (_has_numbers(result.cost, COSTS), f"numbers: {', '.join(COSTS)}"),
+        "curve": (all(map(_is_point, result.curve)), "a list of evaluations"),
+        "measured": (_is_plain(result.measured, MAX_DEPTH), "numbers, strings and lists"),
     }
     for name, (valid, rule) in rules.items():
         if not valid:
-            raise MemtrainError(f"{name}={str(plain.get(name))[:60]}: must be {rule}")
-    return Result(**plain)
+            raise MemtrainError(f"{name}={str(plain[name])[:60]}: must be {rule}")
+    return result
 
 
-def is_number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     """Whether a value is a float, or an integer of 64 bits; booleans are not numbers."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
-def _is_tag(value: Any) -> bool:
-    return isinstance(value, str | bool) or is_number(value)
+def _has_numbers(value: dict[str, Any], names: Sequence[str]) -> bool:
+    return all(_is_number(value.get(name)) for name in names)
 
 
-def _has_numbers(value: Any, names: Sequence[str]) -> bool:
-    return isinstance(value, Mapping) and all(is_number(value.get(name)) for name in names)
-
-
-def _is_point(value: Any) -> bool:
-    return (
-        _has_numbers(value, (*COSTS, "rnn_nats", "rnn_accuracy"))
-        and isinstance(value.get("stage"), str)
-        and all(is_number(number) for name, number in value.items() if name != "stage")
-    )
+def _is_point(value: dict[str, Any]) -> bool:
+    numbers = value.keys() - {"stage"} | {*COSTS, "rnn_nats", "rnn_accuracy"}
+    return isinstance(value.get("stage"), str) and _has_numbers(value, [*numbers])
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -193,7 +169,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
         return depth > 0 and all(_is_plain(one, depth - 1) for one in inner)
-    return value is None or _is_tag(value)
+    return value is None or isinstance(value, str | bool) or _is_number(value)
 
 
 def results_frame(folder: Path | str) -> Any:

@@ -16,13 +16,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
 from memtrain.config import RunConfig
@@ -201,21 +195,19 @@ class View:
         self.eta = ETA(0, 0)
         """Counts thousandths of a job."""
         self.console = Console(stderr=True, highlight=False)
-        live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self.bars = self._bars() if live else None
+        self.bars = None
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self.bars = Bars(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=self.console,
+            )
         self.rows: dict[str, TaskID] = {}
         self.stage_etas: dict[tuple[str, str], ETA] = {}
         self.seconds, self.printed = seconds, time.monotonic()
-
-    def _bars(self) -> Bars:
-        return Bars(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=self.console,
-        )
 
     def expect(self, jobs: int, done: int) -> None:
         """Add jobs, some of which may be done already."""
@@ -292,9 +284,7 @@ class View:
             bars.remove_task(self.rows.pop(event.key))
 
     def _print(self, message: str) -> None:
-        (self.bars.console if self.bars else self.console).print(
-            message, soft_wrap=True, markup=False
-        )
+        self.console.print(message, soft_wrap=True, markup=False)
 
 
 def _left(eta: ETA, step: int) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from memtrain.config import RunConfig
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
@@ -27,7 +28,7 @@ class MemoryScaling(Experiment):
             ),
         }
 
-        def config(sweep: str, value: int, seed: int) -> RunConfig:
+        def config(sweep: str, value: Any, seed: int) -> RunConfig:
             base = natural(setup, "tinystories", seed=seed, **{sweep: value})
             if setup.scale != "gpu":
                 return base
