@@ -4,17 +4,15 @@ import codecs
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import tyro
 
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import refuse_links
 from memtrain.generation import GenerateOptions
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +73,8 @@ def _load(options: Generate) -> Any:
     if not is_run(name) and not is_run(Path("runs") / name):
         known = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
         raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {known}")
-    flags = {"allow_code": options.allow_code, "best": options.best}
-    model = load_rnn(name, **flags, reporter=make_reporter())
+    best, allowed = options.best, options.allow_code
+    model = load_rnn(name, best=best, allow_code=allowed, reporter=make_reporter())
     if model.spelling is None:
         raise MemtrainError(
             f"{name}: its task ({model.config.data.kind}) asks for answers and has no sequences "
@@ -87,7 +85,7 @@ def _load(options: Generate) -> Any:
 
     from memtrain.training.run import Run
 
-    return Run.open(name, **flags)  # for its held-out images
+    return Run.open(name, best=best, allow_code=allowed)  # for its held-out images
 
 
 def generate_text(model: Any, options: Generate) -> None:
@@ -110,7 +108,7 @@ def generate_text(model: Any, options: Generate) -> None:
         # A chunk may end within a character of several bytes.
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-        def show(tokens: "np.ndarray") -> None:
+        def show(tokens: np.ndarray) -> None:
             row = tokens[0]
             text = decoder.decode(row.astype("uint8").tobytes()) if codec.text else None
             shown = " ".join(map(str, row)) + " " if text is None else escape(text)
@@ -153,9 +151,8 @@ def generate_images(model: Any, options: Generate) -> Path:
     return path
 
 
-def _originals(model: Any, options: Generate) -> "np.ndarray | None":
+def _originals(model: Any, options: Generate) -> np.ndarray | None:
     """Complete images whose first part will be the prompt, if any."""
-    import numpy as np
     import torch
 
     if options.image is not None:

@@ -21,7 +21,7 @@ from memtrain.accel.engine import Engine
 from memtrain.config import CELLS, RunConfig
 from memtrain.config.serialize import from_json, to_json
 from memtrain.data.codec import TokenCodec, read_codec
-from memtrain.errors import MemtrainError, did_you_mean
+from memtrain.errors import MemtrainError, describe_error, did_you_mean
 from memtrain.files import parse_json, read_bytes, read_text, sync, write_atomic
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
@@ -159,13 +159,8 @@ def load_pretrained(
         load_weights(rnn, load(weights), f"{name}.safetensors")
     except MemtrainError:
         raise
-    except FileNotFoundError:
-        raise MemtrainError(
-            f"{name}.safetensors: its weights are missing; install memtrain again"
-        ) from None
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise MemtrainError(f"{name}: damaged ({type(error).__name__}: {reason})") from None
+        raise MemtrainError(f"{name}: damaged ({describe_error(error)})") from None
     return Pretrained(name, rnn.to(device).eval(), spelling, config, trained)
 
 
@@ -181,7 +176,7 @@ def _weights_of(home: Path, name: str, checksum: str, rnn: RNN) -> bytes:
             if hashlib.sha256(weights).hexdigest() == checksum:
                 return weights
     if not (home / f"{name}.safetensors").exists():
-        raise FileNotFoundError
+        raise MemtrainError(f"{name}.safetensors: its weights are missing; install memtrain again")
     raise MemtrainError(f"{name}.safetensors: not what was exported (checksum)")
 
 
