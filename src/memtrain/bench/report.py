@@ -55,19 +55,20 @@ def _row(result: CaseResult, peak: float, unit: str) -> dict[str, str]:
     reference = result.reference
     return {
         "batch": str(result.batch),
-        "plain": _duration(reference.seconds) if reference else "",
-        "fast": _duration(result.fast.seconds),
+        "plain": format_duration(reference.seconds) if reference else "",
+        "fast": format_duration(result.fast.seconds),
         "ratio": f"{result.ratio:.1f}x" if result.ratio else "",
         "tokens/s": f"{result.tokens_per_second:,.0f}",
         **{name: f"{rate / RATES[unit]:.3g}" if rate and name == unit else "" for name in RATES},
         "peak": f"{rate / peak:.0%}" if rate else "",
         "GB, plain": _gigabytes(reference),
         "GB, fast": _gigabytes(result.fast),
-        "start-up": _duration(result.fast.start_up),
+        "start-up": format_duration(result.fast.start_up),
     }
 
 
-def _duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """Seconds with three digits, in the unit that fits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

@@ -73,7 +73,7 @@ def bench(arguments: list[str]) -> int:
 
     from memtrain.bench.cases import SUITES, cases
     from memtrain.bench.measure import matrix_peak, measure
-    from memtrain.bench.report import as_record, print_results
+    from memtrain.bench.report import as_record, format_duration, print_results
 
     device, size, engine = _machine(options)
     seconds = 3.0 if options.seconds is None else options.seconds
@@ -84,6 +84,7 @@ def bench(arguments: list[str]) -> int:
         _say(f"{index + 1}/{len(todo)}  {case.label}, batch {case.batch}")
         try:
             results.append(measure(case, engine, seconds, options.reference))
+            _say(f"  {format_duration(results[-1].fast.seconds)}")
         except torch.OutOfMemoryError:
             _say("  left out: not enough memory; --size tiny has smaller models")
     peak = matrix_peak(device)
