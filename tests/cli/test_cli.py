@@ -389,6 +389,21 @@ def test_preparing_a_source_with_other_options_keeps_the_data_of_earlier_runs(he
         assert "data=book.txt: is prepared as data/book-" in said and "keeps its data" in said
 
 
+def test_resuming_with_another_size_or_method_is_refused(here: Path, capsys):
+    Path("book.txt").write_text("".join(f"It was line {n} of a long book\n" for n in range(300)))
+    train = ["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]
+    assert main([*train, "--folder", "run"]) == 0
+    again = ["train", "text", "--data", "book.txt", "--folder", "run", "--resume"]
+    assert main([*again, "--size", "tiny"]) == 0
+    for options, message in {
+        ("--size", "small"): "size=small: the run's models have other sizes",
+        ("--method", "bptt", "--size", "tiny"): "method=bptt: the run's stages are smt, dmt",
+        ("--seed", "3"): "seed=3: the run has seed=",
+    }.items():
+        assert main([*again, *options]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_a_finished_run_is_not_lengthened_through_its_config(here: Path, capsys):
     assert main(["train", "retrieval", *FEW[2:], "--folder", "run"]) == 0
     capsys.readouterr()

@@ -260,17 +260,14 @@ def _check_same_config(
             f"recipe {name}: is of {config.data.kind}, the run of {own.data.kind}; memtrain resume "
             "needs no recipe, --folder names another run"
         )
-    if options.size is not None and (
-        _differences(config.teacher, own.teacher) or _differences(config.cell, own.cell)
-    ):
+    if options.size is not None and (config.teacher, config.cell) != (own.teacher, own.cell):
         raise MemtrainError(f"size={options.size}: the run's models have other sizes, {KEEPS}")
     stages, used = (
-        [key for key, stage in one.stages().items() if stage.steps] for one in (config, own)
+        ", ".join(key for key, stage in one.stages().items() if stage.steps)
+        for one in (config, own)
     )
     if options.method is not None and stages != used:
-        raise MemtrainError(
-            f"method={options.method}: the run's stages are {', '.join(used)}, {KEEPS}"
-        )
+        raise MemtrainError(f"method={options.method}: the run's stages are {used}, {KEEPS}")
     for key, given, kept in _differences(configure(own), own):
         raise MemtrainError(f"{key}={given}: the run has {key}={kept}, {KEEPS}")
     if options.data is not None:
