@@ -125,10 +125,10 @@ def random_tokens(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(VOCAB, shape, generator=seeded(seed))
 
 
-def random_batch(rows: int, length: int, *, seed: int = 0, asked: float = 0.6) -> Batch:
+def random_batch(rows: int, length: int, *, seed: int = 0, target_rate: float = 0.6) -> Batch:
     """Random inputs and targets; a share of the positions, the last one always, asks."""
     targets = random_tokens(rows, length, seed=seed + 1)
-    chosen = torch.rand(rows, length, generator=seeded(seed + 2)) < asked
+    chosen = torch.rand(rows, length, generator=seeded(seed + 2)) < target_rate
     chosen[:, -1] = True
     return Batch(random_tokens(rows, length, seed=seed), targets.where(chosen, IGNORE_INDEX))
 

@@ -90,7 +90,7 @@ def altered(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         (altered(stages={}), "stages"),
         (
@@ -105,9 +105,9 @@ def altered(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_difference_is_reported_with_its_location(found: dict[str, Any], said: str):
+def test_a_difference_is_reported_with_its_location(found: dict[str, Any], message: str):
     assert goldens.compare(RECORDED, copy.deepcopy(RECORDED)) is None
-    assert said in str(goldens.compare(RECORDED, found))
+    assert message in str(goldens.compare(RECORDED, found))
 
 
 def test_close_numbers_are_equal_only_within_the_tolerance():

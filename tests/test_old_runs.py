@@ -117,11 +117,11 @@ def test_the_command_line_resumes_and_evaluates_an_old_run(folder: Path):
     command("resume", str(folder))
     assert_close(metrics(folder)[before:], expected["resumed"])
     sequences = expected["finished"]["evaluation"]["sequences"]
-    said = command("eval", str(folder), "--json", "--sequences", str(sequences))
-    assert_close(json.loads(said.stdout), expected["finished"]["evaluation"])
+    output = command("eval", str(folder), "--json", "--sequences", str(sequences))
+    assert_close(json.loads(output.stdout), expected["finished"]["evaluation"])
 
 
 @pytest.mark.parametrize("folder", ["digits", "gru"], indirect=True)
 def test_the_command_line_evaluates_old_runs_finished_and_interrupted(folder: Path):
-    said = json.loads(command("eval", str(folder), "--json", "--sequences", "8").stdout)
-    assert math.isfinite(said["rnn"]["nats"])
+    output = json.loads(command("eval", str(folder), "--json", "--sequences", "8").stdout)
+    assert math.isfinite(output["rnn"]["nats"])

@@ -266,8 +266,8 @@ def test_a_hundred_damaged_files_are_accepted_or_refused_with_a_reason():
 
 def test_a_repeatedly_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path):
     folder = str(tmp_path / "kills")
-    said = script("kill_test.py", "--kills", "3", "--steps", "20", "--folder", folder)
-    assert "3 of 3 kills resumed" in said
+    output = script("kill_test.py", "--kills", "3", "--steps", "20", "--folder", folder)
+    assert "3 of 3 kills resumed" in output
 
 
 @pytest.mark.slow

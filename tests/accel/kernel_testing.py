@@ -1,7 +1,7 @@
 """Shared by the kernel tests: where they run, how they compare, and how they compile.
 
 With a GPU they run on it (marker `gpu`). With TRITON_INTERPRET=1 Triton's interpreter runs them on
-the CPU, in fp32 because it has no bf16; `test_kernels.py` does that in a process of its own,
+the CPU, in fp32 because it has no bf16; `test_kernels.py` does that in a separate process,
 because the variable must be set before Triton is imported. Inputs are random and new in each run; a
 failing test prints its seed, and KERNEL_SEED repeats it.
 """

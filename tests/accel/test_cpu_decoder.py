@@ -1,4 +1,4 @@
-"""Futures that look their symbols' projections up: the plain decoder's logits and gradients."""
+"""The decoder with a projected vocabulary: logits and gradients equal the plain decoder's."""
 
 import pytest
 import torch

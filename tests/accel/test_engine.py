@@ -85,7 +85,7 @@ def test_reference_has_no_fast_paths():
 
 
 def test_deterministic_configures_torch_and_cublas(monkeypatch):
-    """In a process of its own: it stays."""
+    """In a separate process, because the setting is permanent."""
     code = """
 import os, torch
 from memtrain.config import EngineConfig

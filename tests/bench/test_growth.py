@@ -47,7 +47,7 @@ def cost(case: Case, peak: bool = True) -> Timing:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+def timed_cases(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     """The cases that were timed, none of them in earnest."""
     cases: list[Case] = []
 
@@ -91,14 +91,14 @@ def test_long_lengths_come_last_and_every_axis_before_them():
     assert all(point.axis == "length" for point in all_points[first_long:])
 
 
-def test_each_case_is_timed_once_and_progress_is_reported(asked: list[Case]):
-    said: list[str] = []
-    timed = time_points(points("tiny"), CPU, 1e-3, said.append)
+def test_each_case_is_timed_once_and_progress_is_reported(timed_cases: list[Case]):
+    messages: list[str] = []
+    timed = time_points(points("tiny"), CPU, 1e-3, messages.append)
     assert len(timed.points) == POINTS and not timed.left_out
-    assert len(asked) == len(said) == CASES
-    assert said[0] == f"1/{CASES}  SMT, length 8" and "left" not in said[3]
-    assert said[4] == f"5/{CASES}  DMT, length 16  left 0:00"
-    assert said[-1].startswith(f"{CASES}/{CASES}  recomputed BPTT, length 64")
+    assert len(timed_cases) == len(messages) == CASES
+    assert messages[0] == f"1/{CASES}  SMT, length 8" and "left" not in messages[3]
+    assert messages[4] == f"5/{CASES}  DMT, length 16  left 0:00"
+    assert messages[-1].startswith(f"{CASES}/{CASES}  recomputed BPTT, length 64")
 
 
 def test_time_left_is_estimated_from_cases_of_the_same_kind_and_length():
@@ -205,17 +205,19 @@ def test_no_timings_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not figure.exists()
 
 
-def test_no_case_starts_after_the_time_limit(asked: list[Case], monkeypatch: pytest.MonkeyPatch):
-    clock = iter(range(0, 10**6, 10))  # each look at it is ten seconds later
+def test_no_case_starts_after_the_time_limit(
+    timed_cases: list[Case], monkeypatch: pytest.MonkeyPatch
+):
+    clock = iter(range(0, 10**6, 10))  # each call is ten seconds later
     later = SimpleNamespace(monotonic=lambda: float(next(clock)))
     monkeypatch.setattr(growth, "time", later)
     timed = time_points(points("tiny"), CPU, 1e-3, quiet, minutes=2.0)
-    assert 0 < len(asked) < 6
+    assert 0 < len(timed_cases) < 6
     assert {why for _, why in timed.left_out} == {"not begun within 2 minutes"}
     assert timed.signal_number == 0
 
 
-def test_powers_are_slopes_between_logarithms(asked: list[Case]):
+def test_powers_are_slopes_between_logarithms(timed_cases: list[Case]):
     assert math.isclose(power([(1, 3.0), (2, 12.0), (8, 192.0)]), 2.0)
     curves = as_curves(time_points(points("tiny"), CPU, 1e-3, quiet), CPU, "tiny")
     found = json.loads(to_json(curves))["powers_of_length"]
@@ -225,7 +227,7 @@ def test_powers_are_slopes_between_logarithms(asked: list[Case]):
     assert found["peak_bytes"] == pytest.approx(halves, abs=1e-6)
 
 
-def test_json_records_where_each_axis_was_measured(asked: list[Case], tmp_path: Path, capsys):
+def test_json_records_where_each_axis_was_measured(timed_cases: list[Case], tmp_path: Path, capsys):
     figure = str(tmp_path / "growth.png")
     assert main(["bench", "growth", "--device", "cpu", "--figure", figure, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -282,7 +284,7 @@ def test_unrelated_file_is_refused(text: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("field", ["seconds", "value", "peak_bytes"])
-def test_nonpositive_numbers_are_refused(field: str, asked: list[Case], tmp_path: Path):
+def test_nonpositive_numbers_are_refused(field: str, timed_cases: list[Case], tmp_path: Path):
     curves = as_curves(time_points(points("tiny"), CPU, 1e-3, quiet), CPU, "tiny")
     record = json.loads(to_json(curves))
     record["points"][0][field] = -1
@@ -292,7 +294,7 @@ def test_nonpositive_numbers_are_refused(field: str, asked: list[Case], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["growth", "--figure", "growth.txt"], "figure=growth.txt: must end in .png, .pdf, .svg"),
         (["growth", "--minutes", "0"], "minutes=0.0: must be above 0"),
@@ -301,9 +303,9 @@ def test_nonpositive_numbers_are_refused(field: str, asked: list[Case], tmp_path
         (["growth", "--redraw", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )
-def test_invalid_options_are_refused(arguments: list[str], told: str, capsys):
+def test_invalid_options_are_refused(arguments: list[str], message: str, capsys):
     assert main(["bench", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_steps_at_the_shortest_length_run():

@@ -51,10 +51,10 @@ def test_operations_of_rollouts_grow_with_the_batch(suite: str, monkeypatch: pyt
 
 
 def test_cases_out_of_memory_are_left_out_and_reported(monkeypatch: pytest.MonkeyPatch, capsys):
-    real, asked = measuring.time_case, []
+    real, timed = measuring.time_case, []
 
     def time_case(case, engine, seconds):
-        asked.append((case.label, engine.fast))
+        timed.append((case.label, engine.fast))
         if case.label == "SMT step" and not engine.fast:
             raise torch.OutOfMemoryError
         if "all labels" in case.label:

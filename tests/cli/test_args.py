@@ -102,10 +102,10 @@ def test_each_recipe_is_listed_with_a_description(capsys):
 def test_data_help_lists_the_options_of_each_kind_of_data(capsys):
     with pytest.raises(SystemExit):
         main(["data", "--help"])
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for function in (prepare_text, prepare_images, prepare_tokens):
         for option in get_type_hints(function).keys() - NOT_OPTIONS:
-            assert re.search(rf"\b{option}\b", told), option
+            assert re.search(rf"\b{option}\b", output), option
 
 
 def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
@@ -297,8 +297,8 @@ def test_an_unknown_option_is_reported_first(command: str, capsys):
 def test_a_colour_terminal_gets_the_same_error(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    said = refused(capsys, "train", "retrieval", "--smt.steps", "abc")
-    assert said.startswith("memtrain: --smt.steps=abc: must be a whole number")
+    message = refused(capsys, "train", "retrieval", "--smt.steps", "abc")
+    assert message.startswith("memtrain: --smt.steps=abc: must be a whole number")
 
 
 def test_a_home_folder_is_expanded(here: Path, monkeypatch, capsys):

@@ -53,16 +53,16 @@ def test_generate_imports_no_compiler_no_figures_and_no_training(tmp_path: Path)
 
 def test_reproduce_takes_several_figures_and_a_time_limit(here: Path, capsys):
     assert main(["reproduce", "joint", "length", "--minutes", "0", "--folder", "some"]) == 0
-    said = capsys.readouterr()
-    assert "joint" in said.out and "length" in said.out
-    assert "5 runs are missing after 0 minutes; the same command continues" in said.err
-    for arguments, told in (
+    captured = capsys.readouterr()
+    assert "joint" in captured.out and "length" in captured.out
+    assert "5 runs are missing after 0 minutes; the same command continues" in captured.err
+    for arguments, message in (
         (["joint", "lenght"], "did you mean length"),
         (["joint", "--minutes", "-1"], "minutes=-1.0: must be at least 0"),
         (["--minutes", "1"], "name at least one"),
     ):
         assert main(["reproduce", *arguments]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_train_eval_resume_from_a_config_file(here: Path, capsys):
@@ -133,9 +133,9 @@ def test_ctrl_c_saves_and_resuming_gives_the_same_weights(here: Path, monkeypatc
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGINT)
-    _, told = child.communicate()
+    _, output = child.communicate()
     assert child.returncode == 130
-    assert "continue with: memtrain resume cut" in told and "Traceback" not in told
+    assert "continue with: memtrain resume cut" in output and "Traceback" not in output
     subprocess.run([*command, "resume", "cut"], check=True, capture_output=True)
     ends = [sorted(Path(name, "checkpoints").iterdir())[-1] for name in ("whole", "cut")]
     assert ends[0].name == ends[1].name
@@ -167,9 +167,9 @@ def test_ctrl_c_while_processes_start_prints_no_traceback(
         time.sleep(0.02)
     time.sleep(delay)
     os.killpg(parent.pid, signal.SIGINT)
-    _, told = parent.communicate()
+    _, output = parent.communicate()
     assert parent.returncode == 130
-    assert "memtrain: stopped" in told and "Traceback" not in told
+    assert "memtrain: stopped" in output and "Traceback" not in output
 
 
 def test_ctrl_c_in_generated_code_is_one_line(tmp_path: Path):
@@ -275,18 +275,18 @@ def readme_commands(recipe: str) -> list[list[str]]:
 
 
 def test_readme_commands_for_your_text_run(here: Path, capsys):
-    train, look, write = readme_commands("text")
+    train, evaluate, write = readme_commands("text")
     book = "".join(f"It was line {n} of a long café book\r\n" for n in range(900))
     Path("book.txt").write_bytes(book.encode())
     assert main([*train, *FEW, "--data.evaluate-length", "24"]) == 0
-    told = capsys.readouterr()
-    assert "prepared data/book" in told.err and "memtrain generate runs/text" in told.out
+    captured = capsys.readouterr()
+    assert "prepared data/book" in captured.err and "memtrain generate runs/text" in captured.out
     config = json.loads(Path("runs/text/config.json").read_text())
     assert re.fullmatch(r"data/book-[0-9a-f]{8}", config["data"]["path"])
     assert config["data"]["evaluate_length"] == 24
     assert config["cell"]["width"] == 32
 
-    assert main([*look, "--sequences", "2"]) == 0
+    assert main([*evaluate, "--sequences", "2"]) == 0
     table = capsys.readouterr().out
     assert "bits per byte" in table and "counts, previous three" in table
     assert main(["eval", "runs/text", "--sequences", "2", "--length", "60", "--json"]) == 0
@@ -335,7 +335,7 @@ def test_run_uses_its_own_data_only(here: Path, capsys):
     assert result["unit"] == "character"  # all of it is ASCII
     scores = result["rnn"]
     Path("elsewhere").mkdir()
-    os.chdir("elsewhere")  # the data is found beside the run
+    os.chdir("elsewhere")  # the data is found next to the run
     again = ["eval", "../runs/text", "--sequences", "2", "--json"]
     assert main(again) == 0
     assert json.loads(capsys.readouterr().out)["rnn"] == scores
@@ -348,13 +348,13 @@ def test_run_uses_its_own_data_only(here: Path, capsys):
     shutil.rmtree("../data")
     for command in ("eval", "resume"):
         assert main([command, "../runs/text"]) == 2
-        said = capsys.readouterr().err
-        assert f"{path}: is not the data that ../runs/text learned from; prepare that" in said
+        output = capsys.readouterr().err
+        assert f"{path}: is not the data that ../runs/text learned from; prepare that" in output
     shutil.rmtree("data")
     assert main(again) == 2
-    said = capsys.readouterr().err
-    assert "is neither here nor next to the runs; go to the folder" in said
-    assert f"prepare it again: memtrain data SOURCE --out {path}" in said
+    output = capsys.readouterr().err
+    assert "is neither here nor next to the runs; go to the folder" in output
+    assert f"prepare it again: memtrain data SOURCE --out {path}" in output
     assert main(["data", "../book.txt", "--out", path]) == 0  # as it says
     capsys.readouterr()
     assert main(again) == 0
@@ -365,9 +365,9 @@ def test_preparing_a_source_with_other_options_keeps_the_data_of_earlier_runs(he
     Path("book.txt").write_text("".join(f"It was line {n} of a long book\n" for n in range(300)))
     train = ["train", "text", "--data", "book.txt", *FEW, "--data.evaluate-length", "24"]
     assert main([*train, "--folder", "first"]) == 0
-    look = ["eval", "first", "--sequences", "2", "--json"]
+    evaluate = ["eval", "first", "--sequences", "2", "--json"]
     capsys.readouterr()
-    assert main(look) == 0
+    assert main(evaluate) == 0
     scores = json.loads(capsys.readouterr().out)["rnn"]
     assert main([*train, *SPLIT, "--folder", "second"]) == 0
     with Path("book.txt").open("a") as file:
@@ -379,14 +379,14 @@ def test_preparing_a_source_with_other_options_keeps_the_data_of_earlier_runs(he
     }
     assert len(paths) == 3
     capsys.readouterr()
-    assert main(look) == 0
+    assert main(evaluate) == 0
     assert json.loads(capsys.readouterr().out)["rnn"] == scores
     assert main(["resume", "second"]) == 0
-    assert main([*train, "--folder", "third", "--resume"]) == 0  # the same data, said again
+    assert main([*train, "--folder", "third", "--resume"]) == 0  # the same data, named again
     for folder, options in (("first", []), ("third", SPLIT)):  # the source changed; the options did
         assert main([*train, *options, "--folder", folder, "--resume"]) == 2
-        *_, said = capsys.readouterr().err.splitlines()
-        assert "data=book.txt: is prepared as data/book-" in said and "keeps its data" in said
+        *_, output = capsys.readouterr().err.splitlines()
+        assert "data=book.txt: is prepared as data/book-" in output and "keeps its data" in output
 
 
 def test_resuming_with_another_size_or_method_is_refused(here: Path, capsys):
@@ -411,8 +411,8 @@ def test_a_finished_run_is_not_lengthened_through_its_config(here: Path, capsys)
     plain = json.loads(path.read_text())
     plain["dmt"]["steps"] += 5
     path.write_text(json.dumps(plain))
-    said = refused(capsys, "resume", "run")
-    assert "finished this stage after" in said and "not lengthened" in said
+    message = refused(capsys, "resume", "run")
+    assert "finished this stage after" in message and "not lengthened" in message
 
 
 def test_generate_works_without_the_data(here: Path, capsys):
@@ -435,9 +435,9 @@ def test_scores_are_printed_even_if_figures_cannot_be_saved(here: Path, capsys):
     Path("mine/figures").write_text("in the way")
     capsys.readouterr()
     assert main(["eval", "mine", "--json"]) == 2
-    told = capsys.readouterr()
-    assert json.loads(told.out)["rnn"]["nats"] > 0
-    assert "no figures: mine/figures: " in told.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["rnn"]["nats"] > 0
+    assert "no figures: mine/figures: " in captured.err
 
 
 def test_method_bptt_refuses_steps_of_other_stages(here: Path, capsys):
@@ -471,7 +471,7 @@ def test_method_bptt_trains_and_reports_its_cost(here: Path, capsys, cell: str):
 
 
 def test_readme_commands_for_your_images_run(here: Path, capsys):
-    train, look, write = readme_commands("images")
+    train, evaluate, write = readme_commands("images")
     Path("photos").mkdir()
     for number in range(30):
         image = Image.new("RGBA", (6, 6), (0, 0, 0, 255))
@@ -484,7 +484,7 @@ def test_readme_commands_for_your_images_run(here: Path, capsys):
     data = config["data"]["path"]
     expected = {"kind": "stream", "evaluate_length": 25}
     assert config["data"].items() >= expected.items() and data.startswith("data/photos-")
-    assert main(look) == 0
+    assert main(evaluate) == 0
     assert "counts, left and three above" in capsys.readouterr().out
     assert main(["generate", "runs/images", "--count", "3"]) == 0
     assert main(write) == 0

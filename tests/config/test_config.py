@@ -453,11 +453,11 @@ WRONG_TYPES: list[tuple[type, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "said"), WRONG_TYPES, ids=lambda v: str(v)[:40])
-def test_a_field_of_a_wrong_type_is_refused_in_python_too(kind, options, said):
+@pytest.mark.parametrize(("kind", "options", "message"), WRONG_TYPES, ids=lambda v: str(v)[:40])
+def test_a_field_of_a_wrong_type_is_refused_in_python_too(kind, options, message):
     with pytest.raises(MemtrainError) as caught:
         made(kind, **options)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def made(kind: type, /, **options: Any) -> Any:

@@ -55,7 +55,7 @@ def test_shift_and_mirror_combine():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"shift": -1}, "shift=-1: must be at least 0 pixels"),
         ({"shift": 1.5}, "shift=1.5: must be a whole number"),
@@ -63,9 +63,9 @@ def test_shift_and_mirror_combine():
         ({"shift": 64}, "shift=64: images have 64x64"),
     ],
 )
-def test_impossible_augmentation_is_refused(tmp_path: Path, options: dict, said: str):
+def test_impossible_augmentation_is_refused(tmp_path: Path, options: dict, message: str):
     raw = sketches(tmp_path, 4)
-    with pytest.raises(MemtrainError, match=said):
+    with pytest.raises(MemtrainError, match=message):
         prepare("sketchy", data_dir=raw, out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 

@@ -176,8 +176,8 @@ def test_bad_tokens_are_refused_and_leave_nothing(
     tmp_path: Path, changes: dict, train: Split, message: str
 ):
     splits = {**SPLITS, "train": train}
-    said = refusal(lambda: write_store(tmp_path / "toy", meta(**changes), splits))
-    assert message in said
+    error_message = refusal(lambda: write_store(tmp_path / "toy", meta(**changes), splits))
+    assert message in error_message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -209,11 +209,11 @@ def test_a_store_is_replaced_only_with_overwrite(folder: Path):
 
 def test_only_a_store_is_ever_replaced(tmp_path: Path, folder: Path):
     (folder / "thesis.txt").write_text("ten years")
-    said = refusal(lambda: write_store(folder, meta(), SPLITS, overwrite=True))
-    assert "holds other files" in said and (folder / "thesis.txt").exists()
+    message = refusal(lambda: write_store(folder, meta(), SPLITS, overwrite=True))
+    assert "holds other files" in message and (folder / "thesis.txt").exists()
     (tmp_path / "file").write_text("")
-    said = refusal(lambda: write_store(tmp_path / "file", meta(), SPLITS, overwrite=True))
-    assert "is a file" in said
+    message = refusal(lambda: write_store(tmp_path / "file", meta(), SPLITS, overwrite=True))
+    assert "is a file" in message
 
 
 def test_an_empty_folder_may_become_a_store(tmp_path: Path):
@@ -280,7 +280,7 @@ def test_draft_names_are_unique_across_machines(tmp_path: Path, monkeypatch):
 
 
 def test_without_locks_two_writers_still_leave_one_complete_store(tmp_path: Path, monkeypatch):
-    """Each writes all of its own between any two steps of the other."""
+    """Each writes its whole store between any two steps of the other."""
     monkeypatch.setattr(files.fcntl, "flock", unsupported)
     for overwrite in (False, True):
         for step in ("check_place", "sync"):
@@ -313,7 +313,7 @@ def test_a_store_published_at_the_last_moment_is_not_mixed_with_ours(folder: Pat
     monkeypatch.setattr(files.fcntl, "flock", unsupported)
 
     def quicker(path: Path, target: Path) -> Path:
-        if path == folder:  # moved away; at once another one stands there
+        if path == folder:  # moved away; another one is published at once
             rename(path, target)
             monkeypatch.setattr(Path, "rename", rename)
             write_store(folder, meta(name="quicker"), SPLITS)
@@ -334,10 +334,10 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, folder: Path):
     (tmp_path / "link").symlink_to(folder)
     assert open_store(tmp_path / "link").tokens("test").tolist() == [4, 5]  # to read is fine
     for overwrite in (False, True):
-        said = refusal(
+        message = refusal(
             lambda o=overwrite: write_store(tmp_path / "link", meta(), SPLITS, overwrite=o)
         )
-        assert "link: is a symbolic link" in said and str(folder) in said
+        assert "link: is a symbolic link" in message and str(folder) in message
     assert open_store(folder).tokens("test").tolist() == [4, 5]
     (tmp_path / "disk").mkdir()
     (tmp_path / "data").symlink_to(tmp_path / "disk")  # a folder on the way is the user's own
@@ -347,20 +347,20 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, folder: Path):
 
 def test_an_unwritable_folder_is_a_one_line_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    said = refusal(lambda: write_store(tmp_path / "file" / "toy", meta(), SPLITS))
-    assert "toy: is a file, or under one" in said
-    said = refusal(lambda: write_store(tmp_path / ("x" * 300), meta(), SPLITS))
-    assert "File name too long" in said
+    message = refusal(lambda: write_store(tmp_path / "file" / "toy", meta(), SPLITS))
+    assert "toy: is a file, or under one" in message
+    message = refusal(lambda: write_store(tmp_path / ("x" * 300), meta(), SPLITS))
+    assert "File name too long" in message
 
 
 def test_a_second_writer_of_one_store_waits_and_logs_it(tmp_path: Path, caplog):
-    said = []
+    messages = []
 
     def second() -> None:
         try:
             write_store(tmp_path / "toy", meta(name="second"), SPLITS)
         except MemtrainError as error:
-            said.append(str(error))
+            messages.append(str(error))
 
     thread = threading.Thread(target=second)
     with store_writer.store_lock(tmp_path / "toy"):
@@ -374,7 +374,7 @@ def test_a_second_writer_of_one_store_waits_and_logs_it(tmp_path: Path, caplog):
     thread.join(timeout=60)
     line = rf"waiting for another process that prepares \S+toy \(process {os.getpid()} on \S+\)"
     assert re.fullmatch(line, caplog.messages[0])
-    assert said and "is prepared already" in said[0]
+    assert messages and "is prepared already" in messages[0]
     assert open_store(tmp_path / "toy", verify=True).meta.name == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
 
@@ -464,8 +464,8 @@ def test_pickled_starts_are_never_loaded(folder: Path):
 def test_a_short_split_error_names_the_tokens_needed(folder: Path):
     store = open_store(folder)
     require_tokens(store, "train", 5)
-    said = refusal(lambda: require_tokens(store, "train", 321))
-    assert "train holds 5 tokens, at least 321 are needed" in said
+    message = refusal(lambda: require_tokens(store, "train", 321))
+    assert "train holds 5 tokens, at least 321 are needed" in message
 
 
 def test_an_unknown_split_is_named(folder: Path):
@@ -497,5 +497,5 @@ def test_a_named_pipe_in_place_of_a_file_is_refused(folder: Path, name: str):
     ],
 )
 def test_a_missing_store_error_names_the_command(tmp_path: Path, name: str, command: str):
-    said = refusal(lambda: open_store(tmp_path / name))
-    assert said.endswith("; " + command.format(tmp_path / name)) or command in said
+    message = refusal(lambda: open_store(tmp_path / name))
+    assert message.endswith("; " + command.format(tmp_path / name)) or command in message

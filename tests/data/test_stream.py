@@ -315,11 +315,11 @@ def test_stories_begin_at_their_starts(tmp_path: Path):
     )
     task = StreamTask.from_config(Stream(path=str(tmp_path / "stories"), evaluate_length=8))
     windows = task.windows(5, empty_start_rows=64)
-    chance, again = seeded(1), seeded(1)
+    generator, again = seeded(1), seeded(1)
     same = 0
     for _ in range(40):
-        places = torch.randint(6000 - 5, (128,), generator=chance)
-        places[:32] = torch.from_numpy(starts)[torch.randint(200, (32,), generator=chance)]
+        places = torch.randint(6000 - 5, (128,), generator=generator)
+        places[:32] = torch.from_numpy(starts)[torch.randint(200, (32,), generator=generator)]
         found = windows.sample(128, again).inputs[:, 0]
         same += int((found == places % 251).sum())
     assert same > 0.85 * 40 * 128  # all but what was drawn before, and what that pushes
@@ -521,8 +521,8 @@ def test_windows_repeat_only_when_all_are_used(cross, lengths, size, count, star
 def test_distinct_draws_are_unchanged():
     """So batches of a corpus that is not tiny are what uniform draws give, nearly always."""
     offsets = WindowSampler(np.arange(0, 10**6, 100), 10**6, 50, True, CPU)
-    places = torch.randint(10**6 - 49, (64,), generator=(chance := seeded(3)))
-    starts = torch.randint(10**4, (16,), generator=chance) * 100
+    places = torch.randint(10**6 - 49, (64,), generator=(generator := seeded(3)))
+    starts = torch.randint(10**4, (16,), generator=generator) * 100
     expected = torch.cat([starts, places[16:]])
     assert len(expected.unique()) == 64
     assert torch.equal(offsets.draw(64, seeded(3), 16), expected)
@@ -607,7 +607,7 @@ def test_windows_longer_than_every_document_are_refused_with_a_reason():
 
 
 def test_the_generator_may_be_on_another_device():
-    """ "meta" stands for a GPU."""
+    """ "meta" replaces a GPU."""
     offsets = WindowSampler(np.array([0, 10]), 30, 5, True, torch.device("meta"))
     generator = torch.Generator().manual_seed(0)
     assert offsets.draw(3, generator, 1).device.type == "meta"

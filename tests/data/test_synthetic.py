@@ -346,12 +346,12 @@ def test_distinct_keys_are_uniformly_sampled(pairs, symbols):
 
 def test_every_pair_is_queried():
     config = Recall(pairs=4)
-    asked = Counter()
+    queried = Counter()
     for x, _ in rows(draw(config, 4000, seed=0)):
         pairs, query, _ = split_recall(x, config)
-        asked[[key for key, _ in pairs].index(query)] += 1
-    assert sorted(asked) == [0, 1, 2, 3]
-    assert all(800 < number < 1200 for number in asked.values())
+        queried[[key for key, _ in pairs].index(query)] += 1
+    assert sorted(queried) == [0, 1, 2, 3]
+    assert all(800 < number < 1200 for number in queried.values())
 
 
 # ----------------------------------------------------------------------------------- arithmetic

@@ -14,7 +14,7 @@ from memtrain.shapes import IGNORE_INDEX, Batch
 
 
 class Constant(Task):
-    """Gives back whatever it is told to."""
+    """A task that returns the given batches."""
 
     def __init__(self, inputs, targets=None, *, vocab_size=4, sequence_length=5):
         self.vocab_size, self.sequence_length = vocab_size, sequence_length
@@ -69,7 +69,7 @@ def test_an_unset_number_is_refused():
         vocab_size = 4
 
         def sample(self, count, generator):
-            raise AssertionError("the numbers are looked at first")
+            raise AssertionError("the numbers are checked first")
 
     assert refusal(Unset()) == "Unset.sequence_length=None: must be a whole number above 0"
 
@@ -141,15 +141,15 @@ class Failing(Task):
 
 
 @pytest.mark.parametrize(
-    "error, said",
+    "error, message",
     [
         (KeyError("words"), "KeyError: 'words'"),
         (RuntimeError("first\nsecond"), "RuntimeError: first"),
         (ZeroDivisionError(), "ZeroDivisionError"),
     ],
 )
-def test_an_exception_in_sample_is_one_line(error, said):
-    assert refusal(Failing(error)) == f"Failing.sample(3, generator) raised {said}"
+def test_an_exception_in_sample_is_one_line(error, message):
+    assert refusal(Failing(error)) == f"Failing.sample(3, generator) raised {message}"
 
 
 def test_a_memtrain_error_in_sample_is_unchanged():
@@ -223,9 +223,9 @@ WITHOUT_THE_GENERATOR = {
 
 @pytest.mark.parametrize("draw", WITHOUT_THE_GENERATOR.values(), ids=list(WITHOUT_THE_GENERATOR))
 def test_other_randomness_and_state_are_refused(draw):
-    said = "two calls with equally seeded generators differ, so a resumed run would differ"
-    assert refusal(Drawing(draw)).startswith(f"Drawing.sample: {said}")
-    assert refusal(Drawing(tokens_from, draw)).startswith(f"Drawing.held_out: {said}")
+    reason = "two calls with equally seeded generators differ, so a resumed run would differ"
+    assert refusal(Drawing(draw)).startswith(f"Drawing.sample: {reason}")
+    assert refusal(Drawing(tokens_from, draw)).startswith(f"Drawing.held_out: {reason}")
 
 
 def test_held_out_sequences_keep_the_contract_too():
@@ -256,14 +256,14 @@ class Choosy:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({}, "KeyError: 'size 0'"), ({"width": 3}, "TypeError: .*unexpected keyword argument")],
 )
-def test_a_user_task_that_cannot_be_built_is_one_line(monkeypatch, options, said):
+def test_a_user_task_that_cannot_be_built_is_one_line(monkeypatch, options, message):
     module = types.ModuleType("choosy")
     module.__dict__["Choosy"] = Choosy
     monkeypatch.setitem(sys.modules, "choosy", module)
-    with pytest.raises(MemtrainError, match=f"data.path=choosy:Choosy: cannot be built: {said}"):
+    with pytest.raises(MemtrainError, match=f"data.path=choosy:Choosy: cannot be built: {message}"):
         build_task(Custom(path="choosy:Choosy", options=options))
 
 

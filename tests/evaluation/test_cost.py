@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from memtrain.evaluation.cost import CountedCell, mark_application, recurrent_depth, sequential_ops
 
 WIDTH = 4
-CELL_OPERATIONS = 4  # of SmallCell: embedding beside linear, sum, linear, tanh
+CELL_OPERATIONS = 4  # of SmallCell: embedding parallel to linear, sum, linear, tanh
 
 
 class SmallCell(nn.Module):

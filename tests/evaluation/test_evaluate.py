@@ -47,7 +47,7 @@ def task() -> Task:
     return build_task(Stack(sequence_length=LENGTH, vocab_size=VOCAB, depth=3))
 
 
-def look(task: Task, rnn: RNN, teacher: Teacher | None, sequences: int = 16, **options):
+def evaluated(task: Task, rnn: RNN, teacher: Teacher | None, sequences: int = 16, **options):
     return evaluate(task, rnn, teacher, sequences=sequences, device=CPU, **options)
 
 
@@ -67,7 +67,7 @@ def by_hand(pairs: list[tuple[Tensor, int]]) -> tuple[float, float]:
 
 @torch.no_grad()
 def rolled_out(rnn: RNN, batch: Batch, memories: Tensor, first: int) -> list[tuple[Tensor, int]]:
-    """Logits and target wherever one is asked, row after row from the given memories."""
+    """Logits and target wherever there is a target, row by row from the given memories."""
     pairs = []
     for row in range(len(batch.inputs)):
         memory = memories[row : row + 1]
@@ -86,7 +86,7 @@ def assert_score(found: Score | None, expected: tuple[float, float]) -> None:
 class TestScores:
     def test_rnn_is_scored_on_its_rollout_from_the_empty_memory(self, task):
         rnn, batch = tiny_rnn(), held_out(task, seed=3)
-        result = look(task, rnn, None, seed=3)
+        result = evaluated(task, rnn, None, seed=3)
         pairs = rolled_out(rnn, batch, rnn.empty_memory(16), 0)
         assert_score(result.rnn, by_hand(pairs))
         assert result.targets == len(pairs) > 16
@@ -96,7 +96,7 @@ class TestScores:
     @BOTH
     def test_teacher_is_scored_on_its_memory_at_every_step(self, task, encoder):
         teacher, batch = tiny_teacher(encoder), held_out(task, seed=3)
-        result = look(task, tiny_rnn(), teacher, seed=3)
+        result = evaluated(task, tiny_rnn(), teacher, seed=3)
         pairs = []
         with torch.no_grad():
             for row in range(16):
@@ -109,7 +109,7 @@ class TestScores:
     @BOTH
     def test_rnn_from_the_teachers_memory_is_scored_on_later_targets(self, task, encoder):
         rnn, teacher, batch = tiny_rnn(), tiny_teacher(encoder), held_out(task, seed=3)
-        result = look(task, rnn, teacher, seed=3)
+        result = evaluated(task, rnn, teacher, seed=3)
         assert result.start == 3
         with torch.no_grad():
             handed = teacher.encode(batch.inputs[:, :4])[:, -1]
@@ -119,10 +119,10 @@ class TestScores:
 
     def test_without_a_teacher_only_the_rnn_is_scored(self, task):
         rnn = tiny_rnn()
-        alone = look(task, rnn, None)
+        alone = evaluated(task, rnn, None)
         assert alone.teacher is alone.rnn_from_teacher is alone.rnn_after_start is None
         assert alone.drift is None
-        assert alone.rnn == look(task, rnn, tiny_teacher()).rnn
+        assert alone.rnn == evaluated(task, rnn, tiny_teacher()).rnn
 
     def test_bits_are_nats_over_log_2(self):
         assert Score(nats=math.log(8), accuracy=0.0).bits == pytest.approx(3)
@@ -131,13 +131,13 @@ class TestScores:
 class TestChance:
     def test_the_same_seed_gives_the_same_result_and_another_seed_another(self, task):
         rnn, teacher = tiny_rnn(), tiny_teacher()
-        assert look(task, rnn, teacher) == look(task, rnn, teacher)
-        assert look(task, rnn, teacher, seed=1) != look(task, rnn, teacher, seed=2)
+        assert evaluated(task, rnn, teacher) == evaluated(task, rnn, teacher)
+        assert evaluated(task, rnn, teacher, seed=1) != evaluated(task, rnn, teacher, seed=2)
 
     def test_the_generators_of_training_are_left_untouched(self, task):
         rnn, teacher, training = tiny_rnn(), tiny_teacher(), seeded(4)
         before = torch.get_rng_state(), training.get_state()
-        look(task, rnn, teacher)
+        evaluated(task, rnn, teacher)
         assert torch.equal(torch.get_rng_state(), before[0])
         assert torch.equal(training.get_state(), before[1])
 
@@ -146,7 +146,7 @@ class TestModes:
     @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
     def test_training_mode_of_the_rnn_is_restored(self, task, training):
         rnn = tiny_rnn().train(training)
-        look(task, rnn, tiny_teacher())
+        evaluated(task, rnn, tiny_teacher())
         assert all(module.training is training for module in rnn.modules())
 
     def test_dropout_is_off_during_evaluation(self, task):
@@ -162,11 +162,11 @@ class TestModes:
 
         rnn = tiny_rnn()
         dropping = RNN(Dropping(rnn.cell), rnn.readout).train()
-        assert look(task, dropping, None) == look(task, rnn, None)
+        assert evaluated(task, dropping, None) == evaluated(task, rnn, None)
 
     def test_no_gradients_are_left(self, task):
         rnn, teacher = tiny_rnn(), tiny_teacher()
-        look(task, rnn, teacher)
+        evaluated(task, rnn, teacher)
         assert all(p.grad is None for m in (rnn, teacher) for p in m.parameters())
 
 
@@ -197,7 +197,7 @@ class TestDrift:
         teacher = tiny_teacher(encoder)
         rnn = tiny_rnn(Oracle(teacher, held_out(task, seed=3).inputs, error))
         rnn.readout.load_state_dict(teacher.decoder.state_dict())
-        return look(task, rnn, teacher, seed=3), teacher
+        return evaluated(task, rnn, teacher, seed=3), teacher
 
     def test_drift_is_zero_for_a_cell_that_returns_the_teachers_memories(self, task, encoder):
         result, _ = self.oracle(task, encoder, error=0.0)
@@ -228,7 +228,7 @@ class TestDrift:
         self, task, encoder
     ):
         rnn, teacher, inputs = tiny_rnn(), tiny_teacher(encoder), held_out(task, seed=3).inputs
-        drift = look(task, rnn, teacher, seed=3).drift
+        drift = evaluated(task, rnn, teacher, seed=3).drift
         assert drift is not None
         with torch.no_grad():
             labels = teacher.encode(inputs)
@@ -254,10 +254,10 @@ def test_memories_made_in_chunks_equal_those_made_at_once(encoder, windows, padd
 
 def test_smaller_evaluation_batches_give_the_same_scores(task, monkeypatch):
     rnn, teacher = tiny_rnn(), tiny_teacher()
-    whole = look(task, rnn, teacher)
+    whole = evaluated(task, rnn, teacher)
     monkeypatch.setitem(evaluate_module.FLOATS, "cpu", 3 * LENGTH * 32)
     monkeypatch.setattr(evaluate_module, "ROWS", 7)
-    pieces = look(task, rnn, teacher)
+    pieces = evaluated(task, rnn, teacher)
     assert flat(asdict(pieces)) == pytest.approx(flat(asdict(whole)), rel=1e-5)
 
 
@@ -275,7 +275,7 @@ class TestByPosition:
         monkeypatch.setattr(evaluate_module, "BINS", 3)
         task = build_task(Stack(sequence_length=LENGTH, vocab_size=VOCAB, depth=3))
         rnn, teacher, batch = tiny_rnn(), tiny_teacher(), held_out(task, seed=3)
-        curves = look(task, rnn, teacher, seed=3).by_position
+        curves = evaluated(task, rnn, teacher, seed=3).by_position
         assert curves.edges == [0, 3, 6, 8]
         with torch.no_grad():
             predicted = teacher.predict(teacher.encode(batch.inputs).flatten(0, 1))
@@ -284,24 +284,24 @@ class TestByPosition:
         for found, given in ((curves.rnn, logits), (curves.teacher, predicted)):
             assert found is not None
             for place, (first, end) in enumerate(zip(curves.edges, curves.edges[1:], strict=False)):
-                asked = batch.targets[:, first:end] != IGNORE_INDEX
+                valid = batch.targets[:, first:end] != IGNORE_INDEX
                 pairs = list(
-                    zip(given[:, first:end][asked], batch.targets[:, first:end][asked], strict=True)
+                    zip(given[:, first:end][valid], batch.targets[:, first:end][valid], strict=True)
                 )
                 expected, _ = by_hand([(row, int(target)) for row, target in pairs])
                 assert found[place] == pytest.approx(expected, abs=1e-5)
 
     def test_positions_without_target_or_rollout_have_no_mean(self):
         task = build_task(Retrieval(sequence_length=6, vocab_size=VOCAB))
-        result = look(task, tiny_rnn(), tiny_teacher())
+        result = evaluated(task, tiny_rnn(), tiny_teacher())
         curves = result.by_position
         assert curves.rnn[:-1] == [None] * 5 and curves.rnn[-1] == pytest.approx(result.rnn.nats)
-        alone = look(task, tiny_rnn(), None).by_position
+        alone = evaluated(task, tiny_rnn(), None).by_position
         assert alone.teacher is alone.unexplained is alone.rnn_from_teacher is None
 
     def test_drift_bins_are_means_of_the_drift(self, task, monkeypatch):
         monkeypatch.setattr(evaluate_module, "BINS", 2)
-        result = look(task, tiny_rnn(), tiny_teacher())
+        result = evaluated(task, tiny_rnn(), tiny_teacher())
         assert result.drift is not None
         every = result.drift.unexplained
         assert result.by_position.unexplained == pytest.approx(
@@ -310,21 +310,21 @@ class TestByPosition:
 
 
 def test_count_models_are_scored_on_the_same_targets_if_there_is_a_corpus(task):
-    assert look(task, tiny_rnn(), None, baselines=True).baselines == []
+    assert evaluated(task, tiny_rnn(), None, baselines=True).baselines == []
     digits = build_task(Digits())
     torch.manual_seed(0)
     rnn = build_rnn(TINY, digits.vocab_size)
-    result = look(digits, rnn, None, sequences=50, baselines=True)
+    result = evaluated(digits, rnn, None, sequences=50, baselines=True)
     zeroth, left, around = (baseline.nats for baseline in result.baselines)
     assert math.log(17) > zeroth > left > around > 1
     assert all(baseline.fitted_tokens == 1527 * 64 for baseline in result.baselines)
-    assert look(digits, rnn, None, sequences=50).baselines == []
+    assert evaluated(digits, rnn, None, sequences=50).baselines == []
 
 
 def test_a_figure_is_drawn_with_and_without_a_teacher(task, tmp_path):
     for teacher in (None, tiny_teacher()):
         path = tmp_path / "deep" / f"{teacher is None}.png"
-        save_evaluation_figure(look(task, tiny_rnn(), teacher), path, "stack", "target")
+        save_evaluation_figure(evaluated(task, tiny_rnn(), teacher), path, "stack", "target")
         assert imread(path).shape[0] > 300
 
 
@@ -337,7 +337,7 @@ def test_short_sequences_are_scored_too(encoder):
             inputs = torch.randint(VOCAB, (count, 1), generator=generator)
             return Batch(inputs, inputs)
 
-    result = look(Echo(), tiny_rnn(), tiny_teacher(encoder))
+    result = evaluated(Echo(), tiny_rnn(), tiny_teacher(encoder))
     assert result.rnn_from_teacher is None
     assert result.teacher is not None
     assert result.targets == 16
@@ -345,7 +345,7 @@ def test_short_sequences_are_scored_too(encoder):
 
 def test_a_task_with_one_target_per_sequence_has_as_many_targets_as_sequences():
     task = build_task(Retrieval(sequence_length=6, vocab_size=VOCAB))
-    assert look(task, tiny_rnn(), tiny_teacher(), sequences=10).targets == 10
+    assert evaluated(task, tiny_rnn(), tiny_teacher(), sequences=10).targets == 10
 
 
 CPU = torch.device("cpu")
@@ -356,15 +356,15 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_only_positions_with_a_target_count():
-    batch = random_batch(3, 5, asked=0.3)
-    asked = batch.targets != IGNORE_INDEX
+    batch = random_batch(3, 5, target_rate=0.3)
+    valid = batch.targets != IGNORE_INDEX
     right = torch.nn.functional.one_hot(batch.targets.clamp(min=0), VOCAB).float()
     for sign, accuracy in ((9.0, 1.0), (-9.0, 0.0)):
-        logits = (sign * right).where(asked[..., None], 0).flatten(0, 1)
+        logits = (sign * right).where(valid[..., None], 0).flatten(0, 1)
         tally = ScoreAccumulator(5, CPU)
         tally.add(lambda _, logits=logits: logits, normal(3, 5, 2, 16), batch.targets)
         assert tally.score().accuracy == accuracy
-        assert int(tally.targets.sum()) == int(asked.sum())
+        assert int(tally.targets.sum()) == int(valid.sum())
 
 
 def test_a_score_without_targets_is_zero():

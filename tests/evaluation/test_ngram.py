@@ -40,8 +40,10 @@ def by_hand(train: list[int], rows: list[list[int]], first: int, width: int | No
         for order in range(orders):
             seen[order, *context[:order]] += 1
             pairs[order, *context[:order], token] += 1
-    asked = [(context_of(row, t, width), row[t]) for row in rows for t in range(first, len(row))]
-    lower = [1 / V] * len(asked)
+    predicted = [
+        (context_of(row, t, width), row[t]) for row in rows for t in range(first, len(row))
+    ]
+    lower = [1 / V] * len(predicted)
     losses = []
     for order in range(orders):
         best = (math.inf, lower)
@@ -49,7 +51,7 @@ def by_hand(train: list[int], rows: list[list[int]], first: int, width: int | No
             mixed = [
                 (pairs[order, *context[:order], token] + strength * below)
                 / (seen[order, *context[:order]] + strength)
-                for (context, token), below in zip(asked, lower, strict=True)
+                for (context, token), below in zip(predicted, lower, strict=True)
             ]
             best = min(best, (-sum(map(math.log, mixed)) / len(mixed), mixed))
         losses.append(best[0])
@@ -58,7 +60,7 @@ def by_hand(train: list[int], rows: list[list[int]], first: int, width: int | No
 
 
 def streams(width: int | None) -> tuple[Corpus, Tensor]:
-    """Tokens that follow a noisy rule, so that neighbours tell something."""
+    """Tokens that follow a noisy rule, so that context helps."""
     noise = (torch.rand(60 * SIZE, generator=seeded()) < 0.3) * torch.randint(
         V, (60 * SIZE,), generator=seeded(1)
     )

@@ -25,7 +25,7 @@ from memtrain.training.run import Run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Run:
-    """A run of digits that looks trained."""
+    """A run of digits with the record of a trained one."""
     config = replace(TINY, name="digits", data=Digits())
     run = Run.create(config, tmp_path_factory.mktemp("runs") / "digits")
     run.progress.stages.append(StageProgress("smt", 7, steps=3, tokens=12, seconds=0.5))
@@ -143,7 +143,7 @@ def test_the_card_holds_the_training_record(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             lambda w: w.fill_(float("nan")),
@@ -153,13 +153,13 @@ def test_the_card_holds_the_training_record(folder: Path):
     ],
     ids=["nan", "int8"],
 )
-def test_weights_that_are_not_finite_numbers_are_refused(folder: Path, change, said: str):
+def test_weights_that_are_not_finite_numbers_are_refused(folder: Path, change, message: str):
     path = folder / "tiny-digits.safetensors"
     tensors = load_file(path)
     tensors["readout.head.weight"] = change(tensors["readout.head.weight"])
     save_file(tensors, path)
     edit(folder, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(MemtrainError, match=said):
+    with pytest.raises(MemtrainError, match=message):
         load_pretrained("tiny-digits", folder=folder)
 
 
@@ -231,7 +231,7 @@ def edit_cell(folder: Path, kind: str) -> None:
 def test_an_interrupted_export_leaves_the_old_model_or_the_new_one(
     run: Run, folder: Path, monkeypatch
 ):
-    """Every file operation of an export fails in turn."""
+    """Each file operation of an export fails once."""
     old = weights_in(folder)
     other = Run(replace(run.config, seed=1), folder)
     other.progress = run.progress

@@ -80,7 +80,7 @@ class TestSample:
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_each_token_is_read_before_the_next_is_sampled(self):
-        # Written one token at a time, each time with all that stands before as the prompt.
+        # Generate one token at a time, each time with all previous tokens as the prompt.
         rnn, generator, text = sharp_rnn(), seeded(), self.prompt
         for _ in range(5):
             text = torch.cat([text, sample(rnn, text, 1, generator)], dim=1)

@@ -45,7 +45,7 @@ def with_buffer(tensor: Tensor, **options: bool) -> Sound:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "said"),
+    ("tensor", "message"),
     [
         (torch.zeros(2, dtype=torch.complex64), "table is torch.complex64, which a checkpoint"),
         (torch.zeros(2, dtype=torch.uint16), "table is torch.uint16, which a checkpoint"),
@@ -58,8 +58,8 @@ def with_buffer(tensor: Tensor, **options: bool) -> Sound:
     ],
     ids=["complex", "uint16", "uint64", "float8", "sparse", "expanded", "overlapping", "meta"],
 )
-def test_a_buffer_that_a_checkpoint_cannot_hold_is_refused(tensor, said):
-    assert refusal(with_buffer(tensor)).startswith(f"Sound: {said}")
+def test_a_buffer_that_a_checkpoint_cannot_hold_is_refused(tensor, message):
+    assert refusal(with_buffer(tensor)).startswith(f"Sound: {message}")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ class SparseGradient(Sound):
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "expected"),
     [
         (ComplexParameter, "turn is torch.complex64, which a checkpoint cannot hold"),
         (Uninitialised, "later has no size yet"),
@@ -157,9 +157,9 @@ class SparseGradient(Sound):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_state_that_cannot_be_trained_or_restored_is_refused(cell, said):
+def test_state_that_cannot_be_trained_or_restored_is_refused(cell, expected):
     message = refusal(cell())
-    assert message.startswith(f"{cell.__name__}: ") and said in message
+    assert message.startswith(f"{cell.__name__}: ") and expected in message
 
 
 # ----------------------------------------------------------------------- state outside of them
@@ -270,7 +270,7 @@ class NotInTheStateDict(Sound):
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "expected"),
     [
         (OwnGenerator, "(rng, a generator of its own)"),
         (OfNumpy, "(own generator, counter, numpy)"),
@@ -285,9 +285,9 @@ class NotInTheStateDict(Sound):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_state_that_is_not_saved_is_refused(cell, said):
+def test_state_that_is_not_saved_is_refused(cell, expected):
     message = refusal(cell())
-    assert message.startswith(f"{cell.__name__}: ") and said in message
+    assert message.startswith(f"{cell.__name__}: ") and expected in message
     assert "a resumed run would differ" in message
 
 
@@ -317,7 +317,7 @@ class KeepsAGraph(Sound):
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "message"),
     [
         (
             Unloadable,
@@ -329,8 +329,8 @@ class KeepsAGraph(Sound):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_cell_that_fails_on_a_later_call_is_refused_with_a_reason(cell, said):
-    assert said in refusal(cell())
+def test_a_cell_that_fails_on_a_later_call_is_refused_with_a_reason(cell, message):
+    assert message in refusal(cell())
 
 
 # --------------------------------------------------------------------------------- what passes

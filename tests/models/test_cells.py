@@ -342,7 +342,7 @@ class TestCheckCell:
         assert "\n" not in message
 
     @pytest.mark.parametrize(
-        ("cell", "said"),
+        ("cell", "message"),
         [
             (Sound, "Sound: is a class; pass an instance, cell=Sound(...)"),
             ("gru", "config.cell.kind (--cell.kind)"),
@@ -351,10 +351,10 @@ class TestCheckCell:
         ],
         ids=["class", "text", "GRUCell", "forward"],
     )
-    def test_objects_that_are_not_cells_are_refused_with_a_remedy(self, cell, said):
+    def test_objects_that_are_not_cells_are_refused_with_a_remedy(self, cell, message):
         with pytest.raises(CellContractError) as caught:
             check_cell(cell, VOCAB)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
     def test_parameters_in_double_are_named_where_the_step_fails(self):
         cell = Sound()

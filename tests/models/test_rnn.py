@@ -66,7 +66,7 @@ class TestEveryCell:
 
 
 def refusal(method, *arguments) -> str:
-    """What is said of arguments that the tests' own check of types would refuse already."""
+    """The error message, without the tests' own type check, which would raise first."""
     with pytest.raises(MemtrainError) as caught:
         getattr(method, "__wrapped__", method)(tiny_rnn(), *arguments)
     assert caught.value.__suppress_context__  # the embedding's own words say less
@@ -77,7 +77,7 @@ MEMORY = torch.zeros(2, 2, 16)
 
 
 @pytest.mark.parametrize(
-    ("memory", "token", "said"),
+    ("memory", "token", "message"),
     [
         (MEMORY, 3, "token=3: must be a tensor of whole numbers, such as torch.tensor([3])"),
         (MEMORY, torch.tensor([99, 1]), "token: contains 99, outside the vocabulary 0..6"),
@@ -90,12 +90,12 @@ MEMORY = torch.zeros(2, 2, 16)
     ],
     ids=["int", "large", "negative", "float", "rows", "scalar", "memory", "none"],
 )
-def test_a_step_explains_invalid_arguments(memory, token, said):
-    assert refusal(RNN.step, memory, token).startswith(said)
+def test_a_step_explains_invalid_arguments(memory, token, message):
+    assert refusal(RNN.step, memory, token).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         ([[1, 2]], "tokens=[[1, 2]]: must be a tensor of whole numbers"),
         (torch.tensor([1, 2]), "tokens: must have shape (B, T), not (2,); such as"),
@@ -106,8 +106,8 @@ def test_a_step_explains_invalid_arguments(memory, token, said):
     ],
     ids=["list", "row", "empty", "large", "negative", "float"],
 )
-def test_a_call_explains_invalid_tokens(tokens, said):
-    assert refusal(RNN.forward, tokens).startswith(said)
+def test_a_call_explains_invalid_tokens(tokens, message):
+    assert refusal(RNN.forward, tokens).startswith(message)
 
 
 def test_an_error_raised_by_the_cell_is_unchanged():
@@ -209,11 +209,11 @@ class TestSampler:
         drawn = Sampler(top_p=0.9)(logits, torch.rand(VOCAB, generator=seeded()))
         assert drawn.tolist() == list(range(VOCAB))
 
-    @pytest.mark.parametrize("chance", [0.0, 1 - 2**-24, 1.0])
-    def test_extreme_random_numbers_select_tokens_of_nonzero_probability(self, chance):
+    @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-24, 1.0])
+    def test_extreme_random_numbers_select_tokens_of_nonzero_probability(self, uniform):
         logits = torch.tensor([[float("-inf"), 0.3, 0.2, 0.1, float("-inf")]])
-        drawn = int(Sampler()(logits, torch.tensor([chance])))
-        assert drawn == (3 if chance > 0.5 else 1)
+        drawn = int(Sampler()(logits, torch.tensor([uniform])))
+        assert drawn == (3 if uniform > 0.5 else 1)
 
     def test_only_allowed_tokens(self):
         assert set(shares(allowed=2)) == {0, 1}

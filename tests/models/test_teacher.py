@@ -155,7 +155,7 @@ class TestCausalEncoder:
 
     @CONTEXTS
     def test_one_causal_layer_equals_the_bidirectional_encoder(self, context_length):
-        # Registers see raw tokens and one another in both; only deeper layers tell them apart.
+        # Registers see raw tokens and one another in both; only deeper layers differ.
         causal, bidirectional = (
             tiny_teacher(encoder, context_length=context_length, encoder_layers=1, memory_tokens=3)
             for encoder in ("causal", "bidirectional")
@@ -166,14 +166,14 @@ class TestCausalEncoder:
 
     def test_tokens_depend_on_their_past_only_and_memories_are_unchanged(self):
         teacher, inputs = tiny_teacher("causal", context_length=4), random_tokens(2, 9)
-        memory, told = teacher.encode_with_logits(inputs, steps_of(*range(LENGTH)))
+        memory, logits = teacher.encode_with_logits(inputs, steps_of(*range(LENGTH)))
         assert_close(memory, teacher.encode(inputs))
-        assert told.shape == (2, 9, teacher.decoder.head.out_features)
+        assert logits.shape == (2, 9, teacher.decoder.head.out_features)
         changed = inputs.clone()
         changed[:, 5] = other_token(inputs[:, 5])
         _, other = teacher.encode_with_logits(changed, steps_of(*range(LENGTH)))
-        assert_close(other[:, :5], told[:, :5])
-        assert bool(((other - told)[:, 5:].abs().amax(-1) > 1e-6)[:, :3].all())
+        assert_close(other[:, :5], logits[:, :5])
+        assert bool(((other - logits)[:, 5:].abs().amax(-1) > 1e-6)[:, :3].all())
 
     def test_all_memories_equal_one_masked_run_over_tokens_and_registers_each(self):
         teacher, inputs, count = tiny_teacher("causal", context_length=4), random_tokens(2, 9), 2
@@ -293,10 +293,10 @@ class TestDecoder:
 
     def test_selected_targets_have_the_logits_of_the_full_run(self):
         teacher = tiny_teacher()
-        asked = torch.tensor([[0, 5], [2, 1], [4, 4]])
-        logits = teacher.decode(self.memory, self.future, asked)
+        positions = torch.tensor([[0, 5], [2, 1], [4, 4]])
+        logits = teacher.decode(self.memory, self.future, positions)
         full = teacher.decode(self.memory, self.future)
-        assert_close(logits, full[torch.arange(3)[:, None], asked])
+        assert_close(logits, full[torch.arange(3)[:, None], positions])
 
     @pytest.mark.parametrize("token", [0, 1])
     def test_every_memory_token_matters_to_every_prediction(self, token):

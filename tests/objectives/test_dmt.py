@@ -157,9 +157,9 @@ class TestSegments:
                 label = teacher.encode(batch.inputs[:, : step + 1])[:, -1].detach()
                 # A label that would lie beyond the end is the last one, and does not count.
                 dynamics.append((memory - label).square().mean())
-        asked = batch.targets != IGNORE_INDEX
-        logits = rnn.predict(torch.stack(states[1:], dim=1)[asked])
-        readout = F.cross_entropy(logits, batch.targets[asked])
+        valid = batch.targets != IGNORE_INDEX
+        logits = rnn.predict(torch.stack(states[1:], dim=1)[valid])
+        readout = F.cross_entropy(logits, batch.targets[valid])
         assert_same_loss_and_gradients(objective, losses, (torch.stack(dynamics).mean(), readout))
 
     @pytest.mark.parametrize("segment", [1, 2, 5, 50])
@@ -191,7 +191,7 @@ class TestDecoding:
         objective = tiny_dmt(encoder, through_time=through_time, **options)
         batch = random_batch(2, 6)
         losses = objective(batch, seeded())
-        memory, told, count = objective.rnn.empty_memory(2), torch.zeros(()), 0
+        memory, decoding, count = objective.rnn.empty_memory(2), torch.zeros(()), 0
         for step in range(6):
             token = batch.inputs[:, step]
             memory = objective.rnn.cell(memory if through_time else memory.detach(), token)
@@ -199,13 +199,13 @@ class TestDecoding:
             logits = objective.teacher.decode(memory, future)
             for ahead in range(min(3, 6 - step)):
                 due = batch.targets[:, step + ahead]
-                told = told + F.cross_entropy(
+                decoding = decoding + F.cross_entropy(
                     logits[:, ahead], due, ignore_index=IGNORE_INDEX, reduction="sum"
                 )
                 count += int((due != IGNORE_INDEX).sum())
-        assert_close(losses.parts["decode"], (told / count).detach())
+        assert_close(losses.parts["decode"], (decoding / count).detach())
         parameters = list(objective.rnn.cell.parameters())
-        expected = gradients(0.5 * told / count, parameters)
+        expected = gradients(0.5 * decoding / count, parameters)
         assert_close(gradients(losses.total, parameters), expected)
 
     def test_the_total_weights_the_decoding_loss(self):
@@ -224,18 +224,18 @@ class TestDecoding:
     def test_a_step_beyond_the_sequence_has_no_future(self):
         """Rollouts from the teacher's memory are idle once the sequence has ended."""
         objective = tiny_dmt(empty_start=0.0, decode_weight=1.0, future_length=1)
-        batch = random_batch(4, 5, asked=1.0)
+        batch = random_batch(4, 5, target_rate=1.0)
         calls = record_teacher(objective)
         losses = objective(batch, seeded())
         (_, after, start), _ = calls
-        told = []
+        decoding = []
         for row in range(4):
             memory = start[row : row + 1, 0]
             for step in range(int(after[row, 0]) + 1, 5):
                 memory = objective.rnn.cell(memory, batch.inputs[row : row + 1, step])
                 logits = objective.teacher.predict(memory)
-                told.append(F.cross_entropy(logits, batch.targets[row : row + 1, step]))
-        assert_close(losses.parts["decode"], torch.stack(told).mean().detach())
+                decoding.append(F.cross_entropy(logits, batch.targets[row : row + 1, step]))
+        assert_close(losses.parts["decode"], torch.stack(decoding).mean().detach())
 
     def test_a_stream_also_samples_the_future(self):
         context = tiny_teacher().config.context_length
@@ -414,7 +414,7 @@ class TestStart:
     def test_the_part_of_a_rollout_beyond_the_sequence_is_idle(self):
         """Whole-length rollouts from a teacher's memory: only steps inside the sequence count."""
         objective = tiny_dmt(empty_start=0.0)
-        batch = random_batch(3, 5, asked=1.0)
+        batch = random_batch(3, 5, target_rate=1.0)
         losses = objective(batch, seeded(1))
         (after,) = torch.randint(4, (3, 1), generator=seeded(1)).unbind(1)
         squared, nats = [], []
@@ -430,11 +430,11 @@ class TestStart:
         assert_close(losses.parts["readout"], torch.stack(nats).mean(), atol=1e-5, rtol=1e-5)
 
     def test_sequences_of_one_token_have_finite_losses(self):
-        losses = tiny_dmt(empty_start=0.5)(random_batch(2, 1, asked=1.0), seeded())
+        losses = tiny_dmt(empty_start=0.5)(random_batch(2, 1, target_rate=1.0), seeded())
         assert bool(losses.total.isfinite())
 
     def test_readout_learns_from_the_rolled_out_steps_alone(self):
-        batch = random_batch(2, 8, asked=1.0)
+        batch = random_batch(2, 8, target_rate=1.0)
         later = batch.targets.clone()
         later[:, 3:] = (later[:, 3:] + 1) % VOCAB
         objective = tiny_dmt(rollout_length=3)
@@ -462,7 +462,7 @@ def test_training_does_not_change_encoder_and_decoder(encoder):
             return [memory, objective.teacher.decode(memory[:, 0], future)]
 
     before = {name: value.clone() for name, value in objective.state_dict().items()}
-    told = outputs()
+    before = outputs()
     with trainer.frozen_rest():
         assert not any(p.requires_grad for p in objective.teacher.parameters())
         for _ in range(3):
@@ -475,7 +475,7 @@ def test_training_does_not_change_encoder_and_decoder(encoder):
         if not torch.equal(value, before[name])
     }
     assert changed == {"rnn.cell", "rnn.readout"}
-    assert all(torch.equal(a, b) for a, b in zip(outputs(), told, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(outputs(), before, strict=True))
 
 
 @THROUGH_TIME
@@ -492,7 +492,7 @@ def test_sequential_operations_grow_by_the_same_number_for_every_token(through_t
 
 def test_the_step_from_the_empty_memory_counts_by_its_weight():
     """The first of three steps counts four times: (4 a + b + c) / 6."""
-    batch = random_batch(2, 3, asked=1.0)
+    batch = random_batch(2, 3, target_rate=1.0)
     plain = tiny_dmt(rollout_length=1)(batch, seeded()).parts["dynamics"]
     mean = tiny_dmt()(batch, seeded()).parts["dynamics"]
     weighted = tiny_dmt(start_weight=4.0)(batch, seeded()).parts["dynamics"]

@@ -84,8 +84,8 @@ def test_target_positions_hold_every_target_of_a_row_once(data, rows, length):
     for row, places, values in zip(targets, positions.tolist(), chosen.tolist(), strict=True):
         assert len(set(places)) == len(places)
         assert values == [row[place] for place in places]
-        asked = {place for place, y in enumerate(row) if y != IGNORE_INDEX}
-        assert asked <= set(places)
+        valid = {place for place, y in enumerate(row) if y != IGNORE_INDEX}
+        assert valid <= set(places)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -94,7 +94,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 class TestReadoutLoss:
     def test_equals_the_loss_of_reading_every_memory(self):
-        rnn, batch = tiny_rnn(), random_batch(3, 5, asked=0.4)
+        rnn, batch = tiny_rnn(), random_batch(3, 5, target_rate=0.4)
         memories = normal(3, 5, 2, 16)
         expected = decode_loss(rnn.predict(memories), batch.targets)
         assert_close(readout_loss(rnn, memories, batch.targets), expected)
@@ -114,15 +114,15 @@ class TestFuture:
         batch.targets[:, ::3] = IGNORE_INDEX
         steps = torch.tensor([[0, 4, 7], [1, 3, 5], [2, 6, 7]])
         memory = teacher.encode(batch.inputs, steps)
-        told = decode_futures(teacher, batch, memory, steps, 4)
+        decoded = decode_futures(teacher, batch, memory, steps, 4)
         logits = [teacher.predict(memory[row, None, k])[0] for row in range(3) for k in range(3)]
-        asked = [
+        losses = [
             F.cross_entropy(one, torch.tensor(target)).item()
             for one, target in zip(
                 logits, batch.targets.gather(1, steps).flatten().tolist(), strict=True
             )
             if target != IGNORE_INDEX
         ]
-        assert 0 < len(asked) < 9
-        assert told.next_loss().item() == pytest.approx(sum(asked) / len(asked), abs=1e-5)
-        assert told.loss().item() != pytest.approx(told.next_loss().item(), abs=1e-3)
+        assert 0 < len(losses) < 9
+        assert decoded.next_loss().item() == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+        assert decoded.loss().item() != pytest.approx(decoded.next_loss().item(), abs=1e-3)

@@ -28,15 +28,15 @@ class TestDecodeLoss:
         logits = 3 * normal(*shape, VOCAB)
         targets = random_tokens(*shape)
         targets[..., ::3] = IGNORE_INDEX
-        asked = [
+        losses = [
             cross_entropy(row, target)
             for row, target in zip(
                 logits.flatten(0, -2).tolist(), targets.flatten().tolist(), strict=True
             )
             if target != IGNORE_INDEX
         ]
-        assert 0 < len(asked) < targets.numel()
-        assert float(decode_loss(logits, targets)) == pytest.approx(sum(asked) / len(asked))
+        assert 0 < len(losses) < targets.numel()
+        assert float(decode_loss(logits, targets)) == pytest.approx(sum(losses) / len(losses))
 
     def test_is_zero_with_a_finite_gradient_without_targets(self):
         logits = normal(3, 4, VOCAB).requires_grad_()

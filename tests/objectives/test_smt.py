@@ -145,7 +145,7 @@ class TestEquations:
     def test_a_run_of_timesteps_equals_its_pairs_one_by_one(self, encoder, learn_start):
         """Runs on the ring of states; the pair from the last state to the first does not count."""
         objective = tiny_smt(encoder, timesteps=2, learn_start=learn_start, dynamics_weight=2.0)
-        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(4, 5, asked=1.0)
+        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(4, 5, target_rate=1.0)
         states = list(range(-1 if learn_start else 0, 5))
         begin = sample_steps(4, 1, len(states), seeded(38), CPU).flatten().tolist()
         runs = [[states[(b + i) % len(states)] for i in range(3)] for b in begin]
@@ -180,24 +180,24 @@ class TestEquations:
         counts = torch.zeros(6)
         batch = random_batch(64, 5)
         for seed in range(40):
-            steps, asked = objective._timesteps(batch, seeded(seed))
-            counts += (steps.gather(1, asked) + 1).flatten().bincount(minlength=6)
+            steps, decoded = objective._timesteps(batch, seeded(seed))
+            counts += (steps.gather(1, decoded) + 1).flatten().bincount(minlength=6)
         share = counts / counts.sum()
         assert bool(((share - 1 / 6).abs() < 0.02).all())
 
     def test_windows_of_a_stream_have_whole_contexts_short_ones_and_none(self):
         objective = tiny_smt(timesteps=1, context_length=4, stream=True)
-        steps, asked = objective._timesteps(random_batch(64, 9), seeded())
+        steps, decoded = objective._timesteps(random_batch(64, 9), seeded())
         first = steps[:, 0]
         assert torch.equal(steps[:, 1], first + 1)
-        assert first[:2].tolist() == [-1, -1] and asked[:2].flatten().tolist() == [1, 1]
+        assert first[:2].tolist() == [-1, -1] and decoded[:2].flatten().tolist() == [1, 1]
         assert set(first[2:16].tolist()) == {0, 1, 2, 3}
-        assert set(first[16:].tolist()) == {3} and not asked[2:].any()
+        assert set(first[16:].tolist()) == {3} and not decoded[2:].any()
 
     @BOTH
     def test_decode_timesteps_is_the_number_of_distinct_decoded_steps(self, encoder):
         objective = tiny_smt(encoder, timesteps=0, decode_timesteps=2)
-        batch = random_batch(3, 6, asked=1.0)
+        batch = random_batch(3, 6, target_rate=1.0)
         losses = objective(batch, seeded(7))
         steps = sample_steps(3, 2, 6, seeded(7), CPU).tolist()
         decode = naive_decode(objective.teacher, batch, steps, 3)
@@ -206,9 +206,9 @@ class TestEquations:
         assert_close(losses.parts["dynamics"], everywhere.parts["dynamics"])
         assert_close(losses.parts["uniformity"], everywhere.parts["uniformity"])
 
-    @pytest.mark.parametrize(("asked", "rows"), [(0, 12), (4, 8), (6, 12), (9, 12)])
-    def test_decode_timesteps_beyond_the_sequence_decodes_every_step(self, asked, rows):
-        objective, calls = tiny_smt(timesteps=0, decode_timesteps=asked), []
+    @pytest.mark.parametrize(("count", "rows"), [(0, 12), (4, 8), (6, 12), (9, 12)])
+    def test_decode_timesteps_beyond_the_sequence_decodes_every_step(self, count, rows):
+        objective, calls = tiny_smt(timesteps=0, decode_timesteps=count), []
         objective.teacher.decode = recorded(calls, objective.teacher.decode)
         objective(random_batch(2, 6), seeded())
         assert [len(memory) for memory, *_ in calls] == [rows]
@@ -236,9 +236,9 @@ class TestEquations:
         batch = random_batch(3, 6)
         objective = tiny_smt(token_weight=1.0)
         losses = objective(batch, seeded())
-        _, told = objective.teacher.encode_with_logits(batch.inputs, batch.inputs[:, :1] * 0)
+        _, logits = objective.teacher.encode_with_logits(batch.inputs, batch.inputs[:, :1] * 0)
         there = batch.targets != IGNORE_INDEX
-        expected = -told.log_softmax(-1)[there].gather(1, batch.targets[there][:, None]).mean()
+        expected = -logits.log_softmax(-1)[there].gather(1, batch.targets[there][:, None]).mean()
         assert_close(losses.parts["token"], expected)
         assert not objective.applies_once  # of the decoder's head
 
@@ -367,7 +367,7 @@ class TestGradients:
     @TIMESTEPS
     def test_every_trained_parameter_gets_a_gradient_and_the_readout_none(self, encoder, timesteps):
         objective = tiny_smt(encoder, timesteps=timesteps)
-        total = objective(random_batch(4, 6, asked=1.0), seeded()).total
+        total = objective(random_batch(4, 6, target_rate=1.0), seeded()).total
         trained = objective.trained()
         assert trained == {"teacher": objective.teacher, "cell": objective.rnn.cell}
         for name, module in trained.items():
@@ -417,13 +417,13 @@ class TestDrawSteps:
 def test_sequences_of_one_token_have_finite_losses():
     for learn_start in (True, False):
         objective = tiny_smt(timesteps=1, learn_start=learn_start)
-        losses = objective(random_batch(1, 1, asked=1.0), seeded())
+        losses = objective(random_batch(1, 1, target_rate=1.0), seeded())
         assert bool(losses.total.isfinite())
 
 
 def test_the_step_from_the_empty_memory_counts_by_its_weight():
     """Three pairs, the first counts four times: (4 a + b + c) / 6."""
-    batch = random_batch(2, 3, asked=1.0)
+    batch = random_batch(2, 3, target_rate=1.0)
     without = tiny_smt(timesteps=0, learn_start=False)(batch, seeded()).parts["dynamics"]
     mean = tiny_smt(timesteps=0)(batch, seeded()).parts["dynamics"]
     weighted = tiny_smt(timesteps=0, start_weight=4.0)(batch, seeded()).parts["dynamics"]
@@ -485,7 +485,7 @@ class TestDynamicsOptions:
         objective.rnn = unmoved  # type: ignore[assignment]
         for scale in (1.0, 0.1):
             loss = objective._dynamics(batch, scale * memory, states, seeded())
-            assert_close(loss, torch.tensor(1.0))  # a cell that stands still explains nothing
+            assert_close(loss, torch.tensor(1.0))  # an identity cell explains nothing
 
     def test_normalized_dynamics_is_the_plain_loss_over_a_constant(self):
         plain = tiny_smt(timesteps=0)

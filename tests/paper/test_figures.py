@@ -191,19 +191,19 @@ def test_dmt(after: float, holds: bool, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "runs, said",
+    "runs, message",
     [
         (3, "; rank correlation of one-step and rollout drift 1.00."),
         (2, "; too few runs, 2, for a rank correlation of one-step and rollout drift."),
     ],
 )
-def test_dmt_correlates_only_enough_points(runs: int, said: str, tmp_path: Path):
+def test_dmt_correlates_only_enough_points(runs: int, message: str, tmp_path: Path):
     figure, setup = load("dmt"), setup_at("gpu", tmp_path)
     results = []
     for index, job in enumerate(figure.grid(setup)[:runs]):
         at = {"nats": 1.0, "rollout": 1.0 + index, "one_step": 0.1 + index, "path": [1.0]}
         results.append(result_of(job, smt=at, dmt=at))
-    assert figure.judge(setup, results).sentence.endswith(said)
+    assert figure.judge(setup, results).sentence.endswith(message)
 
 
 @pytest.mark.parametrize("collapses, holds", [(True, True), (False, False)])

@@ -1,4 +1,4 @@
-"""The scale gpu is run where minutes are dear: what can go wrong there is looked for here."""
+"""The gpu scale is expensive to run, so its grids are checked here first."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("gpu-grids")  # they share the data
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory) -> Setup:
-    """Data sets of the real shapes, drawn by chance."""
+    """Random data sets of the real shapes."""
     folder = tmp_path_factory.mktemp("gpu")
     random = np.random.default_rng(0)
     pictures = {
@@ -36,7 +36,7 @@ def setup(tmp_path_factory) -> Setup:
         meta = StoreMeta(
             name=name,
             vocab_size=picture.vocab_size,
-            source="chance",
+            source="random",
             document_length=picture.length,
             picture=picture,
         )
@@ -46,7 +46,7 @@ def setup(tmp_path_factory) -> Setup:
         write_store(folder / name, meta, splits)
     text = random.integers(97, 123, size=20_000).astype(np.uint8)
     starts = np.arange(0, len(text), 2000)
-    meta = StoreMeta(name="stories", vocab_size=TEXT_VOCAB, source="chance", text=True)
+    meta = StoreMeta(name="stories", vocab_size=TEXT_VOCAB, source="random", text=True)
     split = Split(text, starts)
     write_store(folder / "tinystories", meta, {"train": split, "test": split})
     return Setup(scale="gpu", folder=folder, data_dir=folder, device="cpu")
@@ -129,7 +129,7 @@ def test_a_run_of_every_kind_takes_a_step(setup: Setup, tmp_path: Path, monkeypa
 
 
 def test_runs_are_small_enough_to_share_a_gpu(setup: Setup):
-    """Nobody waits for a compiler, looks at itself all the time, or saves itself all the time."""
+    """No run compiles, and evaluations and checkpoints are rare."""
     for name in FIGURES:
         for job in all_jobs(name, setup):
             config, steps = job.config, sum(s.steps for s in job.config.stages().values())

@@ -73,9 +73,9 @@ def fill(folder: Path, name: str, **measured: Any) -> Path:
 def refused(capsys, *arguments: str) -> str:
     """The one line of a command that is refused."""
     assert main(list(arguments)) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("memtrain: ") and told.count("\n") == 1, told
-    return told
+    output = capsys.readouterr().err
+    assert output.startswith("memtrain: ") and output.count("\n") == 1, output
+    return output
 
 
 # ----------------------------------------------------------------------------------------- code
@@ -250,8 +250,8 @@ def test_a_full_disk_leaves_the_old_page_and_is_named(tmp_path: Path, monkeypatc
         whole(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    told = refused(capsys, "report", str(folder))
-    assert told == f"memtrain: {folder}/report.html: No space left on device\n"
+    message = refused(capsys, "report", str(folder))
+    assert message == f"memtrain: {folder}/report.html: No space left on device\n"
     assert (folder / "report.html").read_text() == "old"
 
 
@@ -369,15 +369,15 @@ def test_tags_come_from_the_job(tmp_path: Path):
 VALUES = [None, True, -1, 2**63, 0.5, 1e308, float("nan"), "", "evil:Cell", "\x1b[2J", [], {"x": 1}]
 
 
-def damage_line(line: str, chance: random.Random) -> str:
+def damage_line(line: str, rng: random.Random) -> str:
     """A value anywhere in a line of JSON becomes another."""
     plain = json.loads(line)
     at: Any = {"": plain}
     key: Any = ""
-    while isinstance(at[key], dict | list) and at[key] and (key == "" or chance.random() < 0.8):
+    while isinstance(at[key], dict | list) and at[key] and (key == "" or rng.random() < 0.8):
         at = at[key]
-        key = chance.choice(list(at) if isinstance(at, dict) else list(range(len(at))))
-    at[key] = chance.choice(VALUES)
+        key = rng.choice(list(at) if isinstance(at, dict) else list(range(len(at))))
+    at[key] = rng.choice(VALUES)
     return json.dumps(plain)
 
 
@@ -390,11 +390,11 @@ def test_any_value_anywhere_is_accepted_or_refused_with_a_reason(
     lines = {name: (folder / name).read_text() for name in ("setup.json", "results.jsonl")}
     taken = 0
     for case in range(150):
-        chance = random.Random(case)
-        name = chance.choice(list(lines))
+        rng = random.Random(case)
+        name = rng.choice(list(lines))
         harmed = lines[name].splitlines() if name == "results.jsonl" else [lines[name]]
-        index = chance.randrange(len(harmed))
-        harmed[index] = damage_line(harmed[index], chance)
+        index = rng.randrange(len(harmed))
+        harmed[index] = damage_line(harmed[index], rng)
         (folder / name).write_text("\n".join(harmed) + "\n")
         try:
             setup = read_setup(folder)
@@ -415,8 +415,8 @@ def test_an_error_in_a_user_figure_is_one_line_with_its_location(tmp_path: Path)
         curve=[],
     )  # fmt: skip
     ResultsFile(tmp_path).append(done)
-    told = r"lines 1 to 1\), or it cannot handle them: KeyError: 'gone' \(test_results.py:\d+\)"
-    with pytest.raises(MemtrainError, match=told):
+    message = r"lines 1 to 1\), or it cannot handle them: KeyError: 'gone' \(test_results.py:\d+\)"
+    with pytest.raises(MemtrainError, match=message):
         outcome(Trains(), Setup(folder=tmp_path), [job], ResultsFile(tmp_path).by_id())
 
 

@@ -66,6 +66,6 @@ def test_the_page_opens_in_a_browser_without_errors_or_requests(tmp_path: Path, 
     )
     assert "Digits generated pixel by pixel" in seen.stdout
     assert seen.stdout.count("<details") > 5
-    assert "CONSOLE" not in seen.stderr  # where a page's errors and refused requests are told
-    asked = re.findall(r'"url":"(https?:[^"]+)"', network.read_text())
-    assert [url for url in asked if "google" not in url] == []  # the browser's own calls home
+    assert "CONSOLE" not in seen.stderr  # the page's errors and blocked requests
+    requested = re.findall(r'"url":"(https?:[^"]+)"', network.read_text())
+    assert [url for url in requested if "google" not in url] == []  # the browser's own calls home

@@ -1,4 +1,4 @@
-"""Sweeps: every run once, whatever is killed or fails in between."""
+"""Sweeps run every job once, despite kills and failures."""
 
 import json
 import os

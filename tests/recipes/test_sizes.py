@@ -75,11 +75,11 @@ def test_the_papers_gru_is_as_large_as_its_transformer():
 @pytest.mark.parametrize("name", STREAMS)
 def test_bptt_trains_the_same_cell_on_the_same_data(name: str):
     for size in SIZES:
-        config, beside = recipe(name, size, "bptt"), recipe(name, size)
+        config, smt = recipe(name, size, "bptt"), recipe(name, size)
         assert (config.data, config.cell, config.teacher) == (
-            beside.data,
-            beside.cell,
-            beside.teacher,
+            smt.data,
+            smt.cell,
+            smt.teacher,
         )
         assert not config.has_teacher and config.name == f"{name}-bptt"
     paper = recipe(name, "paper", "bptt").bptt

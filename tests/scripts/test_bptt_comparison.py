@@ -93,7 +93,7 @@ def test_killed_comparison_resumes_and_ends_with_a_table(tmp_path: Path, data: P
     shown = end(start(folder, "--processes", 1))
     record = json.loads((folder / "beside.json").read_text())
     plan = record["plan"]
-    assert (run / "config.json").stat().st_mtime_ns == created  # gone on with, not begun anew
+    assert (run / "config.json").stat().st_mtime_ns == created  # resumed, not restarted
     lines = (folder / "results.jsonl").read_text().splitlines()
     assert set(Counter(json.loads(line)["job"] for line in lines).values()) == {1}
     assert plan["chosen"] == {"mnist/transformer": 3e-3, "mnist/gru": 3e-3}
@@ -340,7 +340,7 @@ def test_step_timing_keeps_all_activations(script, data: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ((), "--seconds: name a data set"),
         (("--seconds", "mnist"), "--seconds mnist: must be NAME=VALUE"),
@@ -352,13 +352,13 @@ def test_step_timing_keeps_all_activations(script, data: Path):
     ],
 )
 def test_invalid_comparisons_are_refused(
-    script, monkeypatch, capsys, data: Path, tmp_path: Path, options, said: str
+    script, monkeypatch, capsys, data: Path, tmp_path: Path, options, message: str
 ):
     command = ["bptt_comparison.py", *options, "--folder", str(tmp_path), "--data-dir", str(data)]
     monkeypatch.setattr(sys, "argv", [*command, "--device", "cpu"])
     monkeypatch.setattr(script, "signal", SimpleNamespace(SIGTERM=0, signal=lambda *_: None))
     assert script.main() == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_budget_is_kept_and_our_runs_are_shown_next_to_bptt(

@@ -17,7 +17,7 @@ SCRIPT = ROOT / "scripts" / "gpu_trust.py"
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Its folder and what it said."""
+    """Its folder and output."""
     folder = tmp_path_factory.mktemp("trust")
     options = ["--size", "tiny", "--device", "cpu", "--no-compile", "--no-plain"]
     options += ["--block", "4", "--checkpoints", "2"]
@@ -32,14 +32,14 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_checkpoints_are_timed_and_resumed_runs_compared(judged: tuple[Path, str]):
-    folder, said = judged
+    folder, output = judged
     result = json.loads((folder / "out").read_text())
     stall, resume = result["stall"], result["resume"]["deterministic"]
     assert stall["checkpoints"] == 2 and stall["steps"] == 32
     assert 0 < stall["step_seconds"] <= stall["worst_step_without"]
     assert stall["host_seconds_a_checkpoint"] > 0 and stall["seconds_until_on_disk"] > 0
     assert resume["equal_to_the_bit"] and resume["lines"] == 30 and resume["tensors"] > 500
-    assert "resume bit-exact, deterministic  yes" in said and "a step of SMT" in said
+    assert "resume bit-exact, deterministic  yes" in output and "a step of SMT" in output
 
 
 def test_differing_tensors_and_lines_are_reported(judged: tuple[Path, str]):

@@ -211,10 +211,10 @@ def test_a_disturbed_run_is_detected(checks: ModuleType, trained: Path, run: Pat
     (run / "metrics.jsonl").write_bytes(lines + lines.splitlines(keepends=True)[-1])
     (run / "checkpoints" / ".draft-00000009").mkdir()
     (run / "notes.txt").write_text("foreign")
-    told = " ".join(checks.check_run(run, {0: alone}))
-    assert "25 lines of metrics, not one for each of 24 steps" in told
-    assert "a draft remains: checkpoints/.draft-00000009" in told
-    assert "a foreign file: notes.txt" in told
+    message = " ".join(checks.check_run(run, {0: alone}))
+    assert "25 lines of metrics, not one for each of 24 steps" in message
+    assert "a draft remains: checkpoints/.draft-00000009" in message
+    assert "a foreign file: notes.txt" in message
     assert "it was trained on other data" in " ".join(
         checks.check_run(run, {0: alone._replace(data="other")})
     )
@@ -231,8 +231,8 @@ def test_weights_and_evaluations_of_another_run_are_detected(
     save_checkpoint(run / "checkpoints", newest.progress.global_step, changed, keep=2)
     assert checks.check_run(run, {0: alone}) == ["weights are not those of seed 0 trained alone"]
     nats = alone.nats | {7: 0.0}
-    told = checks.check_run(trained, {0: alone._replace(nats=nats)})
-    assert len(told) == 1 and told[0].startswith("the evaluation at step 7 differs")
+    problems = checks.check_run(trained, {0: alone._replace(nats=nats)})
+    assert len(problems) == 1 and problems[0].startswith("the evaluation at step 7 differs")
 
 
 def test_an_evaluation_must_match_its_step_and_run(checks: ModuleType, trained: Path):
@@ -243,13 +243,17 @@ def test_an_evaluation_must_match_its_step_and_run(checks: ModuleType, trained: 
 
 
 def test_a_refusal_is_one_line_and_exit_statuses_are_known(checks: ModuleType):
-    def told(status: int, err: str, signalled: bool = False) -> list[str]:
+    def problems(status: int, err: str, signalled: bool = False) -> list[str]:
         return checks.check_ending(checks.Ended(["train"], status, "", err, signalled))
 
-    assert told(0, "smt 3/9\n") == [] and told(2, "smt 3/9\nmemtrain: no\n") == []
-    assert told(2, "memtrain: no\nmemtrain: really\n") and told(2, "") and told(1, "")
-    assert told(0, "Traceback (most recent call last):\nKeyError: 'x'")
-    assert told(143, "") and not told(143, "", signalled=True) and not told(-9, "", signalled=True)
+    assert problems(0, "smt 3/9\n") == [] and problems(2, "smt 3/9\nmemtrain: no\n") == []
+    assert problems(2, "memtrain: no\nmemtrain: really\n") and problems(2, "") and problems(1, "")
+    assert problems(0, "Traceback (most recent call last):\nKeyError: 'x'")
+    assert (
+        problems(143, "")
+        and not problems(143, "", signalled=True)
+        and not problems(-9, "", signalled=True)
+    )
 
 
 def test_partial_stores_and_drafts_are_detected(
@@ -259,8 +263,8 @@ def test_partial_stores_and_drafts_are_detected(
     assert checks.check_stores(tmp_path / "data") == checks.check_stores(tmp_path / "none") == []
     (tmp_path / "data" / "book" / "train.bin").unlink()
     (tmp_path / "data" / ".draft-book-1").mkdir()
-    told = " ".join(checks.check_stores(tmp_path / "data"))
-    assert "an incomplete store" in told and "a draft remains: .draft-book-1" in told
+    message = " ".join(checks.check_stores(tmp_path / "data"))
+    assert "an incomplete store" in message and "a draft remains: .draft-book-1" in message
 
 
 @pytest.mark.slow

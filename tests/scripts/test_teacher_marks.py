@@ -1,4 +1,4 @@
-"""The script that measures marks trains, stops where it is told, and looks at held-out windows."""
+"""The script that measures marks: trains, stops at each mark, and evaluates held-out windows."""
 
 import json
 import math
@@ -19,9 +19,9 @@ def script():
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two symbols in turn: all of the future follows from the last one."""
-    np.save(tmp_path / "turns.npy", np.arange(4000) % 2)
-    prepare_tokens(tmp_path / "turns.npy", tmp_path / "data")
+    """Two alternating symbols: the last one determines the whole future."""
+    np.save(tmp_path / "alternating.npy", np.arange(4000) % 2)
+    prepare_tokens(tmp_path / "alternating.npy", tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -58,15 +58,15 @@ def test_windows_are_fixed_and_from_the_test_split(script, data: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("retrieval", "--data", "x"), "retrieval has no stream of tokens"),
         (("mnist", "--data", "x", "--steps", 7), "--steps 7: the last mark is at 2000"),
     ],
 )
 def test_invalid_options_are_refused(
-    script, monkeypatch: pytest.MonkeyPatch, capsys, options, said: str
+    script, monkeypatch: pytest.MonkeyPatch, capsys, options, message: str
 ):
     with pytest.raises(SystemExit):
         call(script, monkeypatch, *options)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Saving while training goes on."""
+"""Saving checkpoints during training."""
 
 import errno
 import threading
@@ -15,7 +15,7 @@ from memtrain.training.progress import Progress
 
 
 class SlowFiles(Files):
-    """Writes only when told to."""
+    """Files that write only when released."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

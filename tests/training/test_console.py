@@ -83,7 +83,7 @@ def test_wider_terminals_show_more():
 def test_a_finished_stage_shows_its_duration_once():
     out = io.StringIO()
     reporter = TerminalReporter(Console(file=out, width=80, force_terminal=True))
-    for name in ("smt", "dmt"):  # as the demo trains: one stage, a look, the other
+    for name in ("smt", "dmt"):  # like the demo: one stage, an evaluation, the other
         reporter.stage(name, 0, 10)
         reporter.advance(10, {"loss": 0.5})
         reporter.close()
@@ -107,12 +107,12 @@ def test_a_real_terminal_of_80_columns_never_wraps(monkeypatch):
         monkeypatch.setattr(sys, "stderr", terminal)
         reporter = make_reporter()
         assert isinstance(reporter, TerminalReporter)
-        reporter.progress.console._width = None  # whatever the tests' own environment says
+        reporter.progress.console._width = None  # ignore the environment of the tests
         reporter.stage("smt", 0, 3000)
         reporter.evaluated(1500, scored(1.25, None), "byte")
         reporter.advance(1500, METRICS)
         reporter.close()
-    with suppress(OSError):  # how a pseudoterminal says that nobody writes to it any more
+    with suppress(OSError):  # raised by a pseudoterminal without writers
         while part := os.read(reading, 2**16):
             shown += part.decode()
     os.close(reading)

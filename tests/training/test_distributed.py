@@ -52,8 +52,8 @@ def two_commands(command: str, folder: Path) -> list[tuple[int, str]]:
 
 def start_two(arguments: list[str], folder: Path) -> list[tuple[int, str]]:
     processes = begin_two(arguments, folder)
-    said = [process.communicate(timeout=240)[0] for process in processes]
-    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+    output = [process.communicate(timeout=240)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, output, strict=True)]
 
 
 def begin_two(arguments: list[str], folder: Path) -> list[subprocess.Popen[str]]:
@@ -87,8 +87,8 @@ def assert_same_numbers(one: Run, other: Run) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes trained, and what one did."""
     folder = tmp_path_factory.mktemp("two")
-    for status, said in two("train", folder):
-        assert status == 0 and "Warning" not in said, said
+    for status, output in two("train", folder):
+        assert status == 0 and "Warning" not in output, output
     Run.create(SHARED, folder / "one").train()
     Run.create(PAPER, folder / "paper").train()
     Run.create(CAUSAL, folder / "causal").train()
@@ -110,8 +110,8 @@ def test_one_process_resumes_a_checkpoint_of_two(trained: Path):
 
 
 def test_stopping_at_a_saved_step_ends_all_processes_cleanly(trained: Path, tmp_path: Path):
-    for status, said in two("stop at save", tmp_path):
-        assert status == 0, said
+    for status, output in two("stop at save", tmp_path):
+        assert status == 0, output
     run = Run.open(tmp_path / "stopped")
     assert (run.progress.stage, run.progress.step) == (0, 12)
     assert_same_numbers(Run.open(trained / "short"), run.train())
@@ -119,14 +119,14 @@ def test_stopping_at_a_saved_step_ends_all_processes_cleanly(trained: Path, tmp_
 
 def test_two_processes_resume_a_checkpoint_of_one(trained: Path):
     stop_alone(SHORT, trained / "alone", "smt", 13)
-    for status, said in two("resume", trained):
-        assert status == 0, said
+    for status, output in two("resume", trained):
+        assert status == 0, output
     assert_same_numbers(Run.open(trained / "short"), Run.open(trained / "alone"))
 
 
 def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
-    for status, said in two("limited", tmp_path):
-        assert status == 0, said
+    for status, output in two("limited", tmp_path):
+        assert status == 0, output
     assert Run.open(tmp_path / "limited").progress.stages[0].steps > 0
 
 
@@ -135,10 +135,10 @@ def test_when_a_process_dies_the_other_reports_it_and_a_checkpoint_exists(
     tmp_path: Path, job: str, dead: int
 ):
     ended = two(job, tmp_path)
-    status, said = ended[1 - dead]
+    status, output = ended[1 - dead]
     assert ended[dead][0] == -9 and status == 2
-    assert "a process of the run failed or was lost" in said
-    assert "the last whole checkpoint is step 65" in said and "Traceback" not in said
+    assert "a process of the run failed or was lost" in output
+    assert "the last whole checkpoint is step 65" in output and "Traceback" not in output
     assert Run.open(tmp_path / f"dead {dead}").progress.global_step == 50 + 15
 
 
@@ -146,14 +146,14 @@ def test_when_a_process_dies_the_other_reports_it_and_a_checkpoint_exists(
 def test_when_a_process_hangs_the_other_names_it_and_exits(tmp_path: Path, job: str, frozen: int):
     processes = begin_two([str(Path(two_processes.__file__)), job, str(tmp_path)], Path.cwd())
     try:
-        said, _ = processes[1 - frozen].communicate(timeout=240)
+        output, _ = processes[1 - frozen].communicate(timeout=240)
         assert processes[frozen].poll() is None, "it is stopped"
         processes[frozen].send_signal(signal.SIGCONT)
-        processes[frozen].communicate(timeout=240)  # and ends by itself once it goes on
+        processes[frozen].communicate(timeout=240)  # and exits by itself once it continues
     finally:
         processes[frozen].kill()
     assert all(process.returncode > 0 for process in processes)
-    *progress, line = said.splitlines()
+    *progress, line = output.splitlines()
     assert not any("memtrain:" in other or "Traceback" in other for other in progress)
     assert line.startswith(f"memtrain: process {frozen}") and "has not answered for" in line
     assert "the last whole checkpoint is step 65; continue with: memtrain resume" in line
@@ -181,11 +181,11 @@ def test_a_launcher_that_is_stopped_or_killed_leaves_a_saved_run_and_no_process(
         assert launcher.poll() is None
         time.sleep(0.05)
     launcher.send_signal(number)
-    said = launcher.communicate(timeout=240)[0]  # to the end of the last process that may speak
+    output = launcher.communicate(timeout=240)[0]  # to the end of the last process that may speak
     assert launcher.returncode == (143 if number == signal.SIGTERM else -9)
-    *progress, line = said.splitlines()
-    assert line.endswith("all is saved; continue with: memtrain resume run"), said
-    assert all(one.startswith("smt  ") for one in progress), said
+    *progress, line = output.splitlines()
+    assert line.endswith("all is saved; continue with: memtrain resume run"), output
+    assert all(one.startswith("smt  ") for one in progress), output
     assert Run.open(tmp_path / "run").progress.step > 20
 
 
@@ -204,7 +204,7 @@ def test_torchrun_refuses_in_one_line(arguments: str, expected: str, capsys):
 
 
 class Exchanging(Group):
-    """The first of two processes; the other says what it was told to."""
+    """The first of two processes; the other sends scripted values."""
 
     def __init__(self, other: list[int]) -> None:
         super().__init__(0, 2)
@@ -254,8 +254,8 @@ def test_torchrun_restarts_and_resumes(trained: Path, tmp_path: Path):
         time.sleep(0.02)
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     os.kill(int(children[-1]), 9)
-    said = launcher.communicate(timeout=240)[1]
-    assert launcher.returncode == 0, said
+    output = launcher.communicate(timeout=240)[1]
+    assert launcher.returncode == 0, output
     assert_same_numbers(Run.open(trained / "one"), Run.open(tmp_path / "run"))
 
 
@@ -269,17 +269,19 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
-    """A folder in which two processes trained on a text by command, and what they said."""
-    folder = tmp_path_factory.mktemp("told")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str]]]:
+    """A folder in which two processes trained on a text, and their outputs."""
+    folder = tmp_path_factory.mktemp("two")
     (folder / "book.txt").write_text("it was a dark and stormy night\n" * 50)
     return folder, two_commands(TEXT, folder)
 
 
-def test_one_process_prepares_data_and_both_train_on_it(told: tuple[Path, list[tuple[int, str]]]):
-    folder, [(main, said), (other, said_by_other)] = told
-    assert (main, other) == (0, 0), said + said_by_other
-    assert said.count("prepared data/book") == 1 and not said_by_other
+def test_one_process_prepares_data_and_both_train_on_it(
+    two_runs: tuple[Path, list[tuple[int, str]]],
+):
+    folder, [(main, output), (other, other_output)] = two_runs
+    assert (main, other) == (0, 0), output + other_output
+    assert output.count("prepared data/book") == 1 and not other_output
     config = read_config(folder / "run" / "config.json")
     assert isinstance(config.data, Stream) and config.data.path.startswith("data/book-")
 
@@ -295,27 +297,27 @@ def test_one_process_prepares_data_and_both_train_on_it(told: tuple[Path, list[t
     ids=["no data", "no such option", "no place", "no share"],
 )
 def test_a_failure_of_the_main_process_ends_all_with_one_line(
-    told: tuple[Path, list[tuple[int, str]]], command: str, expected: str
+    two_runs: tuple[Path, list[tuple[int, str]]], command: str, expected: str
 ):
-    (main, said), (other, said_by_other) = two_commands(command, told[0])
-    assert (main, other) == (2, 2) and not said_by_other
-    *before, line = said.splitlines(keepends=True)
+    (main, output), (other, other_output) = two_commands(command, two_runs[0])
+    assert (main, other) == (2, 2) and not other_output
+    *before, line = output.splitlines(keepends=True)
     assert expected in line and all("prepared data/book" in one for one in before)
 
 
 def test_only_one_process_prints_warnings_and_the_final_line(
-    told: tuple[Path, list[tuple[int, str]]],
+    two_runs: tuple[Path, list[tuple[int, str]]],
 ):
-    folder = told[0]
+    folder = two_runs[0]
     (folder / "run" / "checkpoints" / "00000004" / "state.json").write_text("{")
     with held(folder / "run"):  # as another training would
-        (main, said), (other, said_by_other) = two_commands("resume run", folder)
-    assert (main, other) == (2, 2) and not said_by_other
-    assert "another process trains or replaces this run; wait for it" in said.splitlines()[-1]
+        (main, output), (other, other_output) = two_commands("resume run", folder)
+    assert (main, other) == (2, 2) and not other_output
+    assert "another process trains or replaces this run; wait for it" in output.splitlines()[-1]
     for expected in ("passed over a checkpoint: checkpoint 00000004", "run: finished already"):
-        (main, said), (other, said_by_other) = two_commands("resume run", folder)
-        assert (main, other) == (0, 0), said + said_by_other
-        assert said.count(expected) == 1 and not said_by_other
+        (main, output), (other, other_output) = two_commands("resume run", folder)
+        assert (main, other) == (0, 0), output + other_output
+        assert output.count(expected) == 1 and not other_output
 
 
 def test_accumulated_micro_batches_equal_the_whole_batch(tmp_path: Path):

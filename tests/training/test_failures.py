@@ -78,12 +78,12 @@ def test_metrics_are_repaired_on_resume_and_lost_lines_are_reported(
     resumed = Run.open(tmp_path / "run").train(reporter)
     assert_same_weights(whole, resumed)
     if damage in ("torn", "more"):
-        assert comparable(resumed) == comparable(whole) and not reporter.said
+        assert comparable(resumed) == comparable(whole) and not reporter.messages
     else:
         assert comparable(resumed) == comparable(whole)[-len(comparable(resumed)) :] or (
             damage == "shorter"
         )
-        assert len(reporter.said) == 1 and "metrics.jsonl" in reporter.said[0]
+        assert len(reporter.messages) == 1 and "metrics.jsonl" in reporter.messages[0]
 
 
 # -------------------------------------------------------------------------------- bad numbers
@@ -110,7 +110,7 @@ def test_bad_steps_are_skipped_and_reported(tmp_path: Path):
     reporter = CountingReporter()
     run.train(reporter, until="smt")
     assert run.progress.stages[0].skipped == 2
-    assert any("2 steps so far" in line and "left out" in line for line in reporter.said)
+    assert any("2 steps so far" in line and "left out" in line for line in reporter.messages)
     assert all(bool(p.isfinite().all()) for p in run.rnn.parameters())
 
 
@@ -142,7 +142,7 @@ def stop_after_two_bad_steps(folder: Path) -> None:
 
 
 def resumed(folder: Path, bad: range) -> Run:
-    """The run, with bad steps counted from where it goes on."""
+    """The resumed run, with bad steps counted from there."""
     runs: list[Run] = []
     runs.append(Run.open(folder, task=PoisonedTask(poisoned(runs, bad))))
     return runs[0]
@@ -154,7 +154,7 @@ def test_bad_steps_are_counted_and_reported_across_a_stop(tmp_path: Path):
     assert run.progress.stages[0].skipped == 2
     run.train(reporter, until="smt")
     assert run.progress.stages[0].skipped == 3
-    assert ["3 steps so far" in line for line in reporter.said] == [True]
+    assert ["3 steps so far" in line for line in reporter.messages] == [True]
 
 
 def test_bad_steps_in_a_row_are_counted_across_a_stop(tmp_path: Path):

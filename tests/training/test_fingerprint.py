@@ -44,7 +44,7 @@ class Echo(Task):
 
 
 class Cell(nn.Module):
-    """Equal shapes whatever its arguments."""
+    """Equal shapes for all arguments."""
 
     memory_tokens, memory_dim = 1, 8
 
@@ -89,7 +89,7 @@ def test_a_run_opens_with_the_same_objects(trained: Run, either: Path):
     reporter = CountingReporter()
     opened = Run.open(either, task=Echo(), cell=Cell(normalize=True), reporter=reporter)
     assert_same_weights(trained, opened)
-    assert not reporter.said and opened.train().finished
+    assert not reporter.messages and opened.train().finished
 
 
 def test_evaluation_and_training_need_the_task(either: Path, capsys):
@@ -98,13 +98,13 @@ def test_evaluation_and_training_need_the_task(either: Path, capsys):
     with pytest.raises(MemtrainError, match=needs):
         Run.open(either, cell=Cell(normalize=True))
     for command in ("eval", "resume", "generate"):
-        said = refused(capsys, command, str(either))
-        assert "this run imports test_fingerprint:Cell; pass --allow-code" in said
+        message = refused(capsys, command, str(either))
+        assert "this run imports test_fingerprint:Cell; pass --allow-code" in message
     assert {path: path.stat().st_mtime_ns for path in either.rglob("*")} == before
 
 
 @pytest.mark.parametrize(
-    ("task", "cell", "said"),
+    ("task", "cell", "message"),
     [
         (
             Echo(1),
@@ -116,8 +116,8 @@ def test_evaluation_and_training_need_the_task(either: Path, capsys):
     ],
     ids=["task", "cell", "dropout"],
 )
-def test_another_object_is_refused(either: Path, task: Task, cell: nn.Module, said: str):
-    with pytest.raises(MemtrainError, match=said + r".*; pass the same object, Run\.open"):
+def test_another_object_is_refused(either: Path, task: Task, cell: nn.Module, message: str):
+    with pytest.raises(MemtrainError, match=message + r".*; pass the same object, Run\.open"):
         Run.open(either, task=task, cell=cell)
 
 
@@ -131,9 +131,9 @@ def test_a_class_made_without_the_arguments_is_recognised_as_another(either: Pat
     """Cell() is not Cell(normalize=True), which no config names."""
     before = (either / "metrics.jsonl").read_bytes()
     for command in ("eval", "resume", "generate"):
-        said = refused(capsys, command, str(either), "--allow-code")
-        assert "test_fingerprint:Cell (normalize=False): is not the cell" in said
-        assert "made with, test_fingerprint:Cell (normalize=True): its outputs differ" in said
+        message = refused(capsys, command, str(either), "--allow-code")
+        assert "test_fingerprint:Cell (normalize=False): is not the cell" in message
+        assert "made with, test_fingerprint:Cell (normalize=True): its outputs differ" in message
     assert (either / "metrics.jsonl").read_bytes() == before
 
 
@@ -191,7 +191,10 @@ def test_with_another_torch_a_difference_is_a_warning(folder: Path):
     path.write_text(json.dumps(plain))
     reporter = CountingReporter()
     Run.open(folder, task=Echo(), cell=Cell(normalize=True), reporter=reporter)
-    assert len(reporter.said) == 1 and "training sequences differ, which may" in reporter.said[0]
+    assert (
+        len(reporter.messages) == 1
+        and "training sequences differ, which may" in reporter.messages[0]
+    )
 
 
 @pytest.mark.parametrize(

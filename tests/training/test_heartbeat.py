@@ -53,7 +53,7 @@ def test_a_slow_process_is_reported_and_ends_the_run_much_later():
     assert seconds_until_it_ends(watch, beats, most=int(SLOW) - 1)[1] == "" == watch.slow()
     assert seconds_until_it_ends(watch, beats, most=3)[1] == ""
     assert "process 1 (host, last seen at step 12) keeps the others waiting" in watch.slow()
-    assert not watch.slow(), "it is said once"
+    assert not watch.slow(), "it is reported once"
     after, reason = seconds_until_it_ends(watch, beats)
     assert LOST - SLOW - 3 <= after <= LOST and "has kept the others waiting" in reason
 

@@ -47,6 +47,6 @@ def test_due_steps_and_every_new_best_are_saved(saved: list[Progress]):
 def test_a_stage_ends_with_an_evaluation_and_its_lines_are_counted(tmp_path: Path):
     run = Run.create(TINY, tmp_path / "run").train()
     lines = run.metrics.read()
-    looked = [line["total_steps"] for line in lines if "evaluation" in line]
-    assert looked == [5, 10, 12, 17, 20, 24]
+    evaluated = [line["total_steps"] for line in lines if "evaluation" in line]
+    assert evaluated == [5, 10, 12, 17, 20, 24]
     assert run.progress.metrics_bytes == run.metrics.length()

@@ -65,12 +65,12 @@ def test_the_optimizer_has_the_betas_of_the_stage():
 
 
 TICK = 0.125
-"""Seconds that a step takes here: half of them between two looks at the clock."""
+"""Seconds per step here: half of them between two clock readings."""
 
 
 @pytest.fixture
 def ticking(monkeypatch):
-    """Each look at the clock finds it a tick later."""
+    """Each clock reading is one tick later."""
     now = [0.0]
 
     def perf_counter() -> float:
@@ -143,7 +143,7 @@ def test_the_next_stage_starts_when_the_time_is_over(ticking, tmp_path: Path):
     run = Run.create(LIMITED, tmp_path / "run").train()
     smt, dmt = run.progress.stages
     assert run.finished and dmt.steps == 3
-    # Lines of metrics and checkpoints look at the device, which is training time too.
+    # Metrics and checkpoints wait for the device, which is training time too.
     assert 20 < smt.steps < 40 and smt.seconds >= 40 * TICK
     assert smt.start_up_seconds is not None and 0 < smt.start_up_seconds < smt.seconds
     last = [line for line in run.metrics.read() if line["stage"] == "smt"][-1]
@@ -159,7 +159,7 @@ def test_a_resumed_run_continues_its_clock(ticking, tmp_path: Path):
     assert resumed.progress.stages[0].seconds > 18 * TICK
     resumed.train()
     one, other = (run.progress.stages[0] for run in (whole, resumed))
-    assert other.steps == pytest.approx(one.steps, abs=2)  # saving looked at the clock
+    assert other.steps == pytest.approx(one.steps, abs=2)  # saving read the clock
     assert other.start_up_seconds == one.start_up_seconds
     found = [line["learning_rate"] for line in resumed.metrics.read() if line["step"] > 6][:-1]
     assert found == sorted(found, reverse=True)  # no leap where it was taken up

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=child)
     start_process(process)
     process.join()
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the parent hears again"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the parent receives signals again"
     sys.exit(process.exitcode)
 """
 
@@ -125,9 +125,9 @@ def test_a_process_whose_parent_was_killed_saves_first(tmp_path: Path):
     assert parent.communicate(timeout=60)[0] == "saved\n"
 
 
-@pytest.mark.parametrize(("said", "size"), [("8", 8), ("1", 1), ("0", 1), ("", 1), ("many", 1)])
-def test_world_size_is_read_from_torchruns_variable(monkeypatch, said: str, size: int):
-    monkeypatch.setenv("WORLD_SIZE", said)
+@pytest.mark.parametrize(("value", "size"), [("8", 8), ("1", 1), ("0", 1), ("", 1), ("many", 1)])
+def test_world_size_is_read_from_torchruns_variable(monkeypatch, value: str, size: int):
+    monkeypatch.setenv("WORLD_SIZE", value)
     assert size_of_group() == size
     monkeypatch.delenv("WORLD_SIZE")
     assert size_of_group() == 1
@@ -287,8 +287,8 @@ def test_a_stopped_training_ends_with_the_signals_status(config, monkeypatch, ca
     signalled_in_evaluation(monkeypatch, number, 3)  # the last of smt
     assert main(["train", config, "--folder", "run"]) == 128 + number
     *_, line = capsys.readouterr().err.splitlines()
-    said = "memtrain: stopped after step 12 of smt, all is saved; "
-    assert line == said + "continue with: memtrain resume run"
+    message = "memtrain: stopped after step 12 of smt, all is saved; "
+    assert line == message + "continue with: memtrain resume run"
     assert main(["resume", "run"]) == 0
 
 
@@ -348,7 +348,7 @@ from memtrain import __main__, cli
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == "memtrain.cli.data":
-            signal.raise_signal(int(sys.argv[2]))  # an import goes on for as long as this does
+            signal.raise_signal(int(sys.argv[2]))  # the import lasts as long as this
 
 sys.meta_path.insert(0, Finder())
 sys.argv[0] = "memtrain"

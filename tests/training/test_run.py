@@ -97,8 +97,8 @@ def test_an_interrupted_run_is_bit_exact(tmp_path: Path, stage, step):
 
 
 def test_sequential_operations_of_a_stream_are_counted_on_the_trained_sequences(tmp_path: Path):
-    np.save(tmp_path / "turns.npy", np.arange(800) % 2)
-    prepare_tokens(tmp_path / "turns.npy", tmp_path / "data")
+    np.save(tmp_path / "alternating.npy", np.arange(800) % 2)
+    prepare_tokens(tmp_path / "alternating.npy", tmp_path / "data")
     counts = []
     for sequence, held_out in ((8, 8), (8, 32), (16, 8)):
         config = replace(
@@ -271,10 +271,10 @@ def test_a_folder_with_other_files_is_never_touched(tmp_path: Path):
 
 class CountingReporter(Reporter):
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def say(self, message: str) -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "state"])
@@ -296,7 +296,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(tmp_
         (newest / "state.json").write_text("{")
     reporter = CountingReporter()
     run = Run.open(tmp_path / "run", reporter=reporter)
-    assert len(reporter.said) == 1 and newest.name in reporter.said[0]
+    assert len(reporter.messages) == 1 and newest.name in reporter.messages[0]
     assert run.progress.global_step < int(newest.name)
     assert_same_weights(whole, run.train())
 
@@ -310,7 +310,7 @@ def test_a_run_without_a_valid_checkpoint_is_refused(tmp_path: Path):
 
 
 class PoisonedTask(Task):
-    """Its cell's embedding is set to NaN when the task has given out so many batches."""
+    """Its cell's embedding is set to NaN after the given number of batches."""
 
     vocab_size, sequence_length = 4, 6
 

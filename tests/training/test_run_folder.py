@@ -88,9 +88,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def refused(capsys, *command: str) -> str:
     assert cli.main(list(command)) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("memtrain: ") and "\n" not in said
-    return said
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("memtrain: ") and "\n" not in output
+    return output
 
 
 # ------------------------------------------------------------------------------------ one owner
@@ -135,9 +135,9 @@ def test_a_second_process_is_refused_while_one_trains(tmp_path: Path, monkeypatc
             ["train", "config.json", "--folder", "run", "--resume"],
             ["train", "other.json", "--folder", "run", "--overwrite"],
         ):
-            said = refused(capsys, *second)
-            assert "another process trains or replaces this run" in said
-            assert f"(process {first.pid} on " in said
+            message = refused(capsys, *second)
+            assert "another process trains or replaces this run" in message
+            assert f"(process {first.pid} on " in message
         assert {name: (run / name).read_bytes() for name in whole} == before
         assert cli.main(["eval", "run", "--sequences", "4", "--json"]) == 0  # needs no lock
         first.communicate("\n")
@@ -196,7 +196,7 @@ def test_only_one_of_several_processes_creates_a_folder(tmp_path: Path):
 
 def test_an_indivisible_batch_leaves_no_folder(tmp_path: Path):
     group = Group(0, 3)
-    group.from_main = lambda make: make()  # there are no others to tell
+    group.from_main = lambda make: make()  # there are no other processes
     with pytest.raises(MemtrainError, match=r"smt\.batch_size=4: 3 processes with accumulate=1"):
         Run.create(SHORT, tmp_path / "run", group=group)
     assert not (tmp_path / "run").exists()
@@ -212,7 +212,7 @@ def test_checkpoints_of_another_run_are_never_read(tmp_path: Path, run: Path):
     reporter = CountingReporter()
     opened = Run.open(run, reporter=reporter)
     assert opened.progress.global_step == 4
-    assert reporter.said == [
+    assert reporter.messages == [
         "passed over a checkpoint: checkpoint 00000008: belongs to another run"
     ]
     assert load_rnn(run).trained["stages"][0]["steps"] == 4
@@ -441,8 +441,8 @@ def test_checkpoints_that_are_a_link_are_neither_trained_nor_replaced(
     (tmp_path / "other.json").write_text(to_json(OTHER))
     overwrite = ["train", str(tmp_path / "other.json"), "--folder", str(run), "--overwrite"]
     for command in (["resume", str(run)], overwrite):
-        said = refused(capsys, *command)
-        assert "checkpoints: is a symbolic link" in said and "link the whole folder" in said
+        message = refused(capsys, *command)
+        assert "checkpoints: is a symbolic link" in message and "link the whole folder" in message
     assert files_of(outside) == before and Run.open(run).config == SHORT
     (tmp_path / "linked").symlink_to(run)
     (run / "checkpoints").unlink()
@@ -482,8 +482,8 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(run: Path, name: str, command: 
         os.mkfifo(path)
     if (command, name) == ("generate", "metrics.jsonl"):
         pytest.skip("not read")
-    said = cli.main([command, str(run)]), capsys.readouterr().err
-    assert said[0] == 2 and ("not a regular file" in said[1] or "is missing" in said[1])
+    output = cli.main([command, str(run)]), capsys.readouterr().err
+    assert output[0] == 2 and ("not a regular file" in output[1] or "is missing" in output[1])
 
 
 def test_oversized_metrics_are_not_read(run: Path):
@@ -513,7 +513,7 @@ def change_weights(run: Path, change) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda w: w.fill_(float("nan")), r"not finite \(.*readout\.head\.weight\)"),
         (lambda w: w.index_fill(0, torch.tensor(0), float("inf")), "not finite"),
@@ -522,10 +522,10 @@ def change_weights(run: Path, change) -> None:
     ],
     ids=["nan", "inf", "bool", "int8"],
 )
-def test_weights_that_are_not_finite_numbers_are_refused(run: Path, change, said: str):
+def test_weights_that_are_not_finite_numbers_are_refused(run: Path, change, message: str):
     change_weights(run, change)
     for opened in (Run.open, load_rnn):
-        with pytest.raises(MemtrainError, match=said):
+        with pytest.raises(MemtrainError, match=message):
             opened(run)
 
 
@@ -536,7 +536,7 @@ def test_a_config_deleted_during_training_is_written_again(tmp_path: Path):
     folder = tmp_path / "run"
     reporter = At(4, lambda: [(folder / name).unlink() for name in ("config.json", "run.json")])
     run = Run.create(SHORT, folder).train(reporter)
-    assert [line.endswith("was gone; written again") for line in reporter.said] == [True, True]
+    assert [line.endswith("was gone; written again") for line in reporter.messages] == [True, True]
     assert_same_weights(run, Run.open(folder))
 
 
@@ -570,10 +570,10 @@ def test_metrics_deleted_during_training_are_reported_then_and_at_resume(tmp_pat
     run, reporter = Run.create(SHORT, folder), Delete()
     with pytest.raises(Killed):
         run.train(reporter)
-    assert len(reporter.said) == 1 and "bytes of earlier lines are lost" in reporter.said[0]
+    assert len(reporter.messages) == 1 and "bytes of earlier lines are lost" in reporter.messages[0]
     again = CountingReporter()
     Run.open(folder).train(again)
-    assert again.said == reporter.said
+    assert again.messages == reporter.messages
 
 
 # ------------------------------------------------------------------------------------- in words
@@ -606,11 +606,13 @@ def test_resume_refuses_options_that_the_run_does_not_have(run: Path, tmp_path: 
     Path(path).write_text(to_json(SHORT))
     before = files_of(run)
     again = ["train", path, "--folder", str(run), "--resume"]
-    said = refused(capsys, *again, "--smt.steps", "100")
-    assert "smt.steps=100: the run has smt.steps=8, and a run keeps its config; leave the" in said
+    message = refused(capsys, *again, "--smt.steps", "100")
+    assert (
+        "smt.steps=100: the run has smt.steps=8, and a run keeps its config; leave the" in message
+    )
     assert "seed=3: the run has seed=0" in refused(capsys, *again, "--seed", "3")
-    said = refused(capsys, "resume", str(run), "--smt.steps", "100")
-    assert "--smt.steps: no such option of resume: a run keeps its config" in said
+    message = refused(capsys, "resume", str(run), "--smt.steps", "100")
+    assert "--smt.steps: no such option of resume: a run keeps its config" in message
     retrieval = ["train", "digits", "--folder", str(run), "--resume"]
     assert "recipe digits: is of digits, the run of retrieval" in refused(capsys, *retrieval)
     assert files_of(run) == before
@@ -624,11 +626,11 @@ def test_a_received_config_imports_nothing_without_permission(tmp_path: Path, mo
     Path("evil_cells.py").write_text(code)
     cell = replace(SHORT.cell, kind="evil_cells:Cell")
     Path("config.json").write_text(to_json(replace(SHORT, cell=cell)))
-    said = refused(capsys, "train", "config.json", "--folder", "out")
-    assert "config.json: imports evil_cells:Cell; pass --allow-code if you trust it" in said
+    message = refused(capsys, "train", "config.json", "--folder", "out")
+    assert "config.json: imports evil_cells:Cell; pass --allow-code if you trust it" in message
     assert not Path("imported").exists() and not Path("out").exists()
-    for asked in (["--allow-code"], ["--cell.kind", "evil_cells:Cell"]):
-        refused(capsys, "train", "config.json", "--folder", "out", *asked)  # it is not a cell
+    for options in (["--allow-code"], ["--cell.kind", "evil_cells:Cell"]):
+        refused(capsys, "train", "config.json", "--folder", "out", *options)  # it is not a cell
         assert Path("imported").exists()
 
 
@@ -659,5 +661,5 @@ def test_a_restarted_training_imports_the_class_that_its_command_names(
 def test_a_reporter_gets_no_message_when_nothing_is_wrong(run: Path):
     reporter = CountingReporter()
     Run.open(run, reporter=reporter).train(reporter)
-    assert reporter.said == []
+    assert reporter.messages == []
     assert isinstance(reporter, Reporter)

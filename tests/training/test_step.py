@@ -92,9 +92,9 @@ class Draws(Pull):
 
 def test_micro_batches_sample_the_same_as_the_whole_batch():
     weights = []
-    for turns in (1, 2, 4):
+    for accumulate in (1, 2, 4):
         torch.manual_seed(0)
-        stage = StageConfig(steps=10, batch_size=8, accumulate=turns, learning_rate=0.1)
+        stage = StageConfig(steps=10, batch_size=8, accumulate=accumulate, learning_rate=0.1)
         taken = trainer(Draws(), stage)
         for _ in range(2):
             taken.train_step()

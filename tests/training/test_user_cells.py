@@ -1,4 +1,4 @@
-"""Whole runs of cells of the user's: whatever a cell is made of, resume is equal to the bit."""
+"""Complete runs of user cells of every kind: resuming is bit-exact."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,7 +70,7 @@ class WeightNormed(Mixing):
 
 
 class Tied(Mixing):
-    """One matrix under two names, part of it frozen beside it, and some of it in fp64."""
+    """One matrix under two names, part of it also frozen, and some of it in fp64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Tied(Mixing):
 
 
 class Counting(Mixing):
-    """Adds less noise as it goes on; how far it is, stands in a buffer, which is saved."""
+    """Adds less noise over time; its progress is in a buffer, which is saved."""
 
     calls: Tensor
 

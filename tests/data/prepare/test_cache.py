@@ -47,8 +47,8 @@ def stores() -> list[str]:
 
 def test_a_file_is_prepared_once_until_it_changes(book: Path, capsys, monkeypatch):
     first = ready(book)
-    said = capsys.readouterr().err
-    assert said == f"prepared {first.folder}: 1,395 train and 155 test tokens\n"
+    output = capsys.readouterr().err
+    assert output == f"prepared {first.folder}: 1,395 train and 155 test tokens\n"
     assert first.folder.parent == Path("data") and len(first.folder.name) == len("book-12345678")
     with monkeypatch.context() as patch:
         patch.setattr("memtrain.data.prepare.user_files.read_text", None)  # it is not read again
@@ -102,7 +102,7 @@ def test_other_options_make_another_store_and_omitted_ones_are_defaults(book: Pa
     assert half.splits["test"].tokens == len(BOOK) // 2
     default = ready(book)
     assert default.splits["test"].tokens == len(BOOK) // 10
-    assert ready(book, held_out=0.1).folder == default.folder  # the default, said
+    assert ready(book, held_out=0.1).folder == default.folder  # the default, given explicitly
     assert ready(book, held_out=0.5).folder == half.folder
     assert ready(book, mode="ascii").folder != default.folder  # though its tokens are the same
     assert len(stores()) == 3

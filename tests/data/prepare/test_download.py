@@ -70,8 +70,8 @@ def test_without_a_network_the_files_to_get_are_named(
     hub_with(monkeypatch, nothing_cached)
     if not installed:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    said = refusal(tmp_path, lambda out: prepare(name, out=out))
-    assert f"{name}: cannot reach" in said and file in said and "--data-dir" in said
+    message = refusal(tmp_path, lambda out: prepare(name, out=out))
+    assert f"{name}: cannot reach" in message and file in message and "--data-dir" in message
 
 
 def test_a_name_lookup_that_hangs_is_not_waited_for(monkeypatch):
@@ -87,10 +87,10 @@ def test_a_name_lookup_that_hangs_is_not_waited_for(monkeypatch):
 
 
 def test_a_server_or_its_proxy_is_probed(monkeypatch):
-    asked = []
+    probed = []
 
     def connect(address, seconds):
-        asked.append(address)
+        probed.append(address)
         return io.BytesIO()
 
     monkeypatch.setattr(socket, "create_connection", connect)
@@ -98,7 +98,7 @@ def test_a_server_or_its_proxy_is_probed(monkeypatch):
     assert download._answers("https://example.invalid/data")
     monkeypatch.setattr(urllib.request, "getproxies", lambda: {"https": "proxy.invalid:3128"})
     assert download._answers("https://example.invalid/data")
-    assert asked == [("example.invalid", 443), ("proxy.invalid", 3128)]
+    assert probed == [("example.invalid", 443), ("proxy.invalid", 3128)]
 
 
 def test_mnist_is_downloaded_and_checked(tmp_path: Path, monkeypatch):
@@ -110,8 +110,8 @@ def test_mnist_is_downloaded_and_checked(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(
         urllib.request, "urlopen", lambda url, timeout: io.BytesIO(files[url.rsplit("/", 1)[1]])
     )
-    said = refusal(tmp_path, lambda out: prepare("mnist", out=out))
-    assert "damaged download (checksum)" in said
+    message = refusal(tmp_path, lambda out: prepare("mnist", out=out))
+    assert "damaged download (checksum)" in message
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(download, "MNIST_SHA256", sums)
     store = prepare("mnist", out=tmp_path / "out")
@@ -124,8 +124,8 @@ def test_a_download_that_breaks_off_is_one_line(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(download, "_answers", lambda url: True)
     monkeypatch.setattr(urllib.request, "urlopen", break_off)
-    said = refusal(tmp_path, lambda out: prepare("mnist", out=out))
-    assert "Connection reset by peer" in said and "--data-dir" in said
+    message = refusal(tmp_path, lambda out: prepare("mnist", out=out))
+    assert "Connection reset by peer" in message and "--data-dir" in message
 
 
 def test_the_hub_is_not_probed_in_offline_mode(tmp_path: Path, monkeypatch):
@@ -137,9 +137,9 @@ def test_the_hub_is_not_probed_in_offline_mode(tmp_path: Path, monkeypatch):
         (tmp_path / name).write_text(name)
     hub_with(monkeypatch, from_cache)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(download, "_answers", lambda url: pytest.fail("it was asked"))
-    said = refusal(tmp_path, lambda out: prepare("tinystories", out=out))
-    assert "damaged download (checksum)" in said
+    monkeypatch.setattr(download, "_answers", lambda url: pytest.fail("it was probed"))
+    message = refusal(tmp_path, lambda out: prepare("tinystories", out=out))
+    assert "damaged download (checksum)" in message
     sums = {n: hashlib.sha256(n.encode()).hexdigest() for n in download.TINYSTORIES_SHA256}
     monkeypatch.setattr(download, "TINYSTORIES_SHA256", sums)
     store = prepare("tinystories", out=tmp_path / "out")
@@ -153,8 +153,8 @@ def test_an_error_of_the_hub_is_one_line(tmp_path: Path, monkeypatch):
     hub_with(monkeypatch, fail)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(download, "_answers", lambda url: True)
-    said = refusal(tmp_path, lambda out: prepare("tinystories", out=out))
-    assert "TinyStories-train.txt: 401 Client Error." in said
+    message = refusal(tmp_path, lambda out: prepare("tinystories", out=out))
+    assert "TinyStories-train.txt: 401 Client Error." in message
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    said = refusal(tmp_path, lambda out: prepare("tinystories", out=out))
-    assert "pip install memtrain[data]" in said
+    message = refusal(tmp_path, lambda out: prepare("tinystories", out=out))
+    assert "pip install memtrain[data]" in message

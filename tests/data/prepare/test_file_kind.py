@@ -57,7 +57,7 @@ def test_readable_files_are_recognised(name: str, content: bytes, format: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.xz", b"\xfd7zXZ\0\0", "is xz-compressed; unpack it first"),
         ("a.txt", b"\x28\xb5\x2f\xfd\x04", "is zstd-compressed; unpack it first"),
@@ -78,12 +78,12 @@ def test_readable_files_are_recognised(name: str, content: bytes, format: str):
 )
 @pytest.mark.parametrize("function", [prepare_path, prepare_text, prepare_images, prepare_tokens])
 def test_unsupported_files_come_with_a_remedy(
-    tmp_path: Path, function, name: str, content: bytes, said: str
+    tmp_path: Path, function, name: str, content: bytes, message: str
 ):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(MemtrainError) as caught:
         function(tmp_path / name, tmp_path / "out")
-    assert f"{name}: {said}" in str(caught.value) and "\n" not in str(caught.value)
+    assert f"{name}: {message}" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

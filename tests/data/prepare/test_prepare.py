@@ -60,18 +60,18 @@ def png(gray: np.ndarray) -> bytes:
 
 
 def test_unknown_names_and_options_are_refused(tmp_path: Path):
-    said = refusal(tmp_path, lambda out: prepare("mnits", out=out))
-    assert "did you mean mnist?" in said
-    said = refusal(tmp_path, lambda out: prepare("sketchy", out=out, treshold=3))
-    assert "did you mean threshold?" in said
-    said = refusal(tmp_path, lambda out: prepare("mnist", out=out, level=3))
-    assert "did you mean levels?" in said
+    message = refusal(tmp_path, lambda out: prepare("mnits", out=out))
+    assert "did you mean mnist?" in message
+    message = refusal(tmp_path, lambda out: prepare("sketchy", out=out, treshold=3))
+    assert "did you mean threshold?" in message
+    message = refusal(tmp_path, lambda out: prepare("mnist", out=out, level=3))
+    assert "did you mean levels?" in message
 
 
 @pytest.mark.parametrize("name", ["mnist", "tinystories", "sketchy"])
 def test_missing_folder_is_named(tmp_path: Path, name: str):
-    said = refusal(tmp_path, lambda out: prepare(name, data_dir=tmp_path / "gone", out=out))
-    assert f"{name}: data_dir={tmp_path / 'gone'}: no such folder" in said
+    message = refusal(tmp_path, lambda out: prepare(name, data_dir=tmp_path / "gone", out=out))
+    assert f"{name}: data_dir={tmp_path / 'gone'}: no such folder" in message
 
 
 # ----------------------------------------------------------------------------------------- MNIST
@@ -104,18 +104,18 @@ def test_mnist_is_its_pixels(tmp_path: Path, mnist: Path):
 
 def test_mnist_names_its_missing_files(tmp_path: Path, mnist: Path):
     (mnist / "t10k-images-idx3-ubyte").unlink()
-    said = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out))
-    assert "has no t10k-images-idx3-ubyte.gz" in said and "train-images" not in said
+    message = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out))
+    assert "has no t10k-images-idx3-ubyte.gz" in message and "train-images" not in message
 
 
 def test_mnist_cut_short_or_of_another_shape_is_refused(tmp_path: Path, mnist: Path):
     path = mnist / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-100])
-    said = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out))
-    assert f"{path}: damaged or cut short" in said
+    message = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out))
+    assert f"{path}: damaged or cut short" in message
     path.write_bytes(gzip.compress(idx(TRAIN[:, :14])))
-    said = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out))
-    assert "MNIST's images are 28x28" in said
+    message = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out))
+    assert "MNIST's images are 28x28" in message
 
 
 def test_a_prepared_data_set_is_refused_before_its_files_are_read(tmp_path: Path, mnist: Path):
@@ -164,8 +164,8 @@ def test_tinystories_may_keep_a_separator(tmp_path: Path, tinystories: Path):
 
 def test_tinystories_names_its_missing_files(tmp_path: Path, tinystories: Path):
     (tinystories / "valid.txt").unlink()
-    said = refusal(tmp_path, lambda out: prepare("tinystories", data_dir=tinystories, out=out))
-    assert "has no valid.txt, valid.txt.gz or valid*.parquet" in said
+    message = refusal(tmp_path, lambda out: prepare("tinystories", data_dir=tinystories, out=out))
+    assert "has no valid.txt, valid.txt.gz or valid*.parquet" in message
 
 
 @pytest.mark.parametrize("content", [b"", b"<|endoftext|>\n", "é".encode(), b"a"])
@@ -173,8 +173,8 @@ def test_a_short_text_error_names_the_tokens_needed(
     tmp_path: Path, tinystories: Path, content: bytes
 ):
     (tinystories / "valid.txt").write_bytes(content)
-    said = refusal(tmp_path, lambda out: prepare("tinystories", data_dir=tinystories, out=out))
-    assert "test would hold" in said and "at least 2 are needed" in said
+    message = refusal(tmp_path, lambda out: prepare("tinystories", data_dir=tinystories, out=out))
+    assert "test would hold" in message and "at least 2 are needed" in message
 
 
 def test_tinystories_may_be_parquet_in_several_files(tmp_path: Path):
@@ -288,25 +288,25 @@ def test_sketchy_refuses_unreadable_files(tmp_path: Path):
     folder = tmp_path / "data"
     folder.mkdir()
 
-    def said(**options) -> str:
+    def message(**options) -> str:
         return refusal(
             tmp_path, lambda out: prepare("sketchy", data_dir=folder, out=out, **options)
         )
 
-    assert "holds no image" in said()
+    assert "holds no image" in message()
     write_zip(folder / "one.zip", sketches(1, 2))
-    assert "different images: 1, at least 2 are needed" in said()
+    assert "different images: 1, at least 2 are needed" in message()
     path = write_zip(folder / "one.zip", sketches(2, 1))
-    assert "threshold=0" in said(threshold=0)
-    assert "held_out=1.0: must be above 0 and below 1" in said(held_out=1.0)
-    assert "held_out=nan" in said(held_out=float("nan"))
+    assert "threshold=0" in message(threshold=0)
+    assert "held_out=1.0: must be above 0 and below 1" in message(held_out=1.0)
+    assert "held_out=nan" in message(held_out=float("nan"))
     write_zip(folder / "two.zip", sketches(1, 2))
-    assert "has several zips (one.zip, two.zip)" in said()
+    assert "has several zips (one.zip, two.zip)" in message()
     (folder / "two.zip").unlink()
     path.write_bytes(path.read_bytes()[:-30])
-    assert "damaged or cut short" in said()
-    said_without = refusal(tmp_path, lambda out: prepare("sketchy", out=out))
-    assert "no direct download" in said_without and "--data-dir" in said_without
+    assert "damaged or cut short" in message()
+    without_folder = refusal(tmp_path, lambda out: prepare("sketchy", out=out))
+    assert "no direct download" in without_folder and "--data-dir" in without_folder
 
 
 @given(st.sets(st.text(), min_size=2), st.floats(0.01, 0.99))
@@ -372,15 +372,15 @@ def test_every_document_is_in_exactly_one_split(count: int, share: float):
 def test_bad_texts_and_options_are_refused(tmp_path: Path):
     path = tmp_path / "a.txt"
 
-    def said(content: bytes, **options) -> str:
+    def message(content: bytes, **options) -> str:
         path.write_bytes(content)
         return refusal(tmp_path, lambda out: prepare_text(path, out, **options))
 
-    assert "train would hold 0 tokens, at least 2 are needed" in said(b"")
-    assert "test would hold 1 token, at least 2 are needed" in said(b"ten bytes.")
-    assert "held_out=0" in said(b"enough", held_out=0.0)
-    assert "a.txt: mode='latin'" in said(b"enough", mode="latin")
-    assert "a.txt: is neither text nor" in said(b"\0 enough", separator=True)
+    assert "train would hold 0 tokens, at least 2 are needed" in message(b"")
+    assert "test would hold 1 token, at least 2 are needed" in message(b"ten bytes.")
+    assert "held_out=0" in message(b"enough", held_out=0.0)
+    assert "a.txt: mode='latin'" in message(b"enough", mode="latin")
+    assert "a.txt: is neither text nor" in message(b"\0 enough", separator=True)
     assert "no such file" in refusal(tmp_path, lambda out: prepare_text(tmp_path / "b", out))
 
 
@@ -406,14 +406,14 @@ def test_bad_images_and_options_are_refused(tmp_path: Path):
     images = {"a.png": np.zeros((4, 6), np.uint8), "b.png": np.zeros((4, 7), np.uint8)}
     path = write_zip(tmp_path / "mine.zip", images)
 
-    def said(**options) -> str:
+    def message(**options) -> str:
         return refusal(tmp_path, lambda out: prepare_images(path, out, **options))
 
-    assert "mixed sizes, a.png is 4x6 and b.png is 4x7" in said()
-    assert "size=0x0" in said(size=0)
-    assert "patch=3: must divide the image" in said(size=4, levels=2, patch=3)
-    assert "only for levels=2" in said(size=4, threshold=9)
-    assert "held_out=2" in said(held_out=2.0)
+    assert "mixed sizes, a.png is 4x6 and b.png is 4x7" in message()
+    assert "size=0x0" in message(size=0)
+    assert "patch=3: must divide the image" in message(size=4, levels=2, patch=3)
+    assert "only for levels=2" in message(size=4, threshold=9)
+    assert "held_out=2" in message(held_out=2.0)
 
 
 def test_names_of_files_are_shown_without_control_characters(tmp_path: Path):
@@ -506,7 +506,7 @@ def test_bad_npy_files_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("function", "options", "said"),
+    ("function", "options", "message"),
     [
         (prepare_images, {"threshold": "abc"}, "threshold=abc: must be a whole number"),
         (prepare_images, {"size": "large"}, "size=large: must be a whole number or two whole"),
@@ -520,8 +520,8 @@ def test_bad_npy_files_are_refused(tmp_path: Path):
         (prepare_text, {"overwrite": True}, "overwrite: text has no such option"),
     ],
 )
-def test_other_kinds_of_data_are_refused_with_a_reason(function, options: dict, said: str):
-    with pytest.raises(MemtrainError, match=said):
+def test_other_kinds_of_data_are_refused_with_a_reason(function, options: dict, message: str):
+    with pytest.raises(MemtrainError, match=message):
         checked_options(function, options)
 
 

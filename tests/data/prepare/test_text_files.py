@@ -128,8 +128,8 @@ def test_utf8_is_checked_beyond_the_first_block(tmp_path: Path, monkeypatch):
 
 
 def test_byte_0_anywhere_is_not_text(tmp_path: Path):
-    said = refused(tmp_path / "a.txt", b"x" * 70_000 + b"\0")
-    assert "holds byte 0 at 70,000" in said and "tr -d" in said
+    message = refused(tmp_path / "a.txt", b"x" * 70_000 + b"\0")
+    assert "holds byte 0 at 70,000" in message and "tr -d" in message
 
 
 def test_more_text_than_memory_is_refused_before_it_is_read(tmp_path: Path, monkeypatch):
@@ -176,7 +176,7 @@ def test_rows_of_jsonl_are_documents(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"body": "x", "id": 1}\n', "line 1: column=text: does not exist"),
         (b'{"body": "x", "id": 1}\n', "of: body, id"),
@@ -188,10 +188,10 @@ def test_rows_of_jsonl_are_documents(tmp_path: Path):
         (b'{"text": "' + b"x" * 100 + b'"}\n', "a row of more than 50 bytes"),
     ],
 )
-def test_bad_jsonl_is_one_line(tmp_path: Path, monkeypatch, content: bytes, said: str):
+def test_bad_jsonl_is_one_line(tmp_path: Path, monkeypatch, content: bytes, message: str):
     if b"x" * 100 in content:
         monkeypatch.setattr(records, "MAX_ROW", 50)
-    assert said in refused(tmp_path / "a.jsonl", content)
+    assert message in refused(tmp_path / "a.jsonl", content)
 
 
 def test_rows_of_csv_and_tsv_are_documents(tmp_path: Path):
@@ -207,7 +207,7 @@ def test_rows_of_csv_and_tsv_are_documents(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"id,body\n1,x\n", "column=text: does not exist; choose one with --option column NAME"),
         (b"id,body\n1,x\n", "of: id, body"),
@@ -217,9 +217,9 @@ def test_rows_of_csv_and_tsv_are_documents(tmp_path: Path):
         (b'id,text\n1,"' + b'","\n' * 50, "a row of more than 50 bytes"),
     ],
 )
-def test_bad_csv_is_one_line(tmp_path: Path, monkeypatch, content: bytes, said: str):
+def test_bad_csv_is_one_line(tmp_path: Path, monkeypatch, content: bytes, message: str):
     monkeypatch.setattr(records, "MAX_ROW", 50)
-    assert said in refused(tmp_path / "a.csv", content)
+    assert message in refused(tmp_path / "a.csv", content)
 
 
 def test_an_array_of_json_is_rows_and_other_json_names_jsonl(tmp_path: Path, monkeypatch):
@@ -269,8 +269,8 @@ def test_every_row_of_a_parquet_file_is_a_document(tmp_path: Path, write_parquet
     assert "not a parquet file, or damaged" in refused(path, path.read_bytes()[:-20])
     write_parquet(path, {"story": ["a"], "text": [1]})
     assert "column=text: holds int64, must be strings" in refused(path, path.read_bytes())
-    said = refused(path, path.read_bytes(), "body")
-    assert "column=body: does not exist" in said and "of: story, text" in said
+    message = refused(path, path.read_bytes(), "body")
+    assert "column=body: does not exist" in message and "of: story, text" in message
 
 
 def test_parquet_that_is_not_utf8_is_one_line(tmp_path: Path, write_parquet):
@@ -284,8 +284,8 @@ def test_parquet_that_is_not_utf8_is_one_line(tmp_path: Path, write_parquet):
 def test_parquet_rows_that_share_their_bytes_are_bounded(tmp_path: Path, write_parquet):
     path = write_parquet(tmp_path / "a.parquet", {"text": ["x" * 2**19] * 140}, compression="zstd")
     assert path.stat().st_size < 2000
-    said = refused(path, path.read_bytes())
-    assert "refused, unpacks to more than 67,108,864 bytes, over 200 times its size" in said
+    message = refused(path, path.read_bytes())
+    assert "refused, unpacks to more than 67,108,864 bytes, over 200 times its size" in message
 
 
 def test_parquet_rows_that_take_no_space_are_bounded(tmp_path: Path, monkeypatch, write_parquet):
