@@ -74,7 +74,7 @@ def cases(suite: str, size: str) -> list[Case]:
         ]
     if suite == "generate":
         return [
-            Case(suite=suite, label="generate", batch=count, tokens=count, config=base)
+            _case(suite, "generate", count, 1, base)
             for count in ((1, 128, 2048) if size == "paper" else (1, 32))
         ]
     raise MemtrainError(f"suite={suite!r}: must be one of {', '.join(SUITES)}, all, growth")
@@ -105,19 +105,20 @@ def models(size: str) -> RunConfig:
 
 def smt_case(base: RunConfig, label: str) -> Case:
     window = base.teacher.context_length + base.smt.future_length
-    batch = base.smt.batch_size
-    return Case(suite="smt", label=label, batch=batch, tokens=batch * window, config=base)
+    return _case("smt", label, base.smt.batch_size, window, base)
 
 
 def dmt_case(base: RunConfig, label: str, batch: int, length: int, stride: int) -> Case:
     stage = DMTConfig(
         steps=FOREVER, batch_size=batch, rollout_length=length, empty_start=0.5, label_stride=stride
     )
-    config = replace(base, dmt=stage)
-    return Case(suite="dmt", label=label, batch=batch, tokens=batch * length, config=config)
+    return _case("dmt", label, batch, length, replace(base, dmt=stage))
 
 
 def bptt_case(base: RunConfig, label: str, batch: int, length: int, recompute: int = 0) -> Case:
     stage = BPTTConfig(steps=FOREVER, batch_size=batch, sequence_length=length, recompute=recompute)
-    config = replace(base, bptt=stage)
-    return Case(suite="bptt", label=label, batch=batch, tokens=batch * length, config=config)
+    return _case("bptt", label, batch, length, replace(base, bptt=stage))
+
+
+def _case(suite: str, label: str, batch: int, length: int, config: RunConfig) -> Case:
+    return Case(suite=suite, label=label, batch=batch, tokens=batch * length, config=config)

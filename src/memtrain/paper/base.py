@@ -216,15 +216,22 @@ class Experiment(ABC):
 
 def scores(run: "Run") -> dict[str, Any]:
     """Held-out nats and accuracy of teacher and RNN, and of the RNN before DMT."""
-    result = run.evaluate(run.config.log.evaluate_sequences)
-    found = {"rnn_nats": result.rnn.nats, "rnn_accuracy": result.rnn.accuracy}
-    if result.teacher is not None:
-        found |= {"teacher_nats": result.teacher.nats, "teacher_accuracy": result.teacher.accuracy}
+    found = flat_scores(asdict(run.evaluate(run.config.log.evaluate_sequences)))
     for record in run.metrics.read():
         if record["stage"] == "smt" and "evaluation" in record:
             found["smt_nats"] = record["evaluation"]["rnn"]["nats"]
             found["smt_accuracy"] = record["evaluation"]["rnn"]["accuracy"]
     return found
+
+
+def flat_scores(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """The nats and accuracies of an evaluation as JSON."""
+    return {
+        f"{model}_{what}": evaluation[model][what]
+        for model in ("rnn", "teacher")
+        if evaluation[model] is not None
+        for what in ("nats", "accuracy")
+    }
 
 
 def memory_uniformity(run: "Run") -> float:

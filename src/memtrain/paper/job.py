@@ -11,8 +11,8 @@ from memtrain.config import RunConfig, Stream
 from memtrain.errors import DeviceMemoryError, DivergedError, MemtrainError, printable
 from memtrain.files import locked, refuse_links, write_atomic
 from memtrain.paper import load
-from memtrain.paper.base import ROOT, Experiment, Job, Result, Tag
-from memtrain.paper.results import read_setup
+from memtrain.paper.base import ROOT, Experiment, Job, Result, Tag, flat_scores
+from memtrain.paper.results import COSTS, read_setup
 from memtrain.paper.toy_data import located
 from memtrain.training.processes import Interrupted
 
@@ -202,11 +202,5 @@ def _opened(config: RunConfig, place: Path) -> Any:
 
 def _point(record: dict[str, Any]) -> dict[str, Any]:
     """One evaluation during a run, without its lists."""
-    found = record["evaluation"]
-    point = {key: record["total_" + key] for key in ("steps", "tokens", "sequential_ops")}
-    point |= {"seconds": record["total_seconds"], "stage": record["stage"]}
-    point |= {"rnn_nats": found["rnn"]["nats"], "rnn_accuracy": found["rnn"]["accuracy"]}
-    if found["teacher"] is not None:
-        point["teacher_nats"] = found["teacher"]["nats"]
-        point["teacher_accuracy"] = found["teacher"]["accuracy"]
-    return point
+    costs = {name: record[f"total_{name}"] for name in COSTS}
+    return costs | {"stage": record["stage"]} | flat_scores(record["evaluation"])

@@ -1,10 +1,10 @@
-"""Shared by the figures: statistics of results, lines over seeds, heat maps, and images.
+"""Shared by the figures: statistics of results, lines over seeds, and images.
 
 Figures store images in their results as an album: the image format, and token rows by name.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from memtrain.plotting.style import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from memtrain.training.run import Run
 
@@ -96,30 +95,6 @@ def line(
         axes.fill_between(places, middle - band, middle + band, color=colour, alpha=0.15, lw=0)
 
 
-def heat_map(
-    figure: "Figure",
-    axes: "Axes",
-    cells: Mapping[tuple[Any, Any], float],
-    notes: Mapping[tuple[Any, Any], str],
-    labels: tuple[str, str],
-) -> None:
-    """Plot a heat map of (row, column) -> value, with a note in each cell."""
-    rows, columns = (sorted({place[axis] for place in cells}) for axis in (0, 1))
-    values = np.array([[cells.get((row, column), np.nan) for column in columns] for row in rows])
-    image = axes.imshow(values, cmap="viridis_r", aspect="auto", origin="lower")
-    figure.colorbar(image, ax=axes)
-    dark = np.nanmean(values)
-    for (row, column), note in notes.items():
-        place = columns.index(column), rows.index(row)
-        colour = "white" if cells[row, column] > dark else "black"
-        axes.text(*place, note, ha="center", va="center", fontsize=8, color=colour)
-    axes.set_xticks(range(len(columns)), [f"{column:g}" for column in columns])
-    axes.set_yticks(range(len(rows)), [f"{row:g}" for row in rows])
-    axes.set_ylabel(labels[0])
-    axes.set_xlabel(labels[1])
-    axes.grid(False)
-
-
 # --------------------------------------------------------------------------------------- images
 
 
@@ -145,13 +120,6 @@ def image_stream(run: "Run") -> tuple[StreamTask, ImageFormat]:
     task = run.task
     assert isinstance(task, StreamTask) and task.store.meta.picture is not None
     return task, task.store.meta.picture
-
-
-def generated_images(run: "Run", count: int, seed: int = 0) -> np.ndarray:
-    """Tokens (count, L) of images that the RNN generates from the empty memory."""
-    from memtrain.generation.generate import generate
-
-    return generate(run, count=count, seed=seed).tokens
 
 
 def real_images(run: "Run", split: str, count: int) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, memory_uniformity, scores
 from memtrain.paper.configs import loss_weight_jobs
-from memtrain.paper.plots import distinct, heat_map, mean, where
+from memtrain.paper.plots import distinct, mean, where
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run
 
@@ -43,10 +45,22 @@ class Lambdas(Experiment):
 
     def plot(self, setup: Setup, results: Sequence[Result]):
         figure, axes = panels(1, 1, width=6.2, height=4.2)
+        place = axes[0, 0]
         nats, uniformity = _cells(results, "rnn_nats"), _cells(results, "uniformity")
-        notes = {place: f"{nats[place]:.3f}\n{uniformity[place]:.2f}" for place in nats}
-        heat_map(figure, axes[0, 0], nats, notes, ("dynamics weight", "uniformity weight"))
-        axes[0, 0].set_title("RNN's nats (colour, upper number); L_unif (lower number)")
+        rows, columns = (sorted({weights[axis] for weights in nats}) for axis in (0, 1))
+        values = np.array([[nats[row, column] for column in columns] for row in rows])
+        image = place.imshow(values, cmap="viridis_r", aspect="auto", origin="lower")
+        figure.colorbar(image, ax=place)
+        for (row, column), value in nats.items():
+            colour = "white" if value > np.nanmean(values) else "black"
+            note = f"{value:.3f}\n{uniformity[row, column]:.2f}"
+            style = dict(ha="center", va="center", fontsize=8, color=colour)
+            place.text(columns.index(column), rows.index(row), note, **style)
+        place.set_xticks(range(len(columns)), [f"{column:g}" for column in columns])
+        place.set_yticks(range(len(rows)), [f"{row:g}" for row in rows])
+        place.set(xlabel="uniformity weight", ylabel="dynamics weight")
+        place.set_title("RNN's nats (colour, upper number); L_unif (lower number)")
+        place.grid(False)
         return figure
 
 

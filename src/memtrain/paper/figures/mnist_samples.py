@@ -2,17 +2,10 @@
 
 from collections.abc import Sequence
 
+from memtrain.generation.generate import generate
 from memtrain.paper.base import Result, Setup, Verdict, scores
 from memtrain.paper.configs import Method, TunedExperiment, tuned
-from memtrain.paper.plots import (
-    album,
-    generated_images,
-    grey,
-    mean,
-    nearest_distance,
-    real_images,
-    show_images,
-)
+from memtrain.paper.plots import album, grey, mean, nearest_distance, real_images, show_images
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run
 
@@ -29,7 +22,8 @@ class MnistSamples(TunedExperiment):
     methods = [Method({"method": method}, "mnist", *method.split(", ")) for method in METHODS]
 
     def measure(self, run: Run) -> dict:
-        samples = generated_images(run, 24 if run.task.sequence_length < 100 else 32)
+        count = 24 if run.task.sequence_length < 100 else 32
+        samples = generate(run, count=count, seed=0).tokens
         held_out, training = real_images(run, "test", 64), real_images(run, "train", 2000)
         images = album(run, samples=samples, data=held_out[:24])
         known = grey(album(run, known=training), "known")

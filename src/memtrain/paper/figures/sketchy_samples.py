@@ -5,17 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memtrain.generation.generate import generate
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over, scores
 from memtrain.paper.configs import natural
-from memtrain.paper.plots import (
-    album,
-    component_size,
-    generated_images,
-    grey,
-    mean,
-    real_images,
-    show_images,
-)
+from memtrain.paper.plots import album, component_size, grey, mean, real_images, show_images
 from memtrain.plotting.style import panels
 from memtrain.training.run import Run
 
@@ -29,7 +22,8 @@ class SketchySamples(Experiment):
         return jobs_over(lambda seed: natural(setup, "sketchy", seed=seed), seed=setup.seeds)
 
     def measure(self, run: Run) -> dict:
-        pictures = album(run, samples=generated_images(run, 16), data=real_images(run, "test", 16))
+        samples = generate(run, count=16, seed=0).tokens
+        pictures = album(run, samples=samples, data=real_images(run, "test", 16))
         drawn, data = grey(pictures, "samples"), grey(pictures, "data")
         scattered = np.random.default_rng(0).permuted(drawn.reshape(len(drawn), -1), axis=1)
         return scores(run) | {
