@@ -18,6 +18,7 @@ from conftest import (
 )
 from memtrain.config import TeacherConfig
 from memtrain.models import teacher as teacher_module
+from memtrain.models.layers import Block
 from memtrain.models.teacher import CausalEncoder, Decoder, EncoderOutput, Teacher
 
 ROWS, LENGTH = 2, 9
@@ -209,6 +210,7 @@ def encode_plainly(encoder: CausalEncoder, inputs: Tensor, steps: Tensor, embedd
     tokens, before = embedding(inputs), embedding(inputs)
     registers = encoder.registers.expand(*steps.shape, -1, -1)  # (B, S, M, W)
     for block in encoder.stack.blocks:
+        assert isinstance(block, Block)
         before = tokens
         query, key, value = block.attention.qkv(block.attention_norm(tokens))
         query, key = rotary(query, time), rotary(key, time)
@@ -249,6 +251,7 @@ def test_causal_memories_and_gradients_equal_those_of_the_plain_formulas(shape, 
     expected = encode_plainly(encoder, inputs, steps, teacher.embedding)
     wanted = [teacher.embedding.weight, *encoder.parameters()]
     for ours, theirs in zip(found, expected, strict=True):  # memories, and the tokens' states
+        assert ours is not None and theirs is not None
         assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
         direction = torch.randn_like(theirs)
         gradients, references = (

@@ -462,7 +462,7 @@ def test_training_does_not_change_encoder_and_decoder(encoder):
             return [memory, objective.teacher.decode(memory[:, 0], future)]
 
     before = {name: value.clone() for name, value in objective.state_dict().items()}
-    before = outputs()
+    expected = outputs()
     with trainer.frozen_rest():
         assert not any(p.requires_grad for p in objective.teacher.parameters())
         for _ in range(3):
@@ -475,7 +475,7 @@ def test_training_does_not_change_encoder_and_decoder(encoder):
         if not torch.equal(value, before[name])
     }
     assert changed == {"rnn.cell", "rnn.readout"}
-    assert all(torch.equal(a, b) for a, b in zip(outputs(), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(outputs(), expected, strict=True))
 
 
 @THROUGH_TIME
