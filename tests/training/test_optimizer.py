@@ -123,7 +123,7 @@ def test_a_time_limit_that_is_not_reached_changes_nothing(ticking):
 
 
 def test_a_limit_without_steps_is_refused():
-    with pytest.raises(MemtrainError, match="seconds=5.0 with steps=0: the stage is left out"):
+    with pytest.raises(MemtrainError, match="seconds=5.0 with steps=0: the stage is skipped"):
         StageConfig(seconds=5.0)
     with pytest.raises(MemtrainError, match="seconds=-1.0: must be at least 0"):
         StageConfig(steps=1, seconds=-1.0)

@@ -109,7 +109,9 @@ def make_folder(
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
-    if (folder / "config.json").exists():
+    # Listed once: another process may be creating a run, and files may appear at any moment.
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    if "config.json" in names and (folder / "config.json").exists():
         found = read_run_file(folder) if not overwrite else None
         incomplete = found is not None and not found.id
         if not overwrite and not incomplete:
@@ -117,16 +119,12 @@ def _check_free(folder: Path, overwrite: bool) -> None:
                 f"{folder}: a run is there already; Run.open continues it, overwrite=True replaces "
                 "it (command line: --resume, --overwrite, or --folder for another place)"
             )
-    elif folder.exists():
-        others = [
-            path.name
-            for path in folder.iterdir()
-            if path.name not in (LOCK, RUN_FILE) and not path.name.startswith(OURS)
-        ]
-        if others:
-            raise MemtrainError(
-                f"{folder}: holds files that are not a run ({min(others)}); choose an empty folder"
-            )
+        return
+    others = [name for name in names if name not in (LOCK, RUN_FILE) and not name.startswith(OURS)]
+    if others:
+        raise MemtrainError(
+            f"{folder}: holds files that are not a run ({min(others)}); choose an empty folder"
+        )
 
 
 def _clear(folder: Path, files: Files) -> None:
