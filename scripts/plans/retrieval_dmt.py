@@ -1,6 +1,6 @@
 """Retrieval at T = 128: which DMT keeps what SMT with noise on its memories has learned?
 
-The paper's DMT (one step, memory labels only) beside DMT through time with the decoder's loss.
+The paper's DMT (one step, memory labels only), and DMT through time with the decoder's loss.
 """
 
 import runpy

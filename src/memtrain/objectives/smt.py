@@ -90,7 +90,7 @@ class SMT(Objective):
         if token_logits is not None:
             parts["token"] = decode_loss(token_logits, batch.targets, self.shard)
             total = total + config.token_weight * parts["token"]
-        return Losses(total, {name: shard.detach() for name, shard in parts.items()})
+        return Losses(total, {name: part.detach() for name, part in parts.items()})
 
     def _timesteps(
         self, batch: Batch, generator: torch.Generator
