@@ -11,10 +11,11 @@ from pathlib import Path
 from memtrain.config import DMTConfig, RunConfig
 
 plan = runpy.run_path(str(Path(__file__).with_name("retrieval.py")))
-SMT_STEPS = {32: 3_000, 64: 4_000, 128: 5_000, 256: 2_000}
-DMT_STEPS = {32: 1_000, 64: 1_500, 128: 2_000, 256: 2_000}
+SMT_STEPS = {32: 3_000, 64: 4_000, 128: 8_000, 256: 2_000}
+DMT_STEPS = {32: 1_000, 64: 1_500, 128: 4_000, 256: 6_000}
 CURRICULUM = {32: 1_000, 64: 1_000, 128: 1_500}
-"""Steps at each length before T = 256."""
+BPTT_CURRICULUM = {8: 1_000, 16: 1_000, 32: 1_000, 64: 1_000, 128: 750}
+"""Steps at each length before T = 256. BPTT begins at 8: at T = 32 it does not learn the task."""
 
 
 def smt_dmt(length: int, seed: int) -> RunConfig:
@@ -26,17 +27,17 @@ def smt_dmt(length: int, seed: int) -> RunConfig:
     )
 
 
-def bptt(length: int, rate: float, cell: str = "transformer", seed: int = 0) -> RunConfig:
-    """As many steps as SMT and DMT together."""
-    config = plan["bptt"](length, seed, rate, cell)
-    steps = SMT_STEPS[length] + DMT_STEPS[length]
-    return replace(config, bptt=replace(config.bptt, steps=steps, seconds=0.0))
+def bptt(length: int, rate: float, cell: str = "transformer", seconds: float = 0.0) -> RunConfig:
+    """As many steps as SMT and DMT together, or as many as fit into some seconds."""
+    config = plan["bptt"](length, 0, rate, cell)
+    steps = SMT_STEPS.get(length, 0) + DMT_STEPS.get(length, 1)
+    return replace(config, bptt=replace(config.bptt, steps=steps, seconds=seconds))
 
 
-def curriculum(config_at, stage: str) -> list[RunConfig]:
+def curriculum(config_at, stage: str, lengths: dict[int, int]) -> list[RunConfig]:
     """Runs of increasing length; the last one has all its stages, the others only `stage`."""
     runs = []
-    for length, steps in CURRICULUM.items():
+    for length, steps in lengths.items():
         config = config_at(length)
         one = replace(getattr(config, stage), steps=steps)
         runs.append(replace(config, **{stage: one}, dmt=DMTConfig()))
@@ -44,9 +45,16 @@ def curriculum(config_at, stage: str) -> list[RunConfig]:
 
 
 RUNS = {
-    f"smt-dmt-T256-seed{seed}": curriculum(lambda T, seed=seed: smt_dmt(T, seed), "smt")
+    f"smt-dmt-T256-seed{seed}": curriculum(lambda T, seed=seed: smt_dmt(T, seed), "smt", CURRICULUM)
     for seed in range(3)
 }
 RUNS |= {f"smt-dmt-T{T}-seed{seed}": smt_dmt(T, seed) for T in (128, 64, 32) for seed in range(3)}
 RUNS |= {f"bptt-T{T}-{rate:g}": bptt(T, rate) for T in (32, 64) for rate in (3e-4, 1e-3)}
 RUNS |= {f"bptt-gru-T{T}": bptt(T, 1e-3, "gru") for T in (32, 64, 128)}
+RUNS |= {
+    f"bptt-curriculum-T256-{rate:g}": curriculum(
+        lambda T, rate=rate: bptt(T, rate, seconds=200.0), "bptt", BPTT_CURRICULUM
+    )
+    for rate in (3e-4, 1e-3)
+}
+RUNS |= {"bptt-gru-T256": bptt(256, 1e-3, "gru")}
