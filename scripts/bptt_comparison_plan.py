@@ -24,8 +24,8 @@ from memtrain.paper.results import ResultsFile
 from memtrain.paper.sweep import results_of
 from memtrain.plotting.style import COLOURS, panels, save
 from memtrain.recipes import recipe
+from memtrain.runs.progress import MetricsFile
 from memtrain.shapes import Batch
-from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Run
 
 NAME = "bptt_comparison_plan:BPTTComparison"

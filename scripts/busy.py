@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from memtrain.training.processes import cores
+from memtrain.runs.processes import cores
 
 SETTINGS = {
     "torch": {"GOMP_SPINCOUNT": "300000"},  # libgomp's default

@@ -35,8 +35,8 @@ from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import load_rnn
+from memtrain.runs.processes import Interrupted
 from memtrain.training.console import Reporter
-from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
 
 EVIL = ("evil", "x", "antigravity")

@@ -37,7 +37,7 @@ from memtrain.generation.pretrained import load_rnn
 from memtrain.paper import load
 from memtrain.paper.base import Result, Setup
 from memtrain.paper.reproduce import open_folder
-from memtrain.training.processes import Interrupted
+from memtrain.runs.processes import Interrupted
 from memtrain.training.run import Run
 
 TO_COME = {

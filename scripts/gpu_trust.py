@@ -37,11 +37,11 @@ from memtrain.data.store import Split, StoreMeta
 from memtrain.data.store_writer import write_store
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
-from memtrain.training.checkpoint import Files, load_checkpoint, numbered
+from memtrain.runs.checkpoint import Files, load_checkpoint, numbered
+from memtrain.runs.processes import Interrupted
+from memtrain.runs.progress import MetricsFile
 from memtrain.training.console import Reporter
 from memtrain.training.loop import Agreement, StageLoop
-from memtrain.training.processes import Interrupted
-from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Run
 
 STAGES = ("smt", "dmt", "bptt")

@@ -32,8 +32,8 @@ from memtrain.config import (
     TeacherConfig,
 )
 from memtrain.config.serialize import to_json
-from memtrain.training.checkpoint import latest_checkpoint
-from memtrain.training.progress import MetricsFile
+from memtrain.runs.checkpoint import latest_checkpoint
+from memtrain.runs.progress import MetricsFile
 
 TEACHER = TeacherConfig(
     encoder="causal",

@@ -25,8 +25,8 @@ from typing import Any
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.paper.workers import shared_gpu
+from memtrain.runs.processes import cores
 from memtrain.training.console import Reporter
-from memtrain.training.processes import cores
 from memtrain.training.run import Run
 
 

@@ -29,8 +29,8 @@ DMT = ("objectives/test_dmt.py",)
 BPTT = ("objectives/test_bptt.py",)
 WINDOWS = ("objectives/test_futures.py",)
 TRAINER = ("training/test_step.py", "training/test_optimizer.py")
-CHECKPOINT = ("training/test_checkpoint.py",)
-STAGE = ("training/test_loop.py", "training/test_progress.py")
+CHECKPOINT = ("runs/test_checkpoint.py",)
+STAGE = ("training/test_loop.py", "runs/test_progress.py")
 STREAM = ("data/test_stream.py",)
 STORE = ("data/test_store.py",)
 TEACHER = ("models/test_teacher.py",)
@@ -213,7 +213,7 @@ MUTATIONS = [
         "objectives/base.py",
         "return whole[self.index * own : (self.index + 1) * own]",
         "return whole[:own]",
-        ("training/test_distributed.py", "training/test_step.py"),
+        ("runs/test_distributed.py", "training/test_step.py"),
         "every shard takes the same rows of the batch",
     ),
     # ----------------------------------------------------------------------------------- models
@@ -396,7 +396,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-folder-sync",
-        "training/checkpoint.py",
+        "runs/checkpoint.py",
         "files.rename(draft, final)\n    files.sync(folder)",
         "files.rename(draft, final)",
         CHECKPOINT,
@@ -404,7 +404,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-draft-sync",
-        "training/checkpoint.py",
+        "runs/checkpoint.py",
         'files.sync(draft / "state.json")\n    files.sync(draft)',
         'files.sync(draft / "state.json")',
         CHECKPOINT,
@@ -412,7 +412,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-state-sync",
-        "training/checkpoint.py",
+        "runs/checkpoint.py",
         'files.sync(draft / "state.json")',
         "pass",
         CHECKPOINT,
@@ -420,7 +420,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-links",
-        "training/checkpoint.py",
+        "runs/checkpoint.py",
         " or (path / name).is_symlink()",
         "",
         CHECKPOINT,
@@ -428,7 +428,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-checksum",
-        "training/checkpoint.py",
+        "runs/checkpoint.py",
         'if _sha256(path / name) != state["sha256"].get(name):',
         "if False:",
         CHECKPOINT,
@@ -436,7 +436,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-progress-checksum",
-        "training/checkpoint.py",
+        "runs/checkpoint.py",
         'state.get("progress_sha256", _digest(plain)) != _digest(plain)',
         "False",
         (*CHECKPOINT, "test_untrusted_files.py"),
@@ -444,7 +444,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint-best-kept",
-        "training/checkpoint.py",
+        "runs/checkpoint.py",
         'kept.append(folder / f"{best.global_step:08d}")',
         "pass",
         CHECKPOINT,
@@ -452,19 +452,19 @@ MUTATIONS = [
     ),
     Mutation(
         "saving-copy",
-        "training/async_checkpoint.py",
+        "runs/async_checkpoint.py",
         "self.row = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])",
         "flat = [tensor.reshape(-1) for tensor in tensors.values()]\n"
         "        self.row = flat[0] if len(flat) == 1 else torch.cat(flat)",
-        ("training/test_async_checkpoint.py",),
+        ("runs/test_async_checkpoint.py",),
         "a checkpoint in the making changes as training goes on",
     ),
     Mutation(
         "metrics-sync",
-        "training/progress.py",
+        "runs/progress.py",
         "            sync(self.path)",
         "            pass",
-        ("training/test_progress.py",),
+        ("runs/test_progress.py",),
         "a power cut loses lines that a checkpoint counts on",
     ),
     Mutation(
@@ -472,7 +472,7 @@ MUTATIONS = [
         "files.py",
         "return begin + at + 1",
         "return begin + at",
-        ("test_files.py", "training/test_progress.py"),
+        ("test_files.py", "runs/test_progress.py"),
         "the last line before a checkpoint loses its end",
     ),
     Mutation(
@@ -485,7 +485,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-best-tie",
-        "training/progress.py",
+        "runs/progress.py",
         "not nats < self.best.nats",
         "nats > self.best.nats",
         STAGE,
@@ -493,7 +493,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage-best-finite",
-        "training/progress.py",
+        "runs/progress.py",
         "not math.isfinite(nats) or",
         "",
         STAGE,
@@ -533,18 +533,18 @@ MUTATIONS = [
     ),
     Mutation(
         "distributed-sum",
-        "training/distributed.py",
+        "runs/distributed.py",
         "total = value.clone()\n        dist.all_reduce(total)",
         "total = value.clone()",
-        ("training/test_distributed.py",),
+        ("runs/test_distributed.py",),
         "processes do not add up what they share",
     ),
     Mutation(
         "distributed-gather",
-        "training/distributed.py",
+        "runs/distributed.py",
         "return torch.stack(everyones)",
         "return torch.stack([value] * self.size)",
-        ("training/test_distributed.py",),
+        ("runs/test_distributed.py",),
         "processes compare only their own memories",
     ),
     # ------------------------------------------------------------------------------------- data

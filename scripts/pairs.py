@@ -41,8 +41,8 @@ from memtrain import cli
 from memtrain.config import LogConfig, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.data.prepare import prepare_path
+from memtrain.runs.processes import Interrupted
 from memtrain.training.console import Reporter
-from memtrain.training.processes import Interrupted
 from memtrain.training.run import Run
 
 STEPS = 20

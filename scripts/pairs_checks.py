@@ -13,8 +13,8 @@ import torch
 
 from memtrain.config.serialize import read_config
 from memtrain.data.store import open_store
-from memtrain.training.checkpoint import latest_checkpoint
-from memtrain.training.progress import MetricsFile
+from memtrain.runs.checkpoint import latest_checkpoint
+from memtrain.runs.progress import MetricsFile
 
 SIGNALLED = (0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 """Exit statuses of a command that got a signal."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from memtrain.training.checkpoint import Files
+from memtrain.runs.checkpoint import Files
 
 
 class Crash(BaseException):

@@ -20,6 +20,7 @@ LAYERS = (
     ("generation",),
     ("plotting",),
     ("training",),
+    ("runs",),
     ("accel",),
     ("evaluation",),
     ("objectives",),

@@ -10,8 +10,8 @@ from conftest import TINY
 from memtrain.config import RunConfig
 from memtrain.demo import BaselineProcess, run_demo
 from memtrain.errors import MemtrainError
+from memtrain.runs.progress import MetricsFile
 from memtrain.training.console import Reporter
-from memtrain.training.progress import MetricsFile
 
 
 def tiny_recipe(name: str) -> RunConfig:

@@ -12,12 +12,12 @@ from torch import Tensor
 from conftest import TINY
 from memtrain.config import EngineConfig, LogConfig, RunConfig
 from memtrain.errors import MemtrainError
-from memtrain.training import heartbeat
+from memtrain.runs import heartbeat
+from memtrain.runs.distributed import Group, join
+from memtrain.runs.processes import Interrupted, end_if_one_of_several
 from memtrain.training import loop as stage
 from memtrain.training.console import Reporter
-from memtrain.training.distributed import Group, join
 from memtrain.training.loop import StageLoop
-from memtrain.training.processes import Interrupted, end_if_one_of_several
 from memtrain.training.run import Run
 
 STEPS = 50

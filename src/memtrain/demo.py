@@ -24,9 +24,9 @@ from memtrain.files import write_output
 from memtrain.plotting.html import Chart, Columns, Heading, Series, Text, render_page
 from memtrain.plotting.html import Table as PageTable
 from memtrain.recipes import recipe
+from memtrain.runs.processes import die_with_parent, hear_interrupts, start_process
+from memtrain.runs.progress import MetricsFile
 from memtrain.training.console import Reporter
-from memtrain.training.processes import die_with_parent, hear_interrupts, start_process
-from memtrain.training.progress import MetricsFile
 from memtrain.training.run import Interrupted, Run
 
 SEQUENCES = 2048

@@ -35,7 +35,7 @@ def _import_kernels() -> None:
     wrapped."""
     hooks = [hook for hook in sys.meta_path if type(hook).__module__.startswith("jaxtyping")]
     sys.meta_path[:] = [hook for hook in sys.meta_path if hook not in hooks]
-    names = ["triton.block", "triton_rollout.step"]
+    names = ["triton.block", "triton.rollout_step"]
     from memtrain.accel import hopper
 
     if DEVICE == "cuda" and hopper.why_off(torch.device("cuda", 0)) is None:
@@ -48,7 +48,7 @@ def _import_kernels() -> None:
 
 _import_kernels()
 from memtrain.accel.triton.common import precompile  # noqa: E402
-from memtrain.accel.triton_rollout.linear import LIMITS  # noqa: E402
+from memtrain.accel.triton.rollout_linear import LIMITS  # noqa: E402
 
 if INTERPRETED:
     LIMITS.precision = torch.float32

@@ -19,9 +19,9 @@ from kernel_testing import (
 from torch import Tensor, nn
 
 from memtrain.accel.fast_paths import kernel_sampler, rollout_kernels
-from memtrain.accel.triton_rollout.linear import LIMITS
-from memtrain.accel.triton_rollout.stack import InferenceStack
-from memtrain.accel.triton_rollout.step import InferenceCell, KernelSampler
+from memtrain.accel.triton.rollout_linear import LIMITS
+from memtrain.accel.triton.rollout_stack import InferenceStack
+from memtrain.accel.triton.rollout_step import InferenceCell, KernelSampler
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import Stack

@@ -11,8 +11,8 @@ from kernel_testing import (
     shape_id,
 )
 
-from memtrain.accel.triton_rollout.linear import LIMITS
-from memtrain.accel.triton_rollout.step import (
+from memtrain.accel.triton.rollout_linear import LIMITS
+from memtrain.accel.triton.rollout_step import (
     MAX_SYMBOLS,
     KernelSampler,
     cell_input,

@@ -25,8 +25,8 @@ from memtrain.config.serialize import to_json
 from memtrain.generation import pretrained
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import export
-from memtrain.training.processes import cores
-from memtrain.training.progress import StageProgress
+from memtrain.runs.processes import cores
+from memtrain.runs.progress import StageProgress
 from memtrain.training.run import Run
 
 

@@ -34,7 +34,7 @@ from memtrain.evaluation.evaluate import (
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.plotting.curves import save_evaluation_figure
+from memtrain.plotting.figures import save_evaluation_figure
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 CPU = torch.device("cpu")

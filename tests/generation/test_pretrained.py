@@ -19,7 +19,7 @@ from memtrain.errors import MemtrainError
 from memtrain.generation import pretrained
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import export, load_pretrained, load_rnn, pretrained_names
-from memtrain.training.progress import StageProgress
+from memtrain.runs.progress import StageProgress
 from memtrain.training.run import Run
 
 

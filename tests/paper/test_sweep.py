@@ -25,7 +25,7 @@ from memtrain.paper.reproduce import Outcome, outcome, reproduce
 from memtrain.paper.results import ResultsFile, results_frame
 from memtrain.paper.sweep import View, sweep, urgency
 from memtrain.paper.workers import run_locally
-from memtrain.training.checkpoint import latest_checkpoint
+from memtrain.runs.checkpoint import latest_checkpoint
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # workers look for `sweep_fixture` where their parent does

@@ -27,8 +27,8 @@ from memtrain.paper.base import Result, Setup
 from memtrain.paper.job import Done, Failed
 from memtrain.paper.toy_data import MAKERS
 from memtrain.recipes import recipe
-from memtrain.training.checkpoint import latest_checkpoint
-from memtrain.training.progress import MetricsFile
+from memtrain.runs.checkpoint import latest_checkpoint
+from memtrain.runs.progress import MetricsFile
 from memtrain.training.run import Run
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -19,7 +19,7 @@ import pytest
 
 from conftest import TINY, load_script
 from memtrain.errors import MemtrainError
-from memtrain.training.checkpoint import latest_checkpoint, save_checkpoint
+from memtrain.runs.checkpoint import latest_checkpoint, save_checkpoint
 from memtrain.training.run import Run
 
 SCRIPTS = str(Path(__file__).parents[2] / "scripts")

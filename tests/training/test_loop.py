@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import TINY
-from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.progress import Progress
+from memtrain.runs.async_checkpoint import CheckpointWriter
+from memtrain.runs.progress import Progress
 from memtrain.training.run import Run
 
 

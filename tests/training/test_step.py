@@ -9,8 +9,8 @@ from memtrain.config import BPTTConfig, EngineConfig, StageConfig
 from memtrain.data.task import Task
 from memtrain.errors import DivergedError
 from memtrain.objectives.base import Objective
+from memtrain.runs.progress import StageProgress
 from memtrain.shapes import Batch, Losses
-from memtrain.training.progress import StageProgress
 from memtrain.training.step import Trainer
 
 

@@ -111,7 +111,7 @@ class Engine:
 
         Only a captured graph keeps the streams' memory apart.
         """
-        from memtrain.accel.streams import CastWeights, StreamOverlap
+        from memtrain.accel.cuda_graphs import CastWeights, StreamOverlap
 
         objective.overlap = StreamOverlap()
         return CastWeights(objective) if self.bf16 and objective.applies_once else objective

@@ -172,8 +172,8 @@ def _rollout_kernels(rnn: RNN, engine: Engine) -> object:
 
 def rollout_kernels(rnn: RNN) -> RolloutKernels:
     """Kernels for the stacks of an RNN, and for its step where no projection is between them."""
-    from memtrain.accel.triton_rollout.stack import InferenceStack
-    from memtrain.accel.triton_rollout.step import InferenceCell
+    from memtrain.accel.triton.rollout_stack import InferenceStack
+    from memtrain.accel.triton.rollout_step import InferenceCell
 
     heads = {part.stack: part.head for part in rnn.modules() if isinstance(part, Decoder)}
     stacks = {
@@ -196,7 +196,7 @@ def kernel_sampler(choose: Choose) -> Choose:
     """One kernel that samples the same tokens, if there is one."""
     if not isinstance(choose, Sampler) or not choose.is_plain:
         return choose
-    from memtrain.accel.triton_rollout.step import KernelSampler
+    from memtrain.accel.triton.rollout_step import KernelSampler
 
     return KernelSampler(choose, choose.temperature, choose.allowed)
 

@@ -17,8 +17,8 @@ from memtrain.config import EngineConfig
 from memtrain.config.serialize import structure
 from memtrain.errors import MemtrainError
 from memtrain.files import parse_json, read_text
+from memtrain.runs.processes import stop_signals
 from memtrain.training.console import format_time
-from memtrain.training.processes import stop_signals
 
 MIDDLE = {
     "paper": {"length": 64, "batch": 32, "memory tokens": 16, "width": 256},

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from memtrain import __version__
 from memtrain.errors import FailedElsewhereError, MemtrainError, did_you_mean
-from memtrain.training.processes import (
+from memtrain.runs.processes import (
     Terminated,
     command_signals,
     end_if_one_of_several,

@@ -102,7 +102,7 @@ def _growth(options: Any) -> int:
 
     from memtrain.bench.growth import as_curves, points, read_curves, time_points, to_json
     from memtrain.bench.report import draw_curves, print_curves
-    from memtrain.training.processes import Terminated
+    from memtrain.runs.processes import Terminated
 
     options.figure.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(options.figure.parent, os.W_OK):  # before minutes of timing

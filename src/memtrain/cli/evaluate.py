@@ -37,7 +37,7 @@ def evaluate(arguments: list[str]) -> int:
     """Losses, accuracy, drift and cost of a run."""
     options = parse(_EvaluateOptions, arguments, "memtrain eval")
 
-    from memtrain.plotting.curves import save_evaluation_figure, save_training_figure
+    from memtrain.plotting.figures import save_evaluation_figure, save_training_figure
     from memtrain.plotting.tables import print_evaluation
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run

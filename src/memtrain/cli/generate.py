@@ -64,8 +64,8 @@ def _load(options: Generate) -> Any:
     import torch
 
     from memtrain.generation.pretrained import load_pretrained, load_rnn, pretrained_names
+    from memtrain.runs.run_folder import is_run
     from memtrain.training.console import make_reporter
-    from memtrain.training.run_folder import is_run
 
     name, names = options.run, pretrained_names()
     if not is_run(name) and name in names:
@@ -127,8 +127,8 @@ def generate_text(model: Any, options: Generate) -> None:
 def generate_images(model: Any, options: Generate) -> Path:
     """Save a grid of images, or of completions below their originals; returns its path."""
     from memtrain.generation.generate import generate_with
+    from memtrain.runs.run_folder import is_run
     from memtrain.training.console import drawing
-    from memtrain.training.run_folder import is_run
 
     path, prompt, given = options.out, options.prompt, 0  # a text prompt is refused with a reason
     if path is not None and path.suffix.lower() != ".png":

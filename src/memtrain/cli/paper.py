@@ -91,8 +91,8 @@ def demo(arguments: list[str]) -> int:
     import torch
 
     from memtrain.demo import run_demo
+    from memtrain.runs.processes import Interrupted, cores, exit_status
     from memtrain.training.console import make_reporter
-    from memtrain.training.processes import Interrupted, cores, exit_status
 
     try:
         run_demo(

@@ -6,7 +6,7 @@ import logging
 import sys
 
 from memtrain.errors import MemtrainError
-from memtrain.training.processes import end_process
+from memtrain.runs.processes import end_process
 
 GRACE = 120
 """Seconds for workers to save a stopped run; torchrun's default is 30."""

@@ -102,8 +102,8 @@ def train(arguments: list[str]) -> int:
     options, default, configure = _parse_train(name, rest)
     config = configure(default)
 
+    from memtrain.runs.distributed import join, restarts
     from memtrain.training.console import make_reporter
-    from memtrain.training.distributed import join, restarts
     from memtrain.training.run import Run
 
     group = join()
@@ -323,8 +323,8 @@ def resume(arguments: list[str]) -> int:
             )
     options = parse(_ResumeOptions, arguments, "memtrain resume")
 
+    from memtrain.runs.distributed import join
     from memtrain.training.console import make_reporter
-    from memtrain.training.distributed import join
     from memtrain.training.run import Run
 
     reporter = make_reporter()
@@ -352,7 +352,7 @@ def _train(run: Any, reporter: Any) -> int:
         A scheduler may then start the same command with --resume, or `memtrain resume`.
     """
     from memtrain.plotting.tables import print_evaluation
-    from memtrain.training.processes import Interrupted, exit_status
+    from memtrain.runs.processes import Interrupted, exit_status
 
     try:
         run.train(reporter)

@@ -17,7 +17,7 @@ from memtrain.files import write_output
 from memtrain.generation import GenerateOptions
 from memtrain.generation.sampling import sample_chunks
 from memtrain.models.rnn import RNN
-from memtrain.plotting.image_grid import save_grid
+from memtrain.plotting.figures import save_grid
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}
 TEXT_LENGTH = 512

@@ -25,10 +25,10 @@ from memtrain.errors import MemtrainError, describe_error, did_you_mean
 from memtrain.files import parse_json, read_bytes, read_text, sync, write_atomic
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
-from memtrain.training.checkpoint import latest_checkpoint, load_weights
+from memtrain.runs.checkpoint import latest_checkpoint, load_weights
+from memtrain.runs.fingerprint import check_record, describe_cell, read_record
+from memtrain.runs.run_folder import check_imports, read_folder, whole_run_file
 from memtrain.training.console import Reporter
-from memtrain.training.fingerprint import check_record, describe_cell, read_record
-from memtrain.training.run_folder import check_imports, read_folder, whole_run_file
 
 if TYPE_CHECKING:
     from memtrain.training.run import Run

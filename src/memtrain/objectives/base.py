@@ -15,7 +15,7 @@ from memtrain.shapes import Batch, Losses
 class Overlap:
     """`with overlap():` marks work whose result is not needed before `overlap.join()`.
 
-    This one runs it in place; accel/streams.py runs it on side streams of a GPU.
+    This one runs it in place; accel/cuda_graphs.py runs it on side streams of a GPU.
     """
 
     @contextmanager

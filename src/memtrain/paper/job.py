@@ -14,7 +14,7 @@ from memtrain.paper import load
 from memtrain.paper.base import ROOT, Experiment, Job, Result, Tag, flat_scores
 from memtrain.paper.results import COSTS, read_setup
 from memtrain.paper.toy_data import located
-from memtrain.training.processes import Interrupted
+from memtrain.runs.processes import Interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,8 @@ def _trained(work: Work, config: RunConfig, place: Path, notify: Notify) -> tupl
 def _opened(config: RunConfig, place: Path) -> Any:
     """Open a run if its config is the job's, so that it imports no classes but the figure's."""
     from memtrain.config.serialize import to_json
+    from memtrain.runs.run_folder import read_folder
     from memtrain.training.run import Run
-    from memtrain.training.run_folder import read_folder
 
     found = read_folder(place)
     if isinstance(found.data, Stream) and isinstance(config.data, Stream):

@@ -22,7 +22,7 @@ from typing import Any
 
 from memtrain.errors import MemtrainError
 from memtrain.paper.job import Event, Failed, Progress, Work, attempt
-from memtrain.training.processes import cores, die_with_parent, hear_interrupts, start_process
+from memtrain.runs.processes import cores, die_with_parent, hear_interrupts, start_process
 
 RETRIES = 1
 """How often a run is restarted after its process died."""

@@ -12,12 +12,12 @@ from memtrain.accel.engine import out_of_memory
 from memtrain.config import LogConfig
 from memtrain.errors import DivergedError
 from memtrain.evaluation.evaluate import Evaluation
-from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.checkpoint import Checkpoint
+from memtrain.runs.async_checkpoint import CheckpointWriter
+from memtrain.runs.checkpoint import Checkpoint
+from memtrain.runs.distributed import Group, full_tensors
+from memtrain.runs.processes import Interrupted, StopRequest
+from memtrain.runs.progress import MetricsFile, Progress
 from memtrain.training.console import Reporter
-from memtrain.training.distributed import Group, full_tensors
-from memtrain.training.processes import Interrupted, StopRequest
-from memtrain.training.progress import MetricsFile, Progress
 from memtrain.training.step import Trainer
 
 EXCHANGE = 1.0

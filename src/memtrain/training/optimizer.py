@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memtrain.config import StageConfig
-from memtrain.training.distributed import Group, like, spread
+from memtrain.runs.distributed import Group, like, spread
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 """AdamW's state of one parameter."""

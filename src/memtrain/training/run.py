@@ -26,15 +26,15 @@ from memtrain.objectives.base import Objective
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
 from memtrain.objectives.smt import SMT
-from memtrain.training import fingerprint, run_folder
-from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from memtrain.runs import fingerprint, run_folder
+from memtrain.runs.async_checkpoint import CheckpointWriter
+from memtrain.runs.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from memtrain.runs.distributed import ALONE, Group, full_tensors, last_saved, lost_worker
+from memtrain.runs.processes import Interrupted, stop_signals
+from memtrain.runs.progress import MetricsFile, Progress, StageProgress
+from memtrain.runs.run_folder import Guard, RunFile, newest_number
 from memtrain.training.console import Reporter, make_reporter
-from memtrain.training.distributed import ALONE, Group, full_tensors, last_saved, lost_worker
 from memtrain.training.loop import Agreement, StageLoop
-from memtrain.training.processes import Interrupted, stop_signals
-from memtrain.training.progress import MetricsFile, Progress, StageProgress
-from memtrain.training.run_folder import Guard, RunFile, newest_number
 from memtrain.training.step import Trainer, check_batch_sizes
 
 __all__ = ["Interrupted", "Run"]

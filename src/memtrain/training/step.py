@@ -22,10 +22,10 @@ from memtrain.objectives.base import (
     MicroBatchShard,
     Objective,
 )
+from memtrain.runs.distributed import ALONE, Group, full_tensors, spread
+from memtrain.runs.progress import StageProgress
 from memtrain.shapes import Batch, Losses
 from memtrain.training import optimizer as optim
-from memtrain.training.distributed import ALONE, Group, full_tensors, spread
-from memtrain.training.progress import StageProgress
 
 
 def check_batch_size(stage: StageConfig, processes: int, name: str = "") -> None:

@@ -1,5 +1,5 @@
 """Norm, projection and attention of short sequences for Hopper in Gluon; computes the same as
-`triton_rollout.large_batch`.
+`triton.rollout_large_batch`.
 
 A program stays on its multiprocessor with the weights of one head. One of its warps fetches rows,
 in tiles of 64 that hold whole sequences; two warpgroups take alternate tiles. One starts
@@ -225,7 +225,7 @@ def hopper_rollout_attention(
     length: int,
     causal: bool,
 ) -> Tensor:
-    """`triton_rollout.large_batch.run_large_batch_attention`."""
+    """`triton.rollout_large_batch.run_large_batch_attention`."""
     rows = len(x)
     out = torch.empty(rows, heads * E.value, dtype=weight.dtype, device=weight.device)
     tiles = -(-rows // (SIDE.value // length * length))

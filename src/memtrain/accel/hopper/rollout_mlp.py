@@ -1,4 +1,4 @@
-"""The block after its heads for Hopper in Gluon; computes the same as `triton_rollout.large_batch`.
+"""The block after its heads for Hopper in Gluon; computes the same as `triton.rollout_large_batch`.
 
 A program stays on its multiprocessor and loops over tiles of 128 rows. One of its warps fetches the
 weights, in pieces of 32 KB that pass through a ring of five; two warpgroups take 64 rows each. A
@@ -330,7 +330,7 @@ def hopper_rollout_mlp(
     length: int,
     keep: range,
 ) -> None:
-    """`triton_rollout.large_batch.run_large_batch_mlp`, for any number of rows."""
+    """`triton.rollout_large_batch.run_large_batch_mlp`, for any number of rows."""
     project, up, down = weights
     rows, side = len(out), SIDE.value
     size = contiguous_rows(length, len(keep))

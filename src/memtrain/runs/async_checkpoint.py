@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memtrain.errors import CheckpointError
-from memtrain.training.checkpoint import DISK, Checkpoint, Files, numbered, save_checkpoint
+from memtrain.runs.checkpoint import DISK, Checkpoint, Files, numbered, save_checkpoint
 
 PIECE = 2**24
 """Bytes per copy from a device to the host."""

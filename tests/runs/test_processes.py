@@ -13,9 +13,9 @@ from test_run import StopAt, assert_same_weights, comparable
 from conftest import TINY
 from memtrain.cli import COMMANDS, main
 from memtrain.config.serialize import to_json
-from memtrain.training import processes as stopping
+from memtrain.runs import processes as stopping
 from memtrain.training.console import Reporter
-from memtrain.training.processes import command_signals, size_of_group, stop_signals
+from memtrain.runs.processes import command_signals, size_of_group, stop_signals
 from memtrain.training.run import Interrupted, Run
 
 SCRIPT = """
@@ -24,7 +24,7 @@ import os
 import signal
 import sys
 
-from memtrain.training.processes import hear_interrupts, start_process
+from memtrain.runs.processes import hear_interrupts, start_process
 
 
 def child():
@@ -63,13 +63,13 @@ import signal
 import sys
 import time
 
-from memtrain.training.processes import stop_with_parent
+from memtrain.runs.processes import stop_with_parent
 
 parent = os.getpid()
 if not os.fork():
     signal.signal(signal.SIGTERM, lambda number, frame: (print("stopped"), sys.exit()))
-    import memtrain.training.processes
-    memtrain.training.processes.PARENT = parent  # as if this process had imported it
+    import memtrain.runs.processes
+    memtrain.runs.processes.PARENT = parent  # as if this process had imported it
     stop_with_parent()
     print("waiting", flush=True)
     while True:
@@ -94,8 +94,8 @@ import signal
 import sys
 import time
 
-from memtrain.training.processes import die_with_parent
-from memtrain.training.processes import stop_signals
+from memtrain.runs.processes import die_with_parent
+from memtrain.runs.processes import stop_signals
 
 
 def child():

@@ -17,10 +17,10 @@ from memtrain.errors import MemtrainError
 from memtrain.generation.pretrained import load_rnn
 from memtrain.recipes import recipe
 from memtrain.shapes import Batch
-from memtrain.training.checkpoint import load_weights
-from memtrain.training.fingerprint import describe_cell
+from memtrain.runs.checkpoint import load_weights
+from memtrain.runs.fingerprint import describe_cell
 from memtrain.training.run import Run
-from memtrain.training.run_folder import read_run_file
+from memtrain.runs.run_folder import read_run_file
 
 SHORT = replace(
     TINY,

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from memtrain.accel.triton.common import LOG2_E
-from memtrain.accel.triton_rollout.linear import (
+from memtrain.accel.triton.rollout_linear import (
     LIMITS,
     Rows,
     dependent_launch,

@@ -1,14 +1,15 @@
-"""Figures of a run: its training and its evaluation."""
+"""Figures of a run: its training, its evaluation, grids of images."""
 
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from memtrain.evaluation.evaluate import ByPosition, Evaluation, Score
-from memtrain.plotting import curves
-from memtrain.plotting.curves import POINTS, save_training_figure, smoothed
+from memtrain.plotting import figures
+from memtrain.plotting.figures import PAPER, POINTS, save_grid, save_training_figure, smoothed
 
 
 def line(step: int, **values) -> dict:
@@ -52,7 +53,7 @@ def test_evaluations_have_their_own_panel(tmp_path: Path):
 def panels_of(monkeypatch, lines: list[dict]) -> list:
     """The axes of a figure, drawn but not saved."""
     kept = []
-    monkeypatch.setattr(curves, "save", lambda figure, path: kept.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
     save_training_figure(lines, Path("nowhere/training.png"), "run", "pixel")
     kept[0].canvas.draw()
     return kept[0].axes
@@ -82,14 +83,43 @@ def test_ticks_are_few_and_plain(tmp_path, monkeypatch, least: float, ratio: flo
 def test_curves_of_an_evaluation_that_agree_are_both_visible(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kept = []
-    monkeypatch.setattr(curves, "save", lambda drawn, path: kept.append(drawn))
+    monkeypatch.setattr(figures, "save", lambda drawn, path: kept.append(drawn))
     curve: list[float | None] = [2.0, 1.0]
     by_position = ByPosition([0, 1, 2], curve, curve, [None, 1.0], [0.1, 0.2])
     score = Score(1.5, 0.5)
     result = Evaluation(4, 2, 8, score, score, score, score, 0, None, by_position)
-    curves.save_evaluation_figure(result, Path("nowhere/evaluation.png"), "run", "pixel")
+    figures.save_evaluation_figure(result, Path("nowhere/evaluation.png"), "run", "pixel")
     axis = kept[0].axes[0]
     _, own, handed = axis.lines
     assert own.get_linestyle() == "-" and handed.is_dashed()
     assert handed.get_linewidth() < own.get_linewidth()
     assert axis.get_ylabel() == "nats per pixel"
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.rint(imread(path)[..., :3] * 255).astype(int)
+
+
+def test_small_images_are_enlarged_and_tiled(tmp_path: Path):
+    pictures = np.zeros((5, 8, 8), np.uint8)
+    pictures[0, 0, 0] = 255
+    save_grid(tmp_path / "deep" / "grid.png", pictures)
+    shown = pixels(tmp_path / "deep" / "grid.png")
+    assert shown.shape == (2 * 54 + 6, 3 * 54 + 6, 3)  # 2 rows of 3; 8 pixels become 48
+    assert (shown[:6] == PAPER).all() and (shown[6:12, 6:12] == 255).all()
+    assert (shown[6, 12] == 0).all()
+    assert (shown[60:108, 114:] == PAPER).all()  # the sixth place is empty
+
+
+def test_originals_are_above_completions_whose_generated_part_is_tinted(tmp_path: Path):
+    originals = np.full((10, 48, 48), 255, np.uint8)
+    completed = np.zeros((10, 48, 48), np.uint8)
+    made = np.zeros((48, 48), np.uint8)
+    made[24:] = 1
+    save_grid(tmp_path / "grid.png", completed, originals=originals, made=made)
+    shown = pixels(tmp_path / "grid.png")
+    assert shown.shape == (4 * 50 + 2, 8 * 50 + 2, 3)  # 8 and 2, each with its originals
+    assert (shown[2:50, 2:50] == 255).all()
+    assert (shown[52:76, 2:50] == 0).all()
+    tint = shown[76:100, 2:50].reshape(-1, 3)
+    assert len(set(map(tuple, tint))) == 1 and tint[0].max() > tint[0].min()  # a colour, no grey

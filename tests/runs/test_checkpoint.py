@@ -10,15 +10,15 @@ from safetensors.torch import load_file
 
 from fault_injection import ERRORS, Crash, FaultyFiles
 from memtrain.errors import CheckpointError
-from memtrain.training import checkpoint as module
-from memtrain.training.checkpoint import (
+from memtrain.runs import checkpoint as module
+from memtrain.runs.checkpoint import (
     DISK,
     Checkpoint,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
-from memtrain.training.progress import Best, Progress
+from memtrain.runs.progress import Best, Progress
 
 
 def make(value: float) -> Checkpoint:

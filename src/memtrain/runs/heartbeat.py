@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch.distributed import Store
 
-from memtrain.training.processes import PARENT
+from memtrain.runs.processes import PARENT
 
 TICK = 1.0
 """Seconds between two beats."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memtrain.errors import CheckpointError, MemtrainError
-from memtrain.training.progress import (
+from memtrain.runs.progress import (
     Best,
     MetricsFile,
     Progress,

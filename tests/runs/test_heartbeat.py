@@ -1,6 +1,6 @@
 """Who is frozen, who is slow, and who is not to blame."""
 
-from memtrain.training.heartbeat import FROZEN, GONE, LOST, OUTSIDE, SLOW, TRAINING, Beat, Watch
+from memtrain.runs.heartbeat import FROZEN, GONE, LOST, OUTSIDE, SLOW, TRAINING, Beat, Watch
 
 
 def beat(count: int, exchanges: int = 7, phase: int = TRAINING) -> Beat:

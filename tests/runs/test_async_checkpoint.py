@@ -9,9 +9,9 @@ import torch
 
 from fault_injection import FaultyFiles
 from memtrain.errors import CheckpointError
-from memtrain.training.async_checkpoint import CheckpointWriter
-from memtrain.training.checkpoint import Checkpoint, Files, latest_checkpoint
-from memtrain.training.progress import Progress
+from memtrain.runs.async_checkpoint import CheckpointWriter
+from memtrain.runs.checkpoint import Checkpoint, Files, latest_checkpoint
+from memtrain.runs.progress import Progress
 
 
 class SlowFiles(Files):

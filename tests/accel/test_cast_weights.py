@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from memtrain.accel.streams import CastWeights
+from memtrain.accel.cuda_graphs import CastWeights
 from memtrain.config import CellConfig, Retrieval, RunConfig, SMTConfig, TeacherConfig
 from memtrain.data.task import build_task
 from memtrain.models.build import build_models

@@ -16,8 +16,8 @@ from memtrain.config.serialize import read_config, to_json
 from memtrain.data.store import identity_of, open_store
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.files import locked, parse_json, read_text, refuse_links, unique_name
-from memtrain.training.checkpoint import DISK, Files, numbered
-from memtrain.training.fingerprint import Record, read_record
+from memtrain.runs.checkpoint import DISK, Files, numbered
+from memtrain.runs.fingerprint import Record, read_record
 
 RUN_VERSION = 1
 RUN_FILE, LOCK = "run.json", ".lock"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from triton.language.extra import cuda
 
 from memtrain.accel.triton.common import LOG2_E
-from memtrain.accel.triton_rollout.linear import LIMITS, Rows, dependent_launch
-from memtrain.accel.triton_rollout.stack import InferenceStack
+from memtrain.accel.triton.rollout_linear import LIMITS, Rows, dependent_launch
+from memtrain.accel.triton.rollout_stack import InferenceStack
 from memtrain.models.layers import RMS_EPSILON
 from memtrain.models.rnn import Choose
 

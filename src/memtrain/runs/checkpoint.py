@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.files import open_new, open_regular, parse_json, read_text, sync
 from memtrain.models.cell_state import DTYPES
-from memtrain.training.progress import Best, Progress, read_progress
+from memtrain.runs.progress import Best, Progress, read_progress
 
 CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")

@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memtrain.accel import hopper
-from memtrain.accel.triton_rollout.attention import run_rollout_attention
-from memtrain.accel.triton_rollout.large_batch import (
+from memtrain.accel.triton.rollout_attention import run_rollout_attention
+from memtrain.accel.triton.rollout_large_batch import (
     attention_fits,
     hopper_serves_rollout_mlp,
     mlp_fits,
@@ -15,7 +15,7 @@ from memtrain.accel.triton_rollout.large_batch import (
     run_large_batch_mlp,
     whole_rounds,
 )
-from memtrain.accel.triton_rollout.linear import LIMITS, Rows, run_linear
+from memtrain.accel.triton.rollout_linear import LIMITS, Rows, run_linear
 from memtrain.models.layers import Block, Stack
 
 

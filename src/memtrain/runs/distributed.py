@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from memtrain.errors import FailedElsewhereError, MemtrainError
 from memtrain.models.teacher import CausalEncoder, Teacher
-from memtrain.training.heartbeat import Heartbeat
-from memtrain.training.processes import size_of_group, stop_with_parent
+from memtrain.runs.heartbeat import Heartbeat
+from memtrain.runs.processes import size_of_group, stop_with_parent
 
 BUCKET = 2**24
 """Numbers per all-reduce of gradients."""

@@ -19,8 +19,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from memtrain.accel import hopper
 from memtrain.accel.triton.common import HIDE, LOG2_E, gelu, processors
-from memtrain.accel.triton_rollout.attention import mix, rotate
-from memtrain.accel.triton_rollout.linear import source_rows, sum_of_parts, sums_of_squares
+from memtrain.accel.triton.rollout_attention import mix, rotate
+from memtrain.accel.triton.rollout_linear import source_rows, sum_of_parts, sums_of_squares
 from memtrain.models.layers import RMS_EPSILON
 
 LEAST_FILLED = 0.75

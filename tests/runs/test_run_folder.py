@@ -23,13 +23,13 @@ from memtrain.config.serialize import to_json
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.files import Locked
 from memtrain.generation.pretrained import load_rnn
-from memtrain.training import checkpoint as checkpoints
-from memtrain.training.checkpoint import latest_checkpoint
+from memtrain.runs import checkpoint as checkpoints
+from memtrain.runs.checkpoint import latest_checkpoint
 from memtrain.training.console import Reporter
-from memtrain.training.distributed import Group
-from memtrain.training.progress import MetricsFile
+from memtrain.runs.distributed import Group
+from memtrain.runs.progress import MetricsFile
 from memtrain.training.run import Run
-from memtrain.training.run_folder import make_folder, read_run_file
+from memtrain.runs.run_folder import make_folder, read_run_file
 
 SHORT = replace(
     TINY,

@@ -18,11 +18,11 @@ from memtrain.cli import main
 from memtrain.config import StageConfig, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.errors import MemtrainError
-from memtrain.training.distributed import Group
+from memtrain.runs.distributed import Group
 from memtrain.training.loop import Agreement
-from memtrain.training.processes import StopRequest
+from memtrain.runs.processes import StopRequest
 from memtrain.training.run import Run
-from memtrain.training.run_folder import held
+from memtrain.runs.run_folder import held
 from memtrain.training.step import Trainer
 from two_processes import CAUSAL, PAPER, SHARED, SHORT, stop_alone
 
