@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import CountingReporter, assert_same_weights
+from run_testing import CountingReporter, assert_same_weights
 from torch import Tensor, nn
 
 from conftest import TINY

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_run import StopAt, assert_same_weights, comparable
+from run_testing import StopAt, assert_same_weights, comparable
 
 from conftest import TINY
 from memtrain.cli import COMMANDS, main

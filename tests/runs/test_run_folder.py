@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_run import CountingReporter, assert_same_weights, comparable, weights
+from run_testing import CountingReporter, assert_same_weights, comparable, weights
 
 from conftest import TINY
 from fault_injection import ERRORS, Crash, FaultyFiles

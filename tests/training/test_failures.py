@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_run import CountingReporter, PoisonedTask, assert_same_weights, comparable
+from test_run import PoisonedTask
 
 from conftest import TINY
 from fault_injection import ERRORS, FaultyFiles
@@ -20,6 +20,7 @@ from memtrain.errors import CheckpointError, DivergedError, MemtrainError
 from memtrain.training.console import Reporter
 from memtrain.training.run import Interrupted, Run
 from memtrain.training.step import Trainer
+from run_testing import CountingReporter, assert_same_weights, comparable
 
 SMALL = replace(
     TINY,

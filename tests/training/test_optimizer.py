@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_run import StopAt
 from test_step import Pull, trainer
 from torch import nn
 
@@ -18,6 +17,7 @@ from memtrain.training import optimizer
 from memtrain.training.console import ETA
 from memtrain.training.optimizer import START_STEPS, learning_rate
 from memtrain.training.run import Interrupted, Run
+from run_testing import StopAt
 
 
 def test_the_schedule_warms_up_linearly_and_then_holds():

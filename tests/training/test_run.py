@@ -1,6 +1,5 @@
 """Whole runs on tiny models: stages, resume, interruption, divergence, a user's own cell."""
 
-import os
 import signal
 import threading
 from dataclasses import replace
@@ -20,43 +19,7 @@ from memtrain.evaluation.evaluate import Evaluation
 from memtrain.shapes import Batch
 from memtrain.training.console import Reporter
 from memtrain.training.run import Interrupted, Run
-
-
-class StopAt(Reporter):
-    """Sends this process a signal when a stage reaches a step, as Ctrl-C would."""
-
-    def __init__(self, stage: str, step: int, number: int = signal.SIGINT) -> None:
-        self.wanted = (stage, step)
-        self.number = number
-        self.name = ""
-
-    def stage(self, name: str, step: int, steps: int) -> None:
-        self.name = name
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        if (self.name, step) == self.wanted:
-            os.kill(os.getpid(), self.number)
-
-
-def weights(run: Run) -> dict[str, Tensor]:
-    state = {f"rnn.{k}": v for k, v in run.rnn.state_dict().items()}
-    if run.teacher is not None:
-        state |= {f"teacher.{k}": v for k, v in run.teacher.state_dict().items()}
-    return state
-
-
-def assert_same_weights(one: Run, other: Run) -> None:
-    left, right = weights(one), weights(other)
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        assert torch.equal(value, right[name]), name
-
-
-def comparable(run: Run) -> list[dict]:
-    return [
-        {key: value for key, value in record.items() if key != "total_seconds"}
-        for record in run.metrics.read()
-    ]
+from run_testing import CountingReporter, StopAt, assert_same_weights, comparable, weights
 
 
 def test_a_run_trains_every_stage_and_leaves_a_complete_folder(tmp_path: Path):
@@ -267,14 +230,6 @@ def test_a_folder_with_other_files_is_never_touched(tmp_path: Path):
     with pytest.raises(MemtrainError, match="not a run"):
         Run.create(TINY, tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-class CountingReporter(Reporter):
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.messages.append(message)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "state"])

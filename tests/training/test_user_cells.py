@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from test_run import StopAt, assert_same_weights, comparable
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from conftest import TINY
 from memtrain.training.run import Interrupted, Run
+from run_testing import StopAt, assert_same_weights, comparable
 
 CONFIG = replace(TINY, dmt=replace(TINY.dmt, steps=0), bptt=replace(TINY.bptt, steps=0))
 
