@@ -10,6 +10,7 @@ from memtrain.config import (
     DMTConfig,
     EngineConfig,
     LogConfig,
+    PretrainConfig,
     RunConfig,
     SMTConfig,
     Stream,
@@ -162,12 +163,13 @@ def bptt_twin(
         setup: the scale.
         config: a run of SMT and DMT.
         learning_rate: of BPTT.
-        steps: 0 for as many as SMT and DMT have together.
+        steps: 0 for as many as the stages before have together.
         length: tokens per sequence of a stream; 0 for the length of DMT's rollouts.
     """
-    steps = steps or config.smt.steps + config.dmt.steps
+    steps = steps or config.pretrain.steps + config.smt.steps + config.dmt.steps
     return replace(
         config,
+        pretrain=PretrainConfig(),
         smt=replace(config.smt, steps=0, seconds=0.0),
         dmt=replace(config.dmt, steps=0, seconds=0.0),
         bptt=BPTTConfig(
