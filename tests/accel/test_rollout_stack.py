@@ -113,8 +113,9 @@ def test_stack_with_half_of_each_head_rotated_and_a_biased_head(size, path, limi
     rows, length, *shape = size
     width = shape[0]
     stack = Stack(*shape, rotary_fraction=0.5).to(DEVICE)
-    for block in stack.blocks:  # scores so large that positions matter
-        block.attention.project_in.weight.data *= 4
+    for name, weight in stack.named_parameters():
+        if "project_in" in name:
+            weight.data *= 4  # scores so large that positions matter
     whole = Stack(*shape).to(DEVICE)
     whole.load_state_dict(stack.state_dict())
     head = nn.Linear(width, 40).to(DEVICE)

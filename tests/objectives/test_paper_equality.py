@@ -8,7 +8,7 @@ It goes one sequence and one timestep at a time and uses nothing of memtrain but
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ CLOSE = {torch.float32: 1e-5, torch.float64: 1e-6}
 """Tables of angles and losses are fp32 in memtrain whatever the models' precision."""
 EPSILON = 1e-6
 """Of memtrain's RMSNorm; the authors' blocks have none."""
-Weights = dict[str, Tensor]
+Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -324,9 +324,11 @@ class Models:
                     parameter.mul_(3)
 
     def reference(self, details: Details) -> Reference:
-        modules = (self.teacher, self.rnn.cell, self.rnn.readout)
-        weights = [dict(module.named_parameters()) for module in modules]
-        return Reference(*weights, self.kind, details)
+        teacher, cell, readout = (
+            dict(module.named_parameters())
+            for module in (self.teacher, self.rnn.cell, self.rnn.readout)
+        )
+        return Reference(teacher, cell, readout, self.kind, details)
 
 
 def batch_of(length: int) -> Batch:

@@ -126,6 +126,7 @@ def test_each_stage_trains_its_models_alone(tmp_path: Path):
         "smt": {"cell"},
         "dmt": {"teacher", "cell", "readout"},
     }
+    assert run.teacher is not None
     for stage, changes in expected.items():
         before = {name: value.clone() for name, value in weights(run).items()}
         run.train(until=stage)

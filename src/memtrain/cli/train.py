@@ -69,7 +69,7 @@ data and model
 --cell.memory-tokens: tokens in a memory
 --teacher.encoder: bidirectional (the paper's) or causal (fast)
 training, one stage after another
---pretrain.steps: the teacher alone, before SMT (default: 0)
+--pretrain.steps: optimizer steps of the teacher alone
 --smt.steps: optimizer steps; 0 skips the stage
 --smt.learning-rate: peak learning rate
 --smt.batch-size: sequences per step

@@ -41,8 +41,8 @@ class DMT(Objective):
         self.rnn = rnn
 
     def trained(self) -> dict[str, nn.Module]:
-        teacher = {"teacher": self.teacher} if self.config.train_teacher else {}
-        return teacher | {"cell": self.rnn.cell, "readout": self.rnn.readout}
+        trained: dict[str, nn.Module] = {"cell": self.rnn.cell, "readout": self.rnn.readout}
+        return trained | {"teacher": self.teacher} if self.config.train_teacher else trained
 
     def tokens_needed(self) -> int:
         """A rollout, a context if the teacher's memory is its start, a future if it is decoded."""

@@ -42,8 +42,12 @@ class SMT(Objective):
         self.trains_teacher = config.train_teacher
 
     def trained(self) -> dict[str, nn.Module]:
-        teacher = {"teacher": self.teacher} if self.trains_teacher else {}
-        return teacher | ({"cell": self.rnn.cell} if self.trains_cell else {})
+        trained: dict[str, nn.Module] = {}
+        if self.trains_teacher:
+            trained["teacher"] = self.teacher
+        if self.trains_cell:
+            trained["cell"] = self.rnn.cell
+        return trained
 
     def tokens_needed(self) -> int:
         config = self.config
@@ -81,9 +85,10 @@ class SMT(Objective):
         if self.trains_teacher:
             rows = torch.arange(len(steps), device=steps.device)[:, None]
             with self.overlap():
-                memories = self.shard.gather(memory[rows, current])
+                every = current.shape == steps.shape
+                compared = self.shard.gather(memory if every else memory[rows, current])
                 samples = config.uniformity_samples
-                parts["uniformity"] = uniformity_loss(memories, samples, generator)
+                parts["uniformity"] = uniformity_loss(compared, samples, generator)
             futures = decode_futures(
                 self.teacher,
                 batch,
