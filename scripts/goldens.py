@@ -85,6 +85,7 @@ BASE = RunConfig(
     engine=EngineConfig(device="cpu", precision="fp32", threads=1),
     log=LogConfig(every=1, evaluate_every=0, evaluate_sequences=8, checkpoint_every=10**6),
 )
+PRETRAIN: dict[str, Any] = {"steps": STEPS, "batch_size": 8, "learning_rate": 1e-2}
 STREAM = Stream(path=LONE, evaluate_length=16)
 ON_STREAM: dict[str, Any] = {"data": STREAM, "smt": {"timesteps": 1, "batch_size": 16}}
 
@@ -193,6 +194,12 @@ def _tasks() -> Iterator[Case]:
     yield _case("own/accumulate", {"smt": {"accumulate": 2}}, own=True)
     log = {"log": {"checkpoint_every": 8}}
     yield _case("resumed/task", log, stopped=("smt", "dmt", "bptt"))
+    yield _case(
+        "resumed/two-stages",
+        {"pretrain": PRETRAIN, "smt": {"train_teacher": False}, "dmt": {"train_teacher": True}},
+        {**log, "bptt": {"steps": 0}},
+        stopped=("pretrain", "smt", "dmt"),
+    )
     yield _case("resumed/stream", ON_STREAM, causal, log, stopped=("smt", "dmt", "bptt"))
 
 
@@ -233,6 +240,15 @@ def _options() -> Iterator[Case]:
             "bptt": {"recompute": 4, "truncate": 6},
         },
         "taught-start": {"dmt": {"empty_start": 0.0, "rollout_length": 4}},
+        "two-stages": {"pretrain": PRETRAIN, "smt": {"train_teacher": False}},
+        "training-teacher": {
+            "dmt": {"train_teacher": True, "future_length": 4, "label_stride": 3},
+        },
+        "two-stages-accumulate": {
+            "pretrain": {**PRETRAIN, "accumulate": 2},
+            "smt": {"train_teacher": False, "accumulate": 2},
+            "dmt": {"train_teacher": True, "accumulate": 2, "uniformity_samples": 16},
+        },
         "schedule": {
             "smt": {"schedule": "cosine", "warmup": 0.2, "clip_norm": 0.1, "weight_decay": 0.1},
             "dmt": {"schedule": "constant", "betas": (0.8, 0.9)},
@@ -241,7 +257,8 @@ def _options() -> Iterator[Case]:
     for name, change in options.items():
         models = causal if name in ("noise", "next") else bidirectional
         yield _case(f"task/{name}", models, change, _without_rest(change))
-    for name in ("separate", "noise", "dynamics-steps", "accumulate-noise", "decode"):
+    both = ("separate", "noise", "dynamics-steps", "accumulate-noise", "decode")
+    for name in (*both, "two-stages", "training-teacher"):
         change = options[name]
         yield _case(f"stream/{name}", ON_STREAM, causal, change, _without_rest(change))
     smt_alone = _without_rest(cell_steps)
@@ -261,6 +278,10 @@ def _options() -> Iterator[Case]:
     yield _case("task/projected", causal, {"cell": {"memory_dim": 12, "memory_tokens": 3}})
     shallow = {"encoder": "causal", "encoder_layers": 1, "decoder_layers": 1}
     yield _case("task/shallow", {"teacher": shallow, "cell": {"layers": 1}})
+    half = {"rotary_fraction": 0.5}
+    authors = {"teacher": {**half, "head_bias": True}, "cell": half}
+    yield _case("task/authors", authors)
+    yield _case("stream/authors", ON_STREAM, causal, authors)
     yield _case("task/loose", {"teacher": {"normalize_memory": False}})
     yield _case("task/readout", {"readout_attention": "bidirectional"})
     alone = {"smt": {"steps": 0}, "dmt": {"steps": 0}}
@@ -270,7 +291,7 @@ def _options() -> Iterator[Case]:
 
 def _without_rest(change: dict[str, Any]) -> dict[str, Any]:
     """Leave out the stages after the last one that a change concerns."""
-    names = ("smt", "dmt", "bptt")
+    names = ("pretrain", "smt", "dmt", "bptt")
     last = max(names.index(stage) for stage in change)
     return {stage: {"steps": 0} for stage in names[last + 1 :]}
 

@@ -11,17 +11,17 @@ from conftest import random_tokens, seeded, tiny_rnn
 
 NAMES = """
 BPTTConfig Batch Cell CellConfig CellContractError DMTConfig EngineConfig Evaluation IGNORE_INDEX
-LogConfig Losses MemtrainError Pretrained RECIPES RNN Reporter Run RunConfig SMTConfig Samples
-Stream Task Teacher TeacherConfig Written __version__ check_cell check_task evaluate export
-from_json generate load_pretrained load_rnn make_reporter pretrained_names read recipe sample
-to_json write
+LogConfig Losses MemtrainError PretrainConfig Pretrained RECIPES RNN Reporter Run RunConfig
+SMTConfig Samples Stream Task Teacher TeacherConfig Written __version__ check_cell check_task
+evaluate export from_json generate load_pretrained load_rnn make_reporter pretrained_names read
+recipe sample to_json write
 """
 """Names are added here, and never taken away."""
 
 CONFIG_NAMES = """
 Arithmetic BPTTConfig CELLS CUSTOM_PATH CellConfig Copy Custom DMTConfig DataConfig Digits
-EngineConfig LogConfig MOST Recall Retrieval RunConfig SMTConfig Stack StageConfig Stream
-TeacherConfig check_used
+EngineConfig LogConfig MOST PretrainConfig Recall Retrieval RunConfig SMTConfig Stack StageConfig
+Stream TeacherConfig check_used
 """
 """Those of memtrain.config."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from conftest import TINY
-from memtrain.config import EngineConfig, LogConfig, RunConfig
+from memtrain.config import EngineConfig, LogConfig, PretrainConfig, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.runs import heartbeat
 from memtrain.runs.distributed import Group, join
@@ -53,6 +53,14 @@ CAUSAL = replace(
     engine=EngineConfig(device="cpu", threads=1, shard_teacher=True),
 )
 """The causal encoder, spread as one."""
+TWO_STAGES = replace(
+    PAPER,
+    pretrain=PretrainConfig(steps=6, batch_size=8),
+    smt=replace(PAPER.smt, steps=6, train_teacher=False),
+    dmt=replace(PAPER.dmt, steps=6, train_teacher=True, uniformity_samples=16),
+    bptt=replace(PAPER.bptt, steps=0),
+)
+"""The teacher alone, then the cell alone, then both."""
 SHORT = replace(
     PAPER,
     smt=replace(PAPER.smt, steps=20),
@@ -91,6 +99,7 @@ def train(group: Group, folder: Path) -> None:
     Run.create(SHARED, folder / "shared", group=group).train()
     Run.create(PAPER, folder / "spread", group=group).train()
     Run.create(CAUSAL, folder / "spread causal", group=group).train()
+    Run.create(TWO_STAGES, folder / "spread stages", group=group).train()
     run = Run.create(SHORT, folder / "stopped", group=group)
     stage.EXCHANGE = 0.0  # after every step
     try:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         DMTConfig,
         EngineConfig,
         LogConfig,
+        PretrainConfig,
         RunConfig,
         SMTConfig,
         Stream,
@@ -67,8 +68,8 @@ if TYPE_CHECKING:
     from memtrain.training.run import Run
 
 _PUBLIC = {
-    "config": "BPTTConfig CellConfig DMTConfig EngineConfig LogConfig RunConfig SMTConfig Stream "
-    "TeacherConfig",
+    "config": "BPTTConfig CellConfig DMTConfig EngineConfig LogConfig PretrainConfig RunConfig "
+    "SMTConfig Stream TeacherConfig",
     "config.serialize": "from_json to_json",
     "data.task": "Task check_task",
     "errors": "CellContractError MemtrainError",

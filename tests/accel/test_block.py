@@ -12,6 +12,7 @@ from kernel_testing import (
     assert_near,
     compile_ahead,
     on_gpu,
+    relative_error,
     seeded_and_poisoned,  # noqa: F401
     shape_id,
 )
@@ -59,12 +60,14 @@ def new_inputs(rows: int, length: int) -> Tensor:
     return torch.randn(4, rows, length, WIDTH, device=DEVICE).to(KIND)
 
 
-def run_block(block: Block, inputs: Tensor, kept: str, causal: bool, update: bool) -> list[Tensor]:
+def run_block(
+    block: Block, inputs: Tensor, kept: str, causal: bool, update: bool, fraction: float = 1.0
+) -> list[Tensor]:
     """Both outputs and all gradients: of the inputs, then of the parameters."""
     kind = torch.float64 if block.fast is None else KIND
     x, u, *weights = inputs.to(kind)
     given = [part.detach().requires_grad_() for part in ((x, u) if update else (x,))]
-    rotary, queries = Rotary(block.attention.head_dim).to(DEVICE), QUERIES[kept]
+    rotary, queries = Rotary(block.attention.head_dim, fraction).to(DEVICE), QUERIES[kept]
     with torch.autocast(DEVICE, KIND, enabled=kind == torch.bfloat16):
         out = block(given[0], given[1] if update else None, rotary, queries, causal)
     weights = [weight if queries is None else weight[:, queries] for weight in weights]
@@ -94,6 +97,23 @@ def test_block(rows, length, heads, head_dim, kept, causal, update):
     reference, inputs = new_block(heads, head_dim), new_inputs(rows, length)
     expected = run_block(reference, inputs, kept, causal, update)
     found = run_block(with_kernels(reference), inputs, kept, causal, update)
+    assert_block(reference, found, expected, update)
+
+
+@pytest.mark.parametrize("kept", QUERIES)
+@pytest.mark.parametrize("shape", [(2, 17, 2, 32), *on_gpu((40, 272, 8, 64), (1000, 17, 8, 64))])
+def test_block_with_half_of_each_head_rotated(shape, kept):
+    rows, length, heads, head_dim = shape
+    reference, inputs = new_block(heads, head_dim), new_inputs(rows, length)
+    reference.attention.project_in.weight.data *= 4  # scores so large that positions matter
+    expected = run_block(reference, inputs, kept, False, True, fraction=0.5)
+    whole = run_block(reference, inputs, kept, False, True)
+    assert max(map(relative_error, whole, expected)) > 0.1
+    found = run_block(with_kernels(reference), inputs, kept, False, True, fraction=0.5)
+    assert_block(reference, found, expected, update=True)
+
+
+def assert_block(reference: Block, found: list[Tensor], expected: list[Tensor], update: bool):
     parts = ["stream", "update", "gradient of x", *["gradient of the update"] * update]
     assert {one.dtype for one in found[len(parts) :]} == {torch.float32}
     parts += [f"gradient of {name}" for name, _ in reference.named_parameters()]

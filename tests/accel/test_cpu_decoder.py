@@ -1,5 +1,7 @@
 """The decoder with a projected vocabulary: logits and gradients equal the plain decoder's."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,8 +9,10 @@ from memtrain.accel.cpu_decoder import VocabProjectedDecoder
 from memtrain.config import TeacherConfig
 from memtrain.models.teacher import Teacher
 
+OPTIONS: list[dict[str, Any]] = [{}, {"rotary_fraction": 0.5, "head_bias": True}]
 
-def random_teacher(layers: int, memory_tokens: int, memory_dim: int) -> Teacher:
+
+def random_teacher(layers: int, memory_tokens: int, memory_dim: int, **options: Any) -> Teacher:
     config = TeacherConfig(
         encoder="causal",
         context_length=8,
@@ -17,6 +21,7 @@ def random_teacher(layers: int, memory_tokens: int, memory_dim: int) -> Teacher:
         decoder_layers=layers,
         heads=2,
         head_dim=4,
+        **options,
     )
     teacher = Teacher(config, 5, memory_tokens, memory_dim).double()
     with torch.no_grad():
@@ -25,15 +30,16 @@ def random_teacher(layers: int, memory_tokens: int, memory_dim: int) -> Teacher:
     return teacher
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=["", "half-rotated-bias"])
 @pytest.mark.parametrize("targets", [None, 1, 3], ids=["all", "one", "three"])
 @pytest.mark.parametrize(
     "shape",
     [(1, 1, 8, 6), (1, 3, 12, 4), (2, 2, 8, 4), (3, 2, 8, 3), (1, 2, 8, 0)],
     ids=lambda shape: "L{}-M{}-D{}-K{}".format(*shape),
 )
-def test_logits_and_gradients_equal_the_plain_decoder(shape, targets):
+def test_logits_and_gradients_equal_the_plain_decoder(shape, targets, options):
     layers, memory_tokens, memory_dim, length = shape
-    teacher = random_teacher(layers, memory_tokens, memory_dim)
+    teacher = random_teacher(layers, memory_tokens, memory_dim, **options)
     memory = torch.randn(7, memory_tokens, memory_dim, dtype=torch.float64, requires_grad=True)
     future = torch.randint(5, (7, length))
     positions = None if targets is None else torch.randint(length + 1, (7, targets))

@@ -25,10 +25,18 @@ every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 symbols = pytest.mark.parametrize("vocab_size", [3, 40], ids=["table", "tokens"])
 
 
-def random_cell(shape: tuple[int, ...], vocab_size: int = 3) -> TransformerCell:
+def random_cell(
+    shape: tuple[int, ...], vocab_size: int = 3, rotary_fraction: float = 1.0
+) -> TransformerCell:
     tokens, dim, width, layers, *_ = shape
     config = CellConfig(
-        memory_tokens=tokens, memory_dim=dim, width=width, layers=layers, heads=2, head_dim=6
+        memory_tokens=tokens,
+        memory_dim=dim,
+        width=width,
+        layers=layers,
+        heads=2,
+        head_dim=6,
+        rotary_fraction=rotary_fraction,
     )
     cell = TransformerCell(config, vocab_size).double()
     with torch.no_grad():  # norms and biases begin as ones and zeros, which would hide mistakes
@@ -48,6 +56,13 @@ def random_start(shape: tuple[int, ...], vocab_size: int = 3) -> tuple[Tensor, T
 def test_memories_and_gradients_equal_the_loop(shape, vocab_size):
     cell = random_cell(shape, vocab_size)
     assert_unrolls_as_the_loop(FusedUnroll(), cell, *random_start(shape, vocab_size))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1 / 3, 2 / 3])
+def test_partly_rotated_heads_equal_the_loop(fraction):
+    shape = SHAPES["M4-D6-W8-L3-B3-T4"]
+    cell = random_cell(shape, rotary_fraction=fraction)
+    assert_unrolls_as_the_loop(FusedUnroll(), cell, *random_start(shape))
 
 
 @every_shape

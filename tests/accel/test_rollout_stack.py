@@ -1,6 +1,7 @@
 """Stacks and cells from a rollout's kernels against the references, without autograd."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,33 @@ def test_stack(rows, length, width, layers, heads, head_dim, queries, causal, pa
     assert_near(1e-5 if INTERPRETED else 1.5e-2, parts)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [{}, {"few_rows": 0}, {"few_rows": 0, "fused_rows": 0}, {"large_batch_rows": 0}],
+    ids=["few", "fused", "many", "large batch"],
+)
+@pytest.mark.parametrize("size", [(18, 16, 64, 2, 2, 32), *on_gpu((600, 16, 256, 3, 8, 64))])
+def test_stack_with_half_of_each_head_rotated_and_a_biased_head(size, path, limits):  # noqa: F811
+    limits(**path)
+    rows, length, *shape = size
+    width = shape[0]
+    stack = Stack(*shape, rotary_fraction=0.5).to(DEVICE)
+    for name, weight in stack.named_parameters():
+        if "project_in" in name:
+            weight.data *= 4  # scores so large that positions matter
+    whole = Stack(*shape).to(DEVICE)
+    whole.load_state_dict(stack.state_dict())
+    head = nn.Linear(width, 40).to(DEVICE)
+    nn.init.normal_(head.bias)
+    x = torch.randn(rows, length, width, device=DEVICE)
+    options = {"queries": slice(length - 1, None), "causal": True, "head": head}
+    with torch.no_grad():
+        expected = stack(x, **options)
+        assert relative_error(whole(x, **options), expected) > 0.1
+        stack.fast = InferenceStack(stack, head)
+        assert_near(1e-5 if INTERPRETED else 1.5e-2, {"logits": (stack(x, **options), expected)})
+
+
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 @pytest.mark.parametrize("length, causal", [(17, False), (16, True)])
 def test_repeated_calls_are_bit_exact(length, causal):
@@ -193,8 +221,9 @@ def test_rollout_through_graphs():
 
 def test_rollout_kernels():
     """The kernels of a whole step, and the models that have none."""
-    size = CellConfig(memory_tokens=3, memory_dim=64, width=64, layers=1, heads=2, head_dim=32)
-    teacher = TeacherConfig(width=64, decoder_layers=1, heads=2, head_dim=32)
+    shape: dict[str, Any] = {"width": 64, "heads": 2, "head_dim": 32, "rotary_fraction": 0.5}
+    size = CellConfig(memory_tokens=3, memory_dim=64, layers=1, **shape)
+    teacher = TeacherConfig(decoder_layers=1, head_bias=True, **shape)
     rnn = RNN(TransformerCell(size, 40), Decoder(teacher, 40, 64)).to(DEVICE)
     memory, uniform = torch.randn(5, 3, 64, device=DEVICE), torch.rand(5, device=DEVICE)
     parts, choose = rollout_kernels(rnn), kernel_sampler(Sampler())

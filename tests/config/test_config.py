@@ -18,6 +18,7 @@ from memtrain.config import (
     DMTConfig,
     EngineConfig,
     LogConfig,
+    PretrainConfig,
     Recall,
     Retrieval,
     RunConfig,
@@ -74,6 +75,8 @@ configs = st.builds(
         width=count,
         heads=count,
         head_dim=even,
+        head_bias=st.booleans(),
+        rotary_fraction=st.sampled_from([0.0, 1.0]),
         normalize_memory=st.booleans(),
     ),
     cell=st.builds(
@@ -85,6 +88,7 @@ configs = st.builds(
         options=options,
     ),
     readout_attention=st.sampled_from(["causal", "bidirectional"]),
+    pretrain=st.builds(PretrainConfig, **stage, steps=count),
     smt=st.builds(
         SMTConfig,
         **stage,
@@ -93,6 +97,7 @@ configs = st.builds(
         decode_timesteps=from_zero,
         future_length=count,
         joint=st.booleans(),
+        train_teacher=st.booleans(),
         decode_weight=weight,
         dynamics_weight=weight,
         uniformity_weight=weight,
@@ -385,11 +390,23 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (RunConfig, dict(dmt=DMTConfig(steps=5)), "dmt.steps=5 with smt.steps=0: DMT needs"),
     (
         RunConfig,
+        dict(smt=SMTConfig(steps=1, train_teacher=False)),
+        "smt.train_teacher=False with pretrain.steps=0: the cell would learn the memories",
+    ),
+    (
+        TeacherConfig,
+        dict(head_dim=8, rotary_fraction=0.4),
+        "rotary_fraction=0.4: must rotate an even number of the head_dim=8 channels",
+    ),
+    (CellConfig, dict(head_dim=6, rotary_fraction=0.5), "rotary_fraction=0.5: must rotate"),
+    (CellConfig, dict(rotary_fraction=1.5), "rotary_fraction=1.5: must be between 0 and 1"),
+    (
+        RunConfig,
         dict(smt=SMTConfig(steps=1, token_weight=0.5)),
         "smt.token_weight=0.5: must be 0 with teacher.encoder=bidirectional",
     ),
 ]
-for stage_class in (SMTConfig, DMTConfig, BPTTConfig):
+for stage_class in (PretrainConfig, SMTConfig, DMTConfig, BPTTConfig):
     RULES += [
         (stage_class, dict(steps=-1), "steps=-1: must be at least 0"),
         (stage_class, dict(batch_size=0), "batch_size=0: must be at least 1"),
@@ -426,11 +443,23 @@ class TestRunConfig:
             recipe("copy").seed = 3  # type: ignore[misc]
 
     def test_stages_are_named_in_the_order_in_which_they_run(self):
-        assert list(recipe("copy").stages()) == ["smt", "dmt", "bptt"]
+        assert list(recipe("copy").stages()) == ["pretrain", "smt", "dmt", "bptt"]
 
     def test_bptt_alone_has_no_teacher(self):
         assert not RunConfig(bptt=BPTTConfig(steps=1)).has_teacher
         assert RunConfig(smt=SMTConfig(steps=1)).has_teacher
+        assert RunConfig(pretrain=PretrainConfig(steps=1)).has_teacher
+
+    def test_dmt_may_follow_the_pretraining_of_a_teacher(self):
+        RunConfig(pretrain=PretrainConfig(steps=1), dmt=DMTConfig(steps=1))
+
+    def test_a_config_without_the_fields_added_later_opens_unchanged(self):
+        plain = json.loads(to_json(recipe("copy")))
+        del plain["pretrain"], plain["smt"]["train_teacher"], plain["dmt"]["train_teacher"]
+        for section in ("teacher", "cell"):
+            del plain[section]["rotary_fraction"]
+        del plain["teacher"]["head_bias"]
+        assert from_json(json.dumps(plain)) == recipe("copy")
 
 
 WRONG_TYPES: list[tuple[type, dict[str, Any], str]] = [

@@ -68,6 +68,21 @@ class TestRotary:
         expected = torch.cat([turned.real, turned.imag], dim=-1)
         assert_close(Rotary(HEAD_DIM)(self.query, positions), expected, atol=1e-4, rtol=0)
 
+    def test_a_fraction_rotates_the_first_pairs_with_frequencies_of_that_many_channels(self):
+        positions = torch.tensor([0, 1, 2, 30, 31, 200])
+        half, rotated = HEAD_DIM // 2, HEAD_DIM // 4
+        rotary = Rotary(HEAD_DIM, 0.5)
+        turned = rotary(self.query, positions).unflatten(-1, (2, half))
+        plain = self.query.unflatten(-1, (2, half))
+        assert torch.equal(turned[..., rotated:], plain[..., rotated:])
+        small = Rotary(HEAD_DIM // 2)(plain[..., :rotated].flatten(-2), positions)
+        assert torch.equal(turned[..., :rotated].flatten(-2), small)
+        for cosine, sine in (rotary.tables(torch.float32), rotary.tables(torch.bfloat16)):
+            assert cosine[:, rotated:].eq(1).all() and sine[:, rotated:].eq(0).all()
+
+    def test_a_fraction_of_0_rotates_nothing(self):
+        assert torch.equal(Rotary(HEAD_DIM, 0.0)(self.query, torch.arange(6)), self.query)
+
     def test_rows_may_have_separate_positions(self):
         rotary = Rotary(HEAD_DIM)
         x = torch.randn(2, 3, HEADS, 4, HEAD_DIM, generator=seeded())

@@ -478,6 +478,81 @@ def test_training_does_not_change_encoder_and_decoder(encoder):
     assert all(torch.equal(a, b) for a, b in zip(outputs(), expected, strict=True))
 
 
+class TestTrainingTeacher:
+    OWN = dict(teacher_decode_weight=0.7, uniformity_weight=0.3, future_length=3)
+
+    @BOTH
+    @THROUGH_TIME
+    def test_its_own_losses_are_those_of_its_memories(self, encoder, through_time):
+        """Labels at every second step; those beyond the rollout do not count."""
+        options: dict[str, Any] = dict(through_time=through_time, label_stride=2)
+        objective = tiny_dmt(encoder, train_teacher=True, **options, **self.OWN)
+        teacher, batch = objective.teacher, random_batch(3, 5, target_rate=1.0)
+        frozen = tiny_dmt(encoder, **options)(batch, seeded(1))
+        losses = objective(batch, seeded(1))
+        for name, part in frozen.parts.items():
+            assert torch.equal(losses.parts[name], part)
+
+        labelled, counts = objective._labelled(5, seeded(1), batch.inputs.device)
+        labelled = labelled[counts > 0].tolist()
+        memory = teacher.encode(batch.inputs)[:, labelled]
+        tokens = F.normalize(memory.flatten(0, 2), dim=-1)
+        potentials = (-2 * torch.cdist(tokens, tokens).square()).exp()
+        others = ~torch.eye(len(tokens), dtype=torch.bool)
+        uniformity = potentials[others].mean().log()
+        each = [
+            F.cross_entropy(
+                teacher.decode(
+                    memory[row : row + 1, k], batch.inputs[row : row + 1, t + 1 : t + 3]
+                )[0, : 5 - t],
+                batch.targets[row, t : t + 3],
+                reduction="none",
+            )
+            for row in range(3)
+            for k, t in enumerate(labelled)
+        ]
+        decode = torch.cat(each).mean()
+        assert_close(losses.parts["teacher_decode"], decode.detach(), atol=1e-5, rtol=1e-5)
+        assert_close(losses.parts["uniformity"], uniformity.detach(), atol=1e-4, rtol=1e-4)
+        own = list(teacher.parameters())
+        expected = gradients(0.7 * decode + 0.3 * uniformity, own)
+        for found, wanted in zip(gradients(losses.total, own), expected, strict=True):
+            assert_close(found, wanted, atol=1e-5, rtol=1e-3)
+
+    @BOTH
+    @THROUGH_TIME
+    def test_cell_and_readout_learn_as_with_a_frozen_teacher(self, encoder, through_time):
+        batch, options = random_batch(3, 6), {"through_time": through_time, "empty_start": 0.4}
+        frozen = tiny_dmt(encoder, **options)
+        objective = tiny_dmt(encoder, train_teacher=True, **options)
+        one, other = frozen(batch, seeded()).total, objective(batch, seeded()).total
+        assert not receives_gradient(one, frozen.teacher)
+        assert receives_gradient(other, objective.teacher)
+        pairs = zip(frozen.rnn.parameters(), objective.rnn.parameters(), strict=True)
+        for mine, its in pairs:
+            assert torch.equal(*gradients(one, [mine]), *gradients(other, [its]))
+
+    def test_the_distance_to_the_cell_does_not_train_it(self):
+        objective = tiny_dmt(train_teacher=True, teacher_decode_weight=0.0, uniformity_weight=0.0)
+        total = objective(random_batch(3, 6), seeded()).total
+        assert not receives_gradient(total, objective.teacher)
+
+    def test_it_is_clipped_apart_and_changes(self):
+        task = build_task(Stack(sequence_length=8, vocab_size=VOCAB, depth=3))
+        objective = tiny_dmt(train_teacher=True, empty_start=0.5)
+        stage = DMTConfig(steps=3, batch_size=4, learning_rate=1e-2)
+        trainer = Trainer(objective, stage, task, Engine(EngineConfig(device="cpu")), seed=0)
+        before = [value.clone() for value in objective.teacher.parameters()]
+        metrics = trainer.train_step()
+        assert {"gradient_norm_teacher", "gradient_norm_cell"} <= metrics.keys()
+        pairs = zip(before, objective.teacher.parameters(), strict=True)
+        assert not any(torch.equal(old, new) for old, new in pairs)
+
+    def test_a_stream_has_futures_to_decode(self):
+        frozen, training = tiny_dmt(future_length=5), tiny_dmt(future_length=5, train_teacher=True)
+        assert training.tokens_needed() == frozen.tokens_needed() + 5
+
+
 @THROUGH_TIME
 def test_sequential_operations_grow_by_the_same_number_for_every_token(through_time):
     objective = tiny_dmt(through_time=through_time)

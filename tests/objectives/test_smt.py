@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from conftest import (
     ENCODERS,
+    VOCAB,
     gradients,
     random_batch,
     random_tokens,
@@ -18,14 +19,17 @@ from conftest import (
     tiny_rnn,
     tiny_teacher,
 )
-from memtrain.config import BPTTConfig, SMTConfig
+from memtrain.accel.engine import Engine
+from memtrain.config import BPTTConfig, EngineConfig, SMTConfig, Stack, StageConfig
+from memtrain.data.task import build_task
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import BatchShard, sample_steps
 from memtrain.objectives.bptt import BPTT
-from memtrain.objectives.smt import SMT
+from memtrain.objectives.smt import SMT, Pretrain
 from memtrain.shapes import IGNORE_INDEX, Batch
+from memtrain.training.step import Trainer
 
 BOTH = pytest.mark.parametrize("encoder", ENCODERS)
 TIMESTEPS = pytest.mark.parametrize("timesteps", [0, 1, 3])
@@ -161,7 +165,7 @@ class TestEquations:
         memories = [
             naive_memory(teacher, batch, row, t)
             for row, run in enumerate(runs)
-            for t in run
+            for t in run[:-1]  # the last one is a label only
             if t >= 0
         ]
         parts = {
@@ -180,14 +184,14 @@ class TestEquations:
         counts = torch.zeros(6)
         batch = random_batch(64, 5)
         for seed in range(40):
-            steps, decoded = objective._timesteps(batch, seeded(seed))
+            steps, _, decoded = objective._timesteps(batch, seeded(seed))
             counts += (steps.gather(1, decoded) + 1).flatten().bincount(minlength=6)
         share = counts / counts.sum()
         assert bool(((share - 1 / 6).abs() < 0.02).all())
 
     def test_windows_of_a_stream_have_whole_contexts_short_ones_and_none(self):
         objective = tiny_smt(timesteps=1, context_length=4, stream=True)
-        steps, decoded = objective._timesteps(random_batch(64, 9), seeded())
+        steps, _, decoded = objective._timesteps(random_batch(64, 9), seeded())
         first = steps[:, 0]
         assert torch.equal(steps[:, 1], first + 1)
         assert first[:2].tolist() == [-1, -1] and decoded[:2].flatten().tolist() == [1, 1]
@@ -205,6 +209,18 @@ class TestEquations:
         everywhere = tiny_smt(encoder, timesteps=0)(batch, seeded(7))
         assert_close(losses.parts["dynamics"], everywhere.parts["dynamics"])
         assert_close(losses.parts["uniformity"], everywhere.parts["uniformity"])
+
+    def test_uniformity_of_a_stream_compares_one_memory_of_each_window(self):
+        """m_{t+1} is there as the label of the cell's step only, and m_t is not empty."""
+        objective = tiny_smt("bidirectional", timesteps=1, context_length=4, stream=True)
+        batch = random_batch(64, 9)
+        losses = objective(batch, seeded())
+        steps, current, decoded = objective._timesteps(batch, seeded())
+        assert torch.equal(current, decoded) and current.shape == (64, 1)
+        at = steps.gather(1, current)
+        assert int(at.min()) == 0  # after the first token, where the window begins empty
+        found = naive_uniformity(objective.teacher.encode(batch.inputs, at).flatten(0, 2))
+        assert_close(losses.parts["uniformity"], found.detach(), atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize(("count", "rows"), [(0, 12), (4, 8), (6, 12), (9, 12)])
     def test_decode_timesteps_beyond_the_sequence_decodes_every_step(self, count, rows):
@@ -377,6 +393,92 @@ class TestGradients:
         assert not receives_gradient(total, objective.rnn.readout)
 
 
+class TestTwoStages:
+    """The teacher alone, then the cell from the labels of the frozen teacher."""
+
+    @BOTH
+    @TIMESTEPS
+    @pytest.mark.parametrize("stream", [False, True], ids=["task", "stream"])
+    def test_pretraining_has_the_losses_of_smt_without_dynamics(self, encoder, timesteps, stream):
+        options: dict[str, Any] = dict(timesteps=timesteps, context_length=4, stream=stream)
+        weights: dict[str, Any] = dict(uniformity_weight=0.5, next_weight=0.3, decode_timesteps=1)
+        smt = tiny_smt(encoder, **options, **weights, dynamics_weight=0.0)
+        pretrain = Pretrain(smt.config, smt.teacher, smt.rnn, stream=stream)
+        batch = random_batch(8, 9, target_rate=1.0)
+        expected, losses = smt(batch, seeded(3)), pretrain(batch, seeded(3))
+        assert losses.parts.keys() == {"decode", "uniformity", "next"}
+        for name, part in losses.parts.items():
+            assert_close(part, expected.parts[name], atol=1e-5, rtol=1e-5)
+        assert_same_loss_and_gradients(smt, losses.total, expected.total)
+        assert not receives_gradient(losses.total, smt.rnn)
+
+    def test_pretraining_encodes_no_memory_that_is_a_label_only(self):
+        smt, calls = tiny_smt("bidirectional", timesteps=1, context_length=4, stream=True), []
+        pretrain = Pretrain(smt.config, smt.teacher, smt.rnn, stream=True)
+        smt.teacher.encode = recorded(calls, smt.teacher.encode)
+        pretrain(random_batch(8, 9), seeded())
+        smt(random_batch(8, 9), seeded())
+        assert [steps.shape for _, steps, _ in calls] == [(8, 1), (8, 2)]
+
+    def test_pretraining_trains_the_teacher_alone_also_if_smt_does_not(self):
+        objective = Pretrain(SMTConfig(train_teacher=False), tiny_teacher(), tiny_rnn())
+        assert objective.trained() == {"teacher": objective.teacher}
+        total = objective(random_batch(4, 6, target_rate=1.0), seeded()).total
+        for name, parameter in objective.teacher.named_parameters():
+            (gradient,) = gradients(total, [parameter])
+            assert gradient.any(), name
+
+    @BOTH
+    @TIMESTEPS
+    @pytest.mark.parametrize("noise", [0.0, 0.3])
+    def test_a_frozen_teacher_gets_no_gradient_and_is_not_decoded(self, encoder, timesteps, noise):
+        options: dict[str, Any] = dict(timesteps=timesteps, memory_noise=noise)
+        objective, calls = tiny_smt(encoder, **options, train_teacher=False), []
+        objective.teacher.decode = recorded(calls, objective.teacher.decode)
+        batch = random_batch(4, 6)
+        losses = objective(batch, seeded())
+        assert objective.trained() == {"cell": objective.rnn.cell} and not calls
+        assert losses.parts.keys() == {"dynamics"}
+        losses.total.backward()
+        assert all(p.grad is None for p in objective.teacher.parameters())
+        assert all(p.grad is None for p in objective.rnn.readout.parameters())
+        detached = tiny_smt(encoder, **options, joint=False)
+        expected = detached(batch, seeded())
+        assert torch.equal(losses.parts["dynamics"], expected.parts["dynamics"])
+        expected.total.backward()  # the same loss trains the cell of detached SMT
+        for one, other in zip(
+            objective.rnn.cell.parameters(), detached.rnn.cell.parameters(), strict=True
+        ):
+            assert one.grad is not None and other.grad is not None
+            assert torch.equal(one.grad, other.grad)
+
+    def test_the_readout_is_copied_from_the_frozen_teacher(self):
+        objective = tiny_smt(train_teacher=False)
+        memory = torch.randn(3, 2, 16)
+        objective.sync_readout()
+        assert torch.equal(objective.rnn.predict(memory), objective.teacher.predict(memory))
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_only_the_trained_model_changes(self, frozen):
+        task = build_task(Stack(sequence_length=8, vocab_size=VOCAB, depth=3))
+        objective = tiny_smt(timesteps=0, train_teacher=not frozen)
+        if not frozen:
+            objective = Pretrain(objective.config, objective.teacher, objective.rnn)
+        stage = StageConfig(steps=3, batch_size=4, learning_rate=1e-2)
+        trainer = Trainer(objective, stage, task, Engine(EngineConfig(device="cpu")), seed=0)
+        before = {name: value.clone() for name, value in objective.state_dict().items()}
+        with trainer.frozen_rest():
+            metrics = [trainer.train_step() for _ in range(3)][-1]
+        norms = {name for name in metrics if name.startswith("gradient_norm")}
+        assert norms == {"gradient_norm_cell" if frozen else "gradient_norm_teacher"}
+        changed = {
+            name.split(".")[1 if name.startswith("rnn") else 0]
+            for name, value in objective.state_dict().items()
+            if not torch.equal(value, before[name])
+        }
+        assert changed == {"cell" if frozen else "teacher"}
+
+
 @BOTH
 @TIMESTEPS
 def test_sequential_operations_do_not_grow_with_the_sequence(encoder, timesteps):
@@ -458,7 +560,7 @@ class TestDynamicsOptions:
         """A run of timesteps on the ring of all states goes from the end to the start."""
         objective = tiny_smt(timesteps=3, dynamics_steps=3, decode_weight=0.0)
         batch = random_batch(64, 5)
-        steps, _ = objective._timesteps(batch, seeded())
+        steps, *_ = objective._timesteps(batch, seeded())
         memory = objective.teacher.encode(batch.inputs, steps)
         crossing = (steps[:, 1:] != steps[:, :-1] + 1).cumsum(1) > 0
         assert crossing.any() and not crossing.all()
@@ -471,7 +573,7 @@ class TestDynamicsOptions:
     def test_stream_windows_are_long_enough_for_the_steps(self, steps):
         objective = tiny_smt(stream=True, dynamics_steps=steps, short_contexts=0.5)
         batch = random_batch(8, objective.tokens_needed())
-        chosen, _ = objective._timesteps(batch, seeded())
+        chosen, *_ = objective._timesteps(batch, seeded())
         assert chosen.shape == (8, steps + 1) and int(chosen.max()) < batch.inputs.shape[1]
         assert objective(batch, seeded()).total.isfinite()
 

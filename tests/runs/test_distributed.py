@@ -15,7 +15,7 @@ import torch
 
 import two_processes
 from memtrain.cli import main
-from memtrain.config import StageConfig, Stream
+from memtrain.config import PretrainConfig, StageConfig, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.runs.distributed import Group
@@ -24,7 +24,7 @@ from memtrain.runs.processes import StopRequest
 from memtrain.training.run import Run
 from memtrain.runs.run_folder import held
 from memtrain.training.step import Trainer
-from two_processes import CAUSAL, PAPER, SHARED, SHORT, stop_alone
+from two_processes import CAUSAL, PAPER, SHARED, SHORT, TWO_STAGES, stop_alone
 
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"
@@ -78,7 +78,15 @@ def assert_same_numbers(one: Run, other: Run) -> None:
     left, right = one.metrics.read(), other.metrics.read()
     assert [(r["stage"], r["step"]) for r in left] == [(r["stage"], r["step"]) for r in right]
     for a, b in zip(left, right, strict=True):
-        for key in ("loss", "decode", "dynamics", "uniformity", "token", "readout"):
+        for key in (
+            "loss",
+            "decode",
+            "dynamics",
+            "uniformity",
+            "token",
+            "readout",
+            "teacher_decode",
+        ):
             assert a.get(key) == pytest.approx(b.get(key), abs=CLOSE), (a["stage"], a["step"], key)
     assert left[-1]["evaluation"]["rnn"] == pytest.approx(right[-1]["evaluation"]["rnn"], abs=1e-4)
 
@@ -92,12 +100,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Run.create(SHARED, folder / "one").train()
     Run.create(PAPER, folder / "paper").train()
     Run.create(CAUSAL, folder / "causal").train()
+    Run.create(TWO_STAGES, folder / "stages").train()
     Run.create(SHORT, folder / "short").train()
     return folder
 
 
 @pytest.mark.parametrize(
-    ("two", "one"), [("shared", "one"), ("spread", "paper"), ("spread causal", "causal")]
+    ("two", "one"),
+    [
+        ("shared", "one"),
+        ("spread", "paper"),
+        ("spread causal", "causal"),
+        ("spread stages", "stages"),
+    ],
 )
 def test_two_processes_equal_one_over_all_steps_of_every_stage(trained: Path, two: str, one: str):
     assert_same_numbers(Run.open(trained / one), Run.open(trained / two))
@@ -320,15 +335,24 @@ def test_only_one_process_prints_warnings_and_the_final_line(
         assert output.count(expected) == 1 and not other_output
 
 
-def test_accumulated_micro_batches_equal_the_whole_batch(tmp_path: Path):
+@pytest.mark.parametrize("frozen", [False, True], ids=["joint", "two-stages"])
+def test_accumulated_micro_batches_equal_the_whole_batch(tmp_path: Path, frozen: bool):
     few = replace(
         SHARED,
         smt=replace(SHARED.smt, steps=6),
         dmt=replace(SHARED.dmt, steps=6),
         bptt=replace(SHARED.bptt, steps=6),
     )
+    if frozen:
+        few = replace(
+            few,
+            pretrain=PretrainConfig(steps=6, batch_size=8),
+            smt=replace(few.smt, train_teacher=False),
+            dmt=replace(few.dmt, train_teacher=True, uniformity_samples=16),
+        )
     turns = replace(
         few,
+        pretrain=replace(few.pretrain, accumulate=4),
         smt=replace(few.smt, accumulate=4),
         dmt=replace(few.dmt, accumulate=8),
         bptt=replace(few.bptt, accumulate=2),

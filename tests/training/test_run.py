@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import TINY
-from memtrain.config import CellConfig, Custom, Stream
+from memtrain.config import CellConfig, Custom, PretrainConfig, Stream
 from memtrain.data.prepare import prepare_tokens
 from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
@@ -57,6 +57,70 @@ def test_an_interrupted_run_is_bit_exact(tmp_path: Path, stage, step):
     resumed = Run.open(tmp_path / "cut").train()
     assert_same_weights(whole, resumed)
     assert comparable(whole) == comparable(resumed)
+
+
+TWO_STAGES = replace(
+    TINY,
+    teacher=replace(TINY.teacher, rotary_fraction=0.5, head_bias=True),
+    cell=replace(TINY.cell, rotary_fraction=0.5),
+    pretrain=PretrainConfig(steps=7, batch_size=4, learning_rate=1e-2),
+    smt=replace(TINY.smt, train_teacher=False),
+    dmt=replace(TINY.dmt, train_teacher=True, future_length=4),
+)
+"""The teacher alone, the cell alone, both; half of each head rotated, a bias on the logits."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "step"), [("pretrain", 2), ("pretrain", 6), ("smt", 4), ("dmt", 2), ("dmt", 6)]
+)
+def test_an_interrupted_run_of_two_stages_is_bit_exact(tmp_path: Path, stage, step):
+    whole = Run.create(TWO_STAGES, tmp_path / "whole").train()
+    with pytest.raises(Interrupted, match=f"step {step} of {stage}"):
+        Run.create(TWO_STAGES, tmp_path / "cut").train(StopAt(stage, step))
+    resumed = Run.open(tmp_path / "cut").train()
+    assert_same_weights(whole, resumed)
+    assert comparable(whole) == comparable(resumed)
+
+
+def test_each_stage_trains_its_models_alone(tmp_path: Path):
+    run, before = Run.create(TWO_STAGES, tmp_path / "run"), {}
+    expected = {
+        "pretrain": {"teacher", "readout"},  # which is a copy of the decoder
+        "smt": {"cell"},
+        "dmt": {"teacher", "cell", "readout"},
+    }
+    assert run.teacher is not None
+    for stage, changes in expected.items():
+        before = {name: value.clone() for name, value in weights(run).items()}
+        run.train(until=stage)
+        after = weights(run)
+        changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+        assert {name.split(".")[name.startswith("rnn.")] for name in changed} == changes
+        if stage != "dmt":
+            decoder = run.teacher.decoder.state_dict()
+            assert "head.bias" in decoder
+            pairs = run.rnn.readout.state_dict().items()
+            assert all(torch.equal(value, decoder[name]) for name, value in pairs)
+    lines = run.metrics.read()
+    logged = {one["stage"]: one.keys() for one in lines}
+    assert "dynamics" not in logged["pretrain"] and "decode" in logged["pretrain"]
+    assert "dynamics" in logged["smt"] and "decode" not in logged["smt"]
+    assert {"teacher_decode", "uniformity", "readout"} <= logged["dmt"]
+    assert [stage.name for stage in run.progress.stages] == ["pretrain", "smt", "dmt"]
+    assert all(stage.sequential_ops > 0 for stage in run.progress.stages)
+    # The teacher of frozen SMT stays the one of the pretraining.
+    teacher = [one["evaluation"]["teacher"]["nats"] for one in lines if "evaluation" in one]
+    stages = [one["stage"] for one in lines if "evaluation" in one]
+    frozen = [nats for nats, stage in zip(teacher, stages, strict=True) if stage == "smt"]
+    assert frozen == pytest.approx([teacher[stages.index("smt") - 1]] * len(frozen), rel=1e-6)
+
+
+def test_a_teacher_can_be_trained_alone(tmp_path: Path):
+    off = {name: replace(getattr(TINY, name), steps=0) for name in ("smt", "dmt", "bptt")}
+    config = replace(TINY, **off, pretrain=PretrainConfig(steps=5, batch_size=4))
+    run = Run.create(config, tmp_path / "run").train()
+    assert run.finished and run.stages == ["pretrain"]
+    assert Run.open(tmp_path / "run").evaluate(8).teacher is not None
 
 
 def test_sequential_operations_of_a_stream_are_counted_on_the_trained_sequences(tmp_path: Path):

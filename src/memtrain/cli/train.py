@@ -69,6 +69,7 @@ data and model
 --cell.memory-tokens: tokens in a memory
 --teacher.encoder: bidirectional (the paper's) or causal (fast)
 training, one stage after another
+--pretrain.steps: optimizer steps of the teacher alone
 --smt.steps: optimizer steps; 0 skips the stage
 --smt.learning-rate: peak learning rate
 --smt.batch-size: sequences per step
@@ -157,7 +158,7 @@ def _parse_train(
         default = _recipe(name, options, config.cell.kind)  # as large as the other cell
         config = configure(default)
     check_used(config.cell, default.cell)
-    for stage in ("smt", "dmt") if options.method == "bptt" else ():
+    for stage in ("pretrain", "smt", "dmt") if options.method == "bptt" else ():
         if steps := getattr(config, stage).steps:
             raise MemtrainError(
                 f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "

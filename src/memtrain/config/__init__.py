@@ -1,6 +1,6 @@
 """Every option of a run.
 
-A `RunConfig` is data + teacher + cell + up to three stages. All of it is frozen, validated on
+A `RunConfig` is data + teacher + cell + up to four stages. All of it is frozen, validated on
 construction, and converts to JSON and back without loss. Nothing here imports torch, so that
 `--help` and recipes are fast.
 """
@@ -23,14 +23,14 @@ from memtrain.config.data import (
 )
 from memtrain.config.model import CELLS, CellConfig, TeacherConfig, check_used, model_shapes
 from memtrain.config.run import EngineConfig, LogConfig, RunConfig
-from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
+from memtrain.config.stages import BPTTConfig, DMTConfig, PretrainConfig, SMTConfig, StageConfig
 from memtrain.config.validation import CUSTOM_PATH
 
 __all__ = [
     "BPTTConfig", "CELLS", "CUSTOM_PATH", "CellConfig", "DMTConfig", "DataConfig", "EngineConfig",
-    "LogConfig", "RunConfig", "SMTConfig", "StageConfig", "TeacherConfig", "check_used",
-    "model_shapes", "Arithmetic", "Copy", "Custom", "Digits", "Recall", "Retrieval", "Stack",
-    "Stream",
+    "LogConfig", "PretrainConfig", "RunConfig", "SMTConfig", "StageConfig", "TeacherConfig",
+    "check_used", "model_shapes", "Arithmetic", "Copy", "Custom", "Digits", "Recall", "Retrieval",
+    "Stack", "Stream",
 ]  # fmt: skip
 
 

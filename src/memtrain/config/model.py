@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from memtrain.config.validation import CUSTOM_PATH, Bounds, Checked, Options, Width
+from memtrain.config.validation import CUSTOM_PATH, Bounds, Checked, Fraction, Options, Width
 from memtrain.errors import MemtrainError, did_you_mean
 
 Layers = Annotated[int, Bounds(1, 256)]
@@ -34,14 +34,21 @@ class TeacherConfig(Checked):
     """Attention heads."""
     head_dim: HeadDim = 64
     """Width of one head; it need not divide the inner width."""
+    rotary_fraction: Fraction = 1.0
+    """Fraction of each head's channels that RoPE rotates (the authors' code: 0.5)."""
+    head_bias: bool = False
+    """Add a bias to the logits of decoder and readout (the authors' code: on)."""
     normalize_memory: bool = True
     """Scale every memory token to RMS 1. Turn it off for cells that cannot reach RMS 1."""
+
+    def check(self) -> None:
+        check_rotary(self.head_dim, self.rotary_fraction)
 
 
 CELLS = ("transformer", "mlp", "gru")
 _MEMORY = frozenset({"kind", "memory_tokens", "memory_dim"})
 _USED = {
-    "transformer": _MEMORY | {"width", "layers", "heads", "head_dim"},
+    "transformer": _MEMORY | {"width", "layers", "heads", "head_dim", "rotary_fraction"},
     "mlp": _MEMORY | {"width", "layers"},
     "gru": _MEMORY,
 }
@@ -66,14 +73,27 @@ class CellConfig(Checked):
     """Attention heads (Transformer)."""
     head_dim: HeadDim = 64
     """Width of one head (Transformer)."""
+    rotary_fraction: Fraction = 1.0
+    """Fraction of each head's channels that RoPE rotates (Transformer; the authors' code: 0.5)."""
     options: Options = field(default_factory=dict)
     """Keyword arguments of your own class, besides vocab_size."""
 
     def check(self) -> None:
+        check_rotary(self.head_dim, self.rotary_fraction)
         if self.kind not in CELLS and not CUSTOM_PATH.fullmatch(self.kind):
             raise MemtrainError(
                 f"kind={self.kind!r}: {did_you_mean(self.kind, CELLS)}, or package.module:Class"
             )
+
+
+def check_rotary(head_dim: int, fraction: float) -> None:
+    """Refuse a fraction of a head that is not a whole number of pairs of channels."""
+    pairs = head_dim * fraction / 2
+    if abs(pairs - round(pairs)) > 1e-6:
+        raise MemtrainError(
+            f"rotary_fraction={fraction:g}: must rotate an even number of the head_dim={head_dim} "
+            "channels (RoPE rotates pairs); 1 rotates all"
+        )
 
 
 def model_shapes(
@@ -84,6 +104,7 @@ def model_shapes(
     layers: tuple[int, int, int],
     memory_tokens: int,
     memory_dim: int = 0,
+    rotary_fraction: float = 1.0,
     **teacher: Any,
 ) -> dict[str, Any]:
     """A teacher and a Transformer cell of one width, as keyword arguments of RunConfig.
@@ -96,7 +117,12 @@ def model_shapes(
     Example: `RunConfig(name="mine", **model_shapes(width=64, heads=4, head_dim=16, ...))`.
     """
     encoder_layers, decoder_layers, cell_layers = layers
-    size: dict[str, Any] = {"width": width, "heads": heads, "head_dim": head_dim}
+    size: dict[str, Any] = {
+        "width": width,
+        "heads": heads,
+        "head_dim": head_dim,
+        "rotary_fraction": rotary_fraction,
+    }
     memory: dict[str, Any] = {"memory_tokens": memory_tokens, "memory_dim": memory_dim or width}
     return {
         "teacher": TeacherConfig(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from memtrain.config.data import DataConfig, Retrieval
 from memtrain.config.model import CellConfig, TeacherConfig
-from memtrain.config.stages import BPTTConfig, DMTConfig, SMTConfig, StageConfig
+from memtrain.config.stages import BPTTConfig, DMTConfig, PretrainConfig, SMTConfig, StageConfig
 from memtrain.config.validation import Bounds, Checked, Length, check_device
 from memtrain.errors import MemtrainError
 
@@ -69,10 +69,12 @@ class RunConfig(Checked):
     """The recurrent cell."""
     readout_attention: Literal["causal", "bidirectional"] = "causal"
     """Causal makes the readout a copy of the decoder; the paper's text says bidirectional."""
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    """Optional first stage: the teacher alone."""
     smt: SMTConfig = field(default_factory=SMTConfig)
-    """First stage."""
+    """Teacher and cell, or the cell from the labels of a frozen teacher."""
     dmt: DMTConfig = field(default_factory=DMTConfig)
-    """Second stage."""
+    """After SMT: the cell on its own memories."""
     bptt: BPTTConfig = field(default_factory=BPTTConfig)
     """Last stage, or the only one."""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -90,10 +92,15 @@ class RunConfig(Checked):
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**31")
         if not any(stage.steps for stage in self.stages().values()):
             raise MemtrainError("steps=0 in every stage: set smt.steps, dmt.steps or bptt.steps")
-        if self.dmt.steps and not self.smt.steps:
+        if self.dmt.steps and not self.has_teacher:
             raise MemtrainError(
                 f"dmt.steps={self.dmt.steps} with smt.steps=0: DMT needs the teacher that SMT "
                 "trains; set smt.steps too"
+            )
+        if self.smt.steps and not (self.smt.train_teacher or self.pretrain.steps):
+            raise MemtrainError(
+                "smt.train_teacher=False with pretrain.steps=0: the cell would learn the memories "
+                "of an untrained teacher; set pretrain.steps"
             )
         if self.smt.token_weight and self.teacher.encoder != "causal":
             raise MemtrainError(
@@ -102,9 +109,9 @@ class RunConfig(Checked):
             )
 
     def stages(self) -> dict[str, StageConfig]:
-        """The three stages by name, in order."""
-        return {"smt": self.smt, "dmt": self.dmt, "bptt": self.bptt}
+        """The stages by name, in order."""
+        return {"pretrain": self.pretrain, "smt": self.smt, "dmt": self.dmt, "bptt": self.bptt}
 
     @property
     def has_teacher(self) -> bool:
-        return self.smt.steps > 0
+        return self.pretrain.steps + self.smt.steps > 0

@@ -1,4 +1,4 @@
-"""The stages: SMT, DMT and BPTT, each with its optimizer and schedule."""
+"""The stages, in order: pretraining of the teacher, SMT, DMT and BPTT."""
 
 import math
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from memtrain.config.validation import Bounds, Checked, Fraction, Length, Weight
 from memtrain.errors import MemtrainError
 
 FutureLength = Annotated[int, Bounds(1, 2**20, hint="the paper uses 64")]
+UniformitySamples = Annotated[int, Bounds(2, hint="the loss compares pairs")]
 STREAM_ROLLOUT = 256
 """Steps per rollout on a stream unless the config sets it; other sequences have an end."""
 
@@ -60,6 +61,13 @@ class StageConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainConfig(StageConfig):
+    """The teacher alone, before SMT: SMT's losses without the dynamics loss. Timesteps, future
+    length and weights are those of `smt`. With `smt.train_teacher` off, the paper's theory: first
+    the teacher, then the cell from its labels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SMTConfig(StageConfig):
     """Supervised Memory Training: teacher and cell together, without unrolling."""
 
@@ -69,6 +77,8 @@ class SMTConfig(StageConfig):
     """Random timesteps among them at which the decoder is trained (0: all)."""
     future_length: FutureLength = 64
     """Targets that a memory has to predict, T_f."""
+    train_teacher: bool = True
+    """Train the teacher; off: it stays as `pretrain` made it, and only the cell learns."""
     joint: bool = True
     """Let the dynamics loss train the teacher too; off: it trains only the cell."""
     decode_weight: Weight = 1.0
@@ -91,7 +101,7 @@ class SMTConfig(StageConfig):
     with a standard deviation drawn per memory between 0 and this (the paper: 0)."""
     uniformity_weight: Weight = 0.001
     """Weight of the uniformity loss."""
-    uniformity_samples: Annotated[int, Bounds(2, hint="the loss compares pairs")] = 512
+    uniformity_samples: UniformitySamples = 512
     """Largest number of memory tokens in the uniformity loss."""
     learn_start: bool = True
     """Train the first step too, from the empty memory to the memory of the first token."""
@@ -139,7 +149,16 @@ class DMTConfig(StageConfig):
     decode_weight: Weight = 0.0
     """Weight of the teacher's decoding loss on the cell's memories (the paper: 0)."""
     future_length: FutureLength = 64
-    """Targets in that loss, per memory."""
+    """Targets per memory in that loss, and in the teacher's own."""
+    train_teacher: bool = False
+    """Train the teacher too, by its own decoding and uniformity loss on its own memories; the
+    distance to the cell's memories does not train it (the paper: off, a frozen teacher)."""
+    teacher_decode_weight: Weight = 1.0
+    """Weight of the teacher's own decoding loss, if it is trained."""
+    uniformity_weight: Weight = 0.01
+    """Weight of the teacher's uniformity loss, if it is trained."""
+    uniformity_samples: UniformitySamples = 512
+    """Largest number of memory tokens in the uniformity loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

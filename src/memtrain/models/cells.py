@@ -35,7 +35,9 @@ class TransformerCell(Cell):
         self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
         self.embedding = nn.Embedding(vocab_size, config.width)
         self.from_memory = projection(config.memory_dim, config.width)
-        self.stack = Stack(config.width, config.layers, config.heads, config.head_dim)
+        self.stack = Stack(
+            config.width, config.layers, config.heads, config.head_dim, config.rotary_fraction
+        )
         self.to_memory = projection(config.width, config.memory_dim)
         self.fast: Any = None
 

@@ -21,23 +21,37 @@ QueryPositions = slice | Tensor | None
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (Su et al.), read from tables that grow on demand."""
+    """Rotary position embedding (Su et al.), read from tables that grow on demand.
+
+    `fraction` of a head's channels are rotated: the first pairs, with the frequencies of a head of
+    that many channels.
+    """
 
     cosine: Tensor
     sine: Tensor
     half_cosine: Tensor
     half_sine: Tensor
 
-    def __init__(self, head_dim: int, positions: int = 512, base: float = 10_000.0) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        fraction: float = 1.0,
+        positions: int = 512,
+        base: float = 10_000.0,
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
+        self.rotated = round(head_dim * fraction)
+        """How many channels of a head are rotated."""
         self.base = base
         # Tables, not formulas: inside a compiled graph sin and cos would be computed per element.
         self._fill(positions, torch.get_default_device())
 
     def _fill(self, positions: int, device: torch.device) -> None:
-        half = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
+        half = torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated
         angle = torch.arange(positions, dtype=torch.float64)[:, None] / self.base**half
+        # The other pairs have angle 0, so that every kernel that reads the tables supports them.
+        angle = F.pad(angle, (0, (self.head_dim - self.rotated) // 2))
         self.register_buffer("cosine", angle.cos().float().to(device), persistent=False)
         self.register_buffer("sine", angle.sin().float().to(device), persistent=False)
         self.register_buffer("half_cosine", self.cosine.half(), persistent=False)
@@ -65,7 +79,7 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "*rows H L E"], positions: Int[Tensor, "*some L"]
     ) -> Float[Tensor, "*rows H L E"]:
-        """Rotate the pairs (i, i + P) of every head by their position's angles."""
+        """Rotate the pairs (i, i + P) of every head, P = E/2, by their position's angles."""
         cosine = self.cosine[positions].to(x.dtype)  # (..., L, P)
         sine = self.sine[positions].to(x.dtype)
         if positions.dim() > 1:  # one heads axis between the rows and the positions
@@ -205,9 +219,11 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks that share one table of rotary positions, and a last norm."""
 
-    def __init__(self, width: int, layers: int, heads: int, head_dim: int) -> None:
+    def __init__(
+        self, width: int, layers: int, heads: int, head_dim: int, rotary_fraction: float = 1.0
+    ) -> None:
         super().__init__()
-        self.rotary = Rotary(head_dim)
+        self.rotary = Rotary(head_dim, rotary_fraction)
         self.blocks = nn.ModuleList(Block(width, heads, head_dim) for _ in range(layers))
         self.norm = RMSNorm(width)
         self.fast: Any = None

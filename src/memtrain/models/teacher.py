@@ -26,6 +26,10 @@ class EncoderOutput(NamedTuple):
     """Hidden states of the tokens before the last block, if tokens do not see the future."""
 
 
+def _stack(config: TeacherConfig, layers: int) -> Stack:
+    return Stack(config.width, layers, config.heads, config.head_dim, config.rotary_fraction)
+
+
 class BidirectionalEncoder(nn.Module):
     """Full attention over [context, registers]; the registers become the memory."""
 
@@ -35,7 +39,7 @@ class BidirectionalEncoder(nn.Module):
         self.void = nn.Parameter(torch.randn(config.width)) if config.padding == "void" else None
         self.registers = nn.Parameter(torch.randn(memory_tokens, config.width))
         self.lookup = Lookup()
-        self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
+        self.stack = _stack(config, config.encoder_layers)
         self.to_memory = projection(config.width, memory_dim)
 
     def forward(
@@ -83,7 +87,7 @@ class CausalEncoder(nn.Module):
         self.context_length = config.context_length
         self.registers = nn.Parameter(torch.randn(memory_tokens, config.width))
         self.lookup = Lookup()
-        self.stack = Stack(config.width, config.encoder_layers, config.heads, config.head_dim)
+        self.stack = _stack(config, config.encoder_layers)
         self.to_memory = projection(config.width, memory_dim)
 
     def forward(
@@ -158,8 +162,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.causal = causal
         self.from_memory = projection(memory_dim, config.width)
-        self.stack = Stack(config.width, config.decoder_layers, config.heads, config.head_dim)
-        self.head = nn.Linear(config.width, vocab_size, bias=False)
+        self.stack = _stack(config, config.decoder_layers)
+        self.head = nn.Linear(config.width, vocab_size, bias=config.head_bias)
 
     def forward(
         self,

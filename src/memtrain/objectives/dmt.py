@@ -3,11 +3,14 @@
 The rollout runs without autograd. One step from each rolled-out memory is trained towards the
 teacher's next memory, all steps at once; the teacher is frozen. The readout learns the targets from
 the same memories, and its loss does not reach the cell. Beyond the paper, `decode_weight` adds the
-decoding loss of the frozen teacher on the cell's memories.
+teacher's decoding loss on the cell's memories, and with `train_teacher` the teacher goes on
+learning by its own decoding and uniformity loss.
 """
 
+from contextlib import nullcontext
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import DMTConfig
@@ -16,13 +19,17 @@ from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import Objective
 from memtrain.objectives.futures import decode_futures, readout_loss
-from memtrain.objectives.losses import dynamics_loss
+from memtrain.objectives.losses import dynamics_loss, total_loss, uniformity_loss
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
 class DMT(Objective):
     """dynamics_weight · MSE(rollout, teacher) + readout_weight · next-target loss, and
-    decode_weight · L^dec of the cell's steps."""
+    decode_weight · L^dec of the cell's steps.
+
+    With a teacher that trains, also teacher_decode_weight · L^dec + uniformity_weight · L^unif of
+    the teacher's memories. Its labels are detached: the dynamics loss does not train it.
+    """
 
     def __init__(
         self, config: DMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
@@ -34,13 +41,14 @@ class DMT(Objective):
         self.rnn = rnn
 
     def trained(self) -> dict[str, nn.Module]:
-        return {"cell": self.rnn.cell, "readout": self.rnn.readout}
+        trained: dict[str, nn.Module] = {"cell": self.rnn.cell, "readout": self.rnn.readout}
+        return trained | {"teacher": self.teacher} if self.config.train_teacher else trained
 
     def tokens_needed(self) -> int:
         """A rollout, a context if the teacher's memory is its start, a future if it is decoded."""
         config = self.config
         context = self.teacher.config.context_length if config.empty_start < 1 else 0
-        future = config.future_length if config.decode_weight else 0
+        future = config.future_length if config.decode_weight or config.train_teacher else 0
         return context + (self.rollout_length or STREAM_ROLLOUT) + future
 
     def empty_start_rows(self, rows: int) -> int:
@@ -56,8 +64,9 @@ class DMT(Objective):
         targets = batch.targets.gather(1, steps).where(inside, IGNORE_INDEX)
 
         labelled, counts = self._labelled(steps.shape[1], generator, steps.device)
-        with self.overlap(), torch.no_grad():
-            labels = self.teacher.encode(batch.inputs, steps[:, labelled])
+        with self.overlap(), nullcontext() if config.train_teacher else torch.no_grad():
+            taught = self.teacher.encode(batch.inputs, steps[:, labelled])
+            labels = taught.detach()
         with torch.set_grad_enabled(config.through_time):
             rollout = self.rnn.unroll(inputs, memory)  # (B, R, M, D)
         self.overlap.join()
@@ -72,16 +81,42 @@ class DMT(Objective):
         readout = readout_loss(
             self.rnn, rollout[:, read_at].detach(), targets[:, read_at], self.shard
         )
-        total = config.dynamics_weight * dynamics + config.readout_weight * readout
-        parts = {"dynamics": dynamics.detach(), "readout": readout.detach()}
-        if config.decode_weight:
-            # A step that does not count is moved beyond the end, where it has no targets.
+        parts = {
+            "dynamics": (config.dynamics_weight, dynamics),
+            "readout": (config.readout_weight, readout),
+        }
+        if config.decode_weight or config.train_teacher:
             real = inside[:, labelled] & (counts > 0)
-            due = steps[:, labelled].where(real, batch.inputs.shape[1])
-            futures = decode_futures(self.teacher, batch, predicted, due, config.future_length)
-            decode = futures.loss(self.shard)
-            total, parts["decode"] = total + config.decode_weight * decode, decode.detach()
-        return Losses(total, parts)
+            parts |= self._future_losses(
+                batch, predicted, taught, steps[:, labelled], real, generator
+            )
+        return total_loss(parts)
+
+    def _future_losses(
+        self,
+        batch: Batch,
+        predicted: Float[Tensor, "B S M D"],
+        taught: Float[Tensor, "B S M D"],
+        steps: Int[Tensor, "B S"],
+        real: Bool[Tensor, "B S"],
+        generator: torch.Generator,
+    ) -> dict[str, tuple[float, Float[Tensor, ""]]]:
+        """Losses of decoded futures with their weights: of the cell's memories, and of the
+        teacher's with their uniformity. Steps that are not real do not count."""
+        config, parts = self.config, {}
+        # They are moved beyond the end, where there are no targets.
+        steps = steps.where(real, batch.inputs.shape[1])
+        if config.decode_weight:
+            futures = decode_futures(self.teacher, batch, predicted, steps, config.future_length)
+            parts["decode"] = config.decode_weight, futures.loss(self.shard)
+        if config.train_teacher:
+            futures = decode_futures(self.teacher, batch, taught, steps, config.future_length)
+            parts["teacher_decode"] = config.teacher_decode_weight, futures.loss(self.shard)
+            # The loss leaves out memories of 0.
+            memories = self.shard.gather(taught.where(real[..., None, None], 0))
+            uniformity = uniformity_loss(memories, config.uniformity_samples, generator)
+            parts["uniformity"] = config.uniformity_weight, uniformity
+        return parts
 
     def _start(
         self, batch: Batch, generator: torch.Generator

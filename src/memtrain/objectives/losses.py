@@ -1,12 +1,16 @@
 """The paper's losses, one pure function per equation."""
 
+import operator
+from collections.abc import Mapping
+from functools import reduce
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.objectives.base import WHOLE_BATCH, BatchShard
-from memtrain.shapes import IGNORE_INDEX
+from memtrain.shapes import IGNORE_INDEX, Losses
 
 
 def decode_loss(
@@ -46,6 +50,14 @@ def uniformity_loss(
     # Small distances vanish in bf16.
     with torch.autocast(memory.device.type, enabled=False):
         return _uniformity(memory.flatten(0, -2).float(), samples, generator)
+
+
+def total_loss(parts: Mapping[str, tuple[float, Float[Tensor, ""]]]) -> Losses:
+    """The sum of named parts, each with its weight."""
+    weighted = [weight * loss for weight, loss in parts.values()]
+    return Losses(
+        reduce(operator.add, weighted), {name: loss.detach() for name, (_, loss) in parts.items()}
+    )
 
 
 def _uniformity(

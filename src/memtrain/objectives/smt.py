@@ -1,10 +1,12 @@
 """Supervised Memory Training: the teacher learns memories, the cell learns to update them.
 
 Nothing is unrolled. The cell is applied once to every pair (m_t, x_{t+1}), all pairs at once, so
-no gradient passes through more than one application of it.
+no gradient passes through more than one application of it. The paper's theory has two stages:
+`Pretrain` trains the teacher alone, then SMT with `train_teacher` off trains the cell alone.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float, Int
@@ -16,13 +18,18 @@ from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import Objective, sample_steps
 from memtrain.objectives.futures import decode_futures
-from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
+from memtrain.objectives.losses import decode_loss, dynamics_loss, total_loss, uniformity_loss
 from memtrain.shapes import Batch, Losses
 
 
 class SMT(Objective):
     """decode_weight · L^dec + dynamics_weight · L^dyn + uniformity_weight · L^unif, and
-    next_weight · L^dec of the next target, token_weight · that of the encoder's tokens."""
+    next_weight · L^dec of the next target, token_weight · that of the encoder's tokens.
+
+    With a frozen teacher, dynamics_weight · L^dyn alone.
+    """
+
+    trains_cell = True
 
     def __init__(
         self, config: SMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
@@ -32,9 +39,15 @@ class SMT(Objective):
         self.config = config
         self.teacher = teacher
         self.rnn = rnn
+        self.trains_teacher = config.train_teacher
 
     def trained(self) -> dict[str, nn.Module]:
-        return {"teacher": self.teacher, "cell": self.rnn.cell}
+        trained: dict[str, nn.Module] = {}
+        if self.trains_teacher:
+            trained["teacher"] = self.teacher
+        if self.trains_cell:
+            trained["cell"] = self.rnn.cell
+        return trained
 
     def tokens_needed(self) -> int:
         config = self.config
@@ -58,44 +71,53 @@ class SMT(Objective):
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
-        steps, decoded = self._timesteps(batch, generator)
-        if config.token_weight:
-            memory, token_logits = self.teacher.encode_with_logits(batch.inputs, steps)
-        else:
-            memory, token_logits = self.teacher.encode(batch.inputs, steps), None
-        with self.overlap(urgent=True):
-            dynamics = self._dynamics(batch, memory, steps, generator)
-        with self.overlap():
-            memories = self.shard.gather(memory)
-            uniformity = uniformity_loss(memories, config.uniformity_samples, generator)
-        rows = torch.arange(len(steps), device=steps.device)[:, None]
-        futures = decode_futures(
-            self.teacher,
-            batch,
-            memory[rows, decoded],
-            steps.gather(1, decoded),
-            config.future_length,
-        )
-        decode = futures.loss(self.shard)
+        steps, current, decoded = self._timesteps(batch, generator)
+        token_logits = None
+        with nullcontext() if self.trains_teacher else torch.no_grad():
+            if config.token_weight and self.trains_teacher:
+                memory, token_logits = self.teacher.encode_with_logits(batch.inputs, steps)
+            else:
+                memory = self.teacher.encode(batch.inputs, steps)
+        parts: dict[str, Tensor] = {}
+        if self.trains_cell:
+            with self.overlap(urgent=True):
+                parts["dynamics"] = self._dynamics(batch, memory, steps, generator)
+        if self.trains_teacher:
+            rows = torch.arange(len(steps), device=steps.device)[:, None]
+            with self.overlap():
+                every = current.shape == steps.shape
+                compared = self.shard.gather(memory if every else memory[rows, current])
+                samples = config.uniformity_samples
+                parts["uniformity"] = uniformity_loss(compared, samples, generator)
+            futures = decode_futures(
+                self.teacher,
+                batch,
+                memory[rows, decoded],
+                steps.gather(1, decoded),
+                config.future_length,
+            )
+            parts["decode"] = futures.loss(self.shard)
+            if config.next_weight:
+                parts["next"] = futures.next_loss(self.shard)
+            if token_logits is not None:
+                parts["token"] = decode_loss(token_logits, batch.targets, self.shard)
         self.overlap.join()
-        total = (
-            config.decode_weight * decode
-            + config.dynamics_weight * dynamics
-            + config.uniformity_weight * uniformity
+        weights = {
+            "decode": config.decode_weight,
+            "dynamics": config.dynamics_weight,
+            "uniformity": config.uniformity_weight,
+            "next": config.next_weight,
+            "token": config.token_weight,
+        }
+        return total_loss(
+            {name: (weight, parts[name]) for name, weight in weights.items() if name in parts}
         )
-        parts = {"decode": decode, "dynamics": dynamics, "uniformity": uniformity}
-        if config.next_weight:
-            parts["next"] = futures.next_loss(self.shard)
-            total = total + config.next_weight * parts["next"]
-        if token_logits is not None:
-            parts["token"] = decode_loss(token_logits, batch.targets, self.shard)
-            total = total + config.token_weight * parts["token"]
-        return Losses(total, {name: part.detach() for name, part in parts.items()})
 
     def _timesteps(
         self, batch: Batch, generator: torch.Generator
-    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B A"]]:
-        """Consecutive steps to encode, and the indices of those to decode.
+    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B P"], Int[Tensor, "B A"]]:
+        """Consecutive steps to encode, and the indices of two kinds among them: all m_t,
+        without an m_{t+1} that is a label only, and the m_t to decode.
 
         Step -1 is the empty memory, which adds the pair of a sequence's first step.
         """
@@ -103,24 +125,25 @@ class SMT(Objective):
         device = batch.inputs.device
         if self.stream and self.config.timesteps == 1:
             steps, decoded = self._stream_pair(rows, generator, device)
-            return self.shard.rows(steps), self.shard.rows(decoded)
+            return self.shard.rows(steps), self.shard.rows(decoded), self.shard.rows(decoded)
         before = int(self.config.learn_start)
         states = length + before
         steps = torch.arange(-before, length, device=device).expand(rows, states)
-        decoded = steps[:, before:] + before
+        current = steps + before
+        decoded = current[:, before:]
         if 0 < self.config.timesteps < states - 1:
             # A run of steps on the ring of all states, so that all states are equally likely.
             begin = sample_steps(rows, 1, states, generator, device)
             pairs = max(self.config.timesteps, self.config.dynamics_steps)
             run = torch.arange(pairs + 1, device=device)
             steps = (begin + run) % states - before
-            decoded = run[:-1].expand(rows, -1)
+            current = decoded = run[:-1].expand(rows, -1)
         count = self.config.decode_timesteps
         if 0 < count < decoded.shape[1]:
             decoded = decoded.gather(
                 1, sample_steps(rows, count, decoded.shape[1], generator, device)
             )
-        return self.shard.rows(steps), self.shard.rows(decoded)
+        return self.shard.rows(steps), self.shard.rows(current), self.shard.rows(decoded)
 
     def _stream_pair(
         self, rows: int, generator: torch.Generator, device: torch.device
@@ -187,3 +210,24 @@ class SMT(Objective):
         deviation = largest * torch.rand(rows, 1, 1, **drawn)
         noise = deviation * torch.randn(rows, *memory.shape[1:], **drawn)
         return memory + self.shard.rows(noise).to(memory)
+
+
+class Pretrain(SMT):
+    """SMT's losses of the teacher alone, decode_weight · L^dec + uniformity_weight · L^unif (and
+    next_weight, token_weight), at the same timesteps."""
+
+    trains_cell = False
+
+    def __init__(
+        self, config: SMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
+    ) -> None:
+        super().__init__(config, teacher, rnn, stream=stream)
+        self.trains_teacher = True
+
+    def _timesteps(
+        self, batch: Batch, generator: torch.Generator
+    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B P"], Int[Tensor, "B A"]]:
+        """Those of SMT without the m_{t+1} that are labels only."""
+        steps, current, decoded = super()._timesteps(batch, generator)
+        first = current[:, :1]  # the m_t are consecutive
+        return steps.gather(1, current), current - first, decoded - first

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from memtrain.config import RunConfig
+from memtrain.config import PretrainConfig, RunConfig
 from memtrain.errors import MemtrainError, did_you_mean
 
 if TYPE_CHECKING:
@@ -37,9 +37,18 @@ ADDED_FIELDS: dict[str, Any] = {
     "smt.dynamics_steps": 1,
     "smt.normalize_dynamics": False,
     "smt.memory_noise": 0.0,
+    "smt.train_teacher": True,
+    "dmt.train_teacher": False,
+    "dmt.teacher_decode_weight": 1.0,
+    "dmt.uniformity_weight": 0.01,
+    "dmt.uniformity_samples": 512,
+    "teacher.rotary_fraction": 1.0,
+    "teacher.head_bias": False,
+    "cell.rotary_fraction": 1.0,
+    "pretrain": asdict(PretrainConfig()),
 }
-"""Config fields added after the first sweeps ("section.field"), with their defaults. At its default
-such a field is not part of a job's key, so that older folders keep their results."""
+"""Config fields added after the first sweeps ("section.field" or "section"), with their defaults.
+At its default such a field is not part of a job's key, so that older folders keep their results."""
 Tag = str | int | float | bool
 Value = TypeVar("Value")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memtrain.config import (
     BPTTConfig,
@@ -10,6 +10,7 @@ from memtrain.config import (
     DMTConfig,
     EngineConfig,
     LogConfig,
+    PretrainConfig,
     RunConfig,
     SMTConfig,
     Stream,
@@ -55,6 +56,7 @@ def synthetic(
             heads=heads,
             head_dim=head_dim,
             memory_tokens=memory_tokens,
+            **_details(setup),
         ),
         smt=SMTConfig(
             steps=steps,
@@ -68,6 +70,14 @@ def synthetic(
         engine=EngineConfig(device=setup.device),
         log=_log(setup, steps, sequences=setup.pick(smoke=32, cpu=1024, gpu=2048, paper=4096)),
     )
+
+
+def _details(setup: Setup) -> dict[str, Any]:
+    """The authors' details of the models at the large scales: RoPE on half of each head, and a bias
+    on the logits. The small scales keep the library's defaults, and so their earlier results."""
+    if setup.scale not in ("gpu", "paper"):
+        return {}
+    return {"rotary_fraction": 0.5, "head_bias": True}
 
 
 def _through_time(setup: Setup, steps: int, learning_rate: float) -> DMTConfig:
@@ -111,6 +121,7 @@ def natural(
         head_dim=head_dim,
         memory_tokens=tokens,
         normalize_memory=cell != "gru",  # a GRU's states stay below RMS 1
+        **_details(setup),
     )
     if cell != "transformer":
         models["cell"] = replace(models["cell"], kind=cell, width=4 * width, layers=2)
@@ -162,12 +173,13 @@ def bptt_twin(
         setup: the scale.
         config: a run of SMT and DMT.
         learning_rate: of BPTT.
-        steps: 0 for as many as SMT and DMT have together.
+        steps: 0 for as many as the stages before have together.
         length: tokens per sequence of a stream; 0 for the length of DMT's rollouts.
     """
-    steps = steps or config.smt.steps + config.dmt.steps
+    steps = steps or config.pretrain.steps + config.smt.steps + config.dmt.steps
     return replace(
         config,
+        pretrain=PretrainConfig(),
         smt=replace(config.smt, steps=0, seconds=0.0),
         dmt=replace(config.dmt, steps=0, seconds=0.0),
         bptt=BPTTConfig(

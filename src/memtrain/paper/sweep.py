@@ -171,10 +171,12 @@ def rough_cost(config: RunConfig) -> int:
     teacher = config.teacher.encoder_layers + config.teacher.decoder_layers
     rollout = own or config.dmt.rollout_length or STREAM_ROLLOUT
     through = rollout if config.dmt.through_time else min(config.dmt.segment, rollout)
-    smt = (FORWARD + BACKWARD) * (teacher + cell)
+    pretrain = (FORWARD + BACKWARD) * teacher
+    smt = pretrain + (FORWARD + BACKWARD) * cell
     dmt = FORWARD * (teacher + cell * rollout) + BACKWARD * cell * through
     bptt = (FORWARD + BACKWARD) * cell * (own or config.bptt.sequence_length)
-    return config.smt.steps * smt + config.dmt.steps * dmt + config.bptt.steps * bptt
+    of_teacher, of_smt = config.pretrain.steps * pretrain, config.smt.steps * smt
+    return of_teacher + of_smt + config.dmt.steps * dmt + config.bptt.steps * bptt
 
 
 # ------------------------------------------------------------------------------------- progress

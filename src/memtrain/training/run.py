@@ -25,7 +25,7 @@ from memtrain.models.build import build_models
 from memtrain.objectives.base import Objective
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
-from memtrain.objectives.smt import SMT
+from memtrain.objectives.smt import SMT, Pretrain
 from memtrain.runs import fingerprint, run_folder
 from memtrain.runs.async_checkpoint import CheckpointWriter
 from memtrain.runs.checkpoint import Checkpoint, latest_checkpoint, load_weights
@@ -225,9 +225,11 @@ class Run:
         if name == "bptt":
             return BPTT(self.config.bptt, self.rnn)
         assert self.teacher is not None
-        if name == "smt":
-            return SMT(self.config.smt, self.teacher, self.rnn, stream=self.task.stream)
-        return DMT(self.config.dmt, self.teacher, self.rnn, stream=self.task.stream)
+        models, stream = (self.teacher, self.rnn), self.task.stream
+        if name == "dmt":
+            return DMT(self.config.dmt, *models, stream=stream)
+        kind = Pretrain if name == "pretrain" else SMT
+        return kind(self.config.smt, *models, stream=stream)
 
     def train(self, reporter: Reporter | None = None, *, until: str | None = None) -> "Run":
         """Train the stages that are left.
