@@ -125,7 +125,7 @@ class S5(Checked):
     """
 
     kind: Literal["s5"] = "s5"
-    sequence_length: Annotated[int, Bounds(1, 2**24)] = 16
+    sequence_length: Annotated[int, Bounds(1, 2**24)] = 12
     """Operations per sequence."""
 
 
