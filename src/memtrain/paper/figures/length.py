@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from memtrain.config import S5, Parity, RunConfig, Stack
 from memtrain.data.task import build_task
@@ -21,6 +22,22 @@ TRAINED = 0.9
 """Accuracy below which a teacher has not learned the task, so that nothing can be compared."""
 
 
+def tracking(setup: Setup, task: str, seed: int) -> RunConfig:
+    """SMT and DMT on one of the three tasks."""
+    steps = setup.pick(smoke=12, cpu=1200, gpu=3000, paper=20_000)
+    length = setup.pick(smoke=8, cpu=16, gpu=16, paper=32)
+    if task != "s5":
+        data = TASKS[task](sequence_length=length)
+        return synthetic(setup, data, memory_tokens=2, steps=steps, seed=seed)
+    # A target is the whole state, so T_f = 1 is enough; with a longer future the decoder has to
+    # multiply permutations too.
+    data = S5(sequence_length=length * 3 // 4)
+    base = synthetic(setup, data, memory_tokens=2, steps=steps, seed=seed)
+    smt = replace(base.smt, future_length=1, decode_timesteps=0, dynamics_weight=1.0)
+    layers = max(base.teacher.encoder_layers, setup.pick(smoke=2, cpu=3, gpu=4, paper=8))
+    return replace(base, smt=smt, teacher=replace(base.teacher, encoder_layers=layers))
+
+
 class Length(Experiment):
     name = "length"
     claim = (
@@ -30,25 +47,7 @@ class Length(Experiment):
     version = 2
 
     def grid(self, setup: Setup) -> list[Job]:
-        lengths = {
-            "stack": setup.pick(smoke=8, cpu=16, gpu=16, paper=32),
-            "parity": setup.pick(smoke=8, cpu=16, gpu=16, paper=32),
-            "s5": setup.pick(smoke=6, cpu=12, gpu=12, paper=16),
-        }
-        steps = setup.pick(smoke=12, cpu=1200, gpu=3000, paper=20_000)
-
-        def config(task: str, seed: int) -> RunConfig:
-            data = TASKS[task](sequence_length=lengths[task])
-            base = synthetic(setup, data, memory_tokens=2, steps=steps, seed=seed)
-            if task != "s5":
-                return base
-            # A target is the whole state, so T_f = 1 is enough; with a longer future the decoder
-            # has to multiply permutations too.
-            smt = replace(base.smt, future_length=1, decode_timesteps=0, dynamics_weight=1.0)
-            layers = max(base.teacher.encoder_layers, setup.pick(smoke=2, cpu=3, gpu=4, paper=8))
-            return replace(base, smt=smt, teacher=replace(base.teacher, encoder_layers=layers))
-
-        return jobs_over(config, task=TASKS, seed=setup.seeds)
+        return jobs_over(partial(tracking, setup), task=TASKS, seed=setup.seeds)
 
     def measure(self, run: Run) -> dict:
         trained = run.task.sequence_length
