@@ -131,7 +131,7 @@ class Dmt(Experiment):
         return figure
 
 
-def plateau(path: Sequence[float] | np.ndarray) -> float:
+def plateau(path: Sequence[int | float] | np.ndarray) -> float:
     """The drift at which a rollout settles: the mean over its last quarter."""
     return average(float(value) for value in path[-max(1, len(path) // 4) :])
 

@@ -209,7 +209,7 @@ def _training_cost(loss: Callable[[], Tensor]) -> dict[str, int]:
     }
 
 
-def _inference_cost(step: Callable[[], Tensor], state: Sequence[Tensor]) -> dict[str, float]:
+def _inference_cost(step: Callable[[], Tensor], state: Sequence[Tensor]) -> dict[str, int | float]:
     """Bytes of the state of one sequence, FLOPs and seconds of a step, per sequence and token."""
     rows, device = len(state[0]), state[0].device
     seconds = []
@@ -263,7 +263,7 @@ def _order(results: Sequence[Result], row: str, what: str) -> int:
     return growth_order(x, [result[row][what] for result in results])
 
 
-def growth_order(x: Sequence[float], y: Sequence[float]) -> int:
+def growth_order(x: Sequence[int | float], y: Sequence[int | float]) -> int:
     """The highest power of x that makes at least a tenth of y at the last x: 0, 1 or 2.
 
     Counts are polynomials of x, so that the parabola through the last three is exact.
@@ -353,7 +353,7 @@ class MixingLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def _layer_costs(run: Run, mixer: Callable[..., Heads]) -> dict[str, float]:
+def _layer_costs(run: Run, mixer: Callable[..., Heads]) -> dict[str, int | float]:
     """The costs of as many layers of the same width as the cell has."""
     cell, device = run.config.cell, run.engine.device
     generator, tokens = torch.Generator().manual_seed(0), run.task.sequence_length

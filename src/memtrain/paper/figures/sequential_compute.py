@@ -24,6 +24,8 @@ SWEEP = {
 """Runs besides those of full size, at the best rate. BPTT's rate is constant, so that fewer steps
 are the beginning of a run's curve; SMT → DMT has to end SMT earlier."""
 EVALUATIONS = 22
+Point = tuple[int | float, int | float]
+"""A cost and a loss."""
 
 
 class SequentialCompute(TunedExperiment):
@@ -173,22 +175,22 @@ def _full_runs(results: Sequence[Result]) -> list[Result]:
     return where(results, sweep="full")
 
 
-def cost_to_reach(results: Sequence[Result], target: float, cost: str) -> float:
+def cost_to_reach(results: Sequence[Result], target: float, cost: str) -> int | float:
     """The least cost at which an RNN's loss was at or below the target; infinite if none was."""
     points = [point for result in results for point in result.curve]
     return min((p[cost] for p in points if p["rnn_nats"] <= target), default=math.inf)
 
 
-def lower_envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def lower_envelope(points: Sequence[Point]) -> list[Point]:
     """The points (cost, loss) with a lower loss than any that costs less."""
-    best: list[tuple[float, float]] = []
+    best: list[Point] = []
     for point in sorted(points):
         if not best or point[1] < best[-1][1]:
             best.append(point)
     return best
 
 
-def _points(result: Result, cost: str, loss: str, stage: str | None) -> list[tuple[float, float]]:
+def _points(result: Result, cost: str, loss: str, stage: str | None) -> list[Point]:
     """A run's evaluations in a stage; those of the teacher end with SMT, which trains it."""
     kept = stage or "smt"
     return [(p[cost], p[loss]) for p in result.curve if p["stage"] == kept and loss in p]
