@@ -20,8 +20,8 @@ recipe sample to_json write
 
 CONFIG_NAMES = """
 Arithmetic BPTTConfig CELLS CUSTOM_PATH CellConfig Copy Custom DMTConfig DataConfig Digits
-EngineConfig LogConfig MOST PretrainConfig Recall Retrieval RunConfig SMTConfig Stack StageConfig
-Stream TeacherConfig check_used
+EngineConfig LogConfig MOST Parity PretrainConfig Recall Retrieval RunConfig S5 SMTConfig Stack
+StageConfig Stream TeacherConfig check_used
 """
 """Those of memtrain.config."""
 

@@ -14,7 +14,7 @@ from conftest import TINY
 from memtrain.cli import COMMANDS, args, main
 from memtrain.cli.train import FIRST
 from memtrain.data.prepare import NOT_OPTIONS, prepare_images, prepare_text, prepare_tokens
-from memtrain.paper import FIGURES
+from memtrain.paper import FIGURES, MORE
 from memtrain.recipes import RECIPES, STREAMS
 
 
@@ -184,7 +184,7 @@ def test_every_command_has_help(command: str, capsys):
 def test_reproduce_help_lists_the_figures(capsys):
     assert main(["reproduce", "--help"]) == 0
     listed = capsys.readouterr().out
-    assert all(f"  {name} " in listed for name in FIGURES)
+    assert all(f"  {name} " in listed for name in [*FIGURES, *MORE])
     with pytest.raises(SystemExit):
         main(["reproduce", "joint", "--help"])
     assert "--launcher" in capsys.readouterr().out

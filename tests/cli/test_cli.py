@@ -109,7 +109,9 @@ def test_digits_are_sampled_as_a_png(here: Path, capsys):
     assert Path(capsys.readouterr().out.splitlines()[-1]).is_file()
 
 
-@pytest.mark.parametrize("name", ["retrieval", "copy", "stack", "recall", "arithmetic", "digits"])
+@pytest.mark.parametrize(
+    "name", ["retrieval", "copy", "stack", "recall", "arithmetic", "parity", "s5", "digits"]
+)
 def test_data_shows_samples(name: str, capsys):
     assert main(["data", name, "--count", "3"]) == 0
     assert capsys.readouterr().out.startswith(f"{name}: ")

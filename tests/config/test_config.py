@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from memtrain.config import (
     CELLS,
+    S5,
     Arithmetic,
     BPTTConfig,
     CellConfig,
@@ -18,6 +19,7 @@ from memtrain.config import (
     DMTConfig,
     EngineConfig,
     LogConfig,
+    Parity,
     PretrainConfig,
     Recall,
     Retrieval,
@@ -60,6 +62,8 @@ data = st.one_of(
     st.builds(Stack, sequence_length=st.integers(2, 99), depth=count),
     st.builds(Recall, pairs=st.integers(1, 8), key_length=st.integers(1, 9), value_symbols=even),
     st.builds(Arithmetic, vocab_size=st.integers(9, 99), difficulty=st.integers(1, 9)),
+    st.builds(Parity, sequence_length=count),
+    st.builds(S5, sequence_length=count),
     st.builds(Digits, held_out=st.floats(0.01, 0.99)),
     st.builds(Custom, path=paths, options=options),
 )
@@ -282,7 +286,10 @@ class TestRefusals:
         ("kind", "part"),
         [
             ("retreival", "data.kind='retreival': did you mean retrieval?"),
-            ("qqq", "must be one of arithmetic, copy, custom, digits, recall, retrieval, stack"),
+            (
+                "qqq",
+                "must be one of arithmetic, copy, custom, digits, parity, recall, retrieval, s5, ",
+            ),
             (None, "data.kind=None"),
             (["copy"], "data.kind=['copy']"),
         ],

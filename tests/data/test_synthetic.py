@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memtrain.config import Arithmetic, Copy, Recall, Retrieval, Stack
+from memtrain.config import S5, Arithmetic, Copy, Parity, Recall, Retrieval, Stack
 from memtrain.data import synthetic
 from memtrain.data.synthetic import (
     TASKS,
@@ -19,6 +19,7 @@ from memtrain.data.synthetic import (
     draw_distinct_keys,
     recall_batch,
     retrieval_targets,
+    s5_targets,
     stack_targets,
 )
 from memtrain.data.task import check_task
@@ -91,11 +92,31 @@ def fitting_rules(seen, config):
     return [(a, b) for a, b in rules if all((a * x + b) % config.vocab_size == y for x, y in seen)]
 
 
+def solve_parity(x, config):
+    return [x[: end + 1].count(1) % 2 for end in range(len(x))]
+
+
+ORDERS = sorted(permutations(range(5)))
+
+
+def solve_s5(x, config):
+    items, answers = [0, 1, 2, 3, 4], []
+    for token in x:
+        if token == 0:
+            items[0], items[1] = items[1], items[0]
+        else:
+            items.append(items.pop(0))
+        answers.append(ORDERS.index(tuple(items)))
+    return answers
+
+
 SOLVERS = {
     Retrieval: solve_retrieval,
     Copy: solve_copy,
     Stack: solve_stack,
     Recall: solve_recall,
+    Parity: solve_parity,
+    S5: solve_s5,
 }
 
 # -------------------------------------------------------------------------------------- configs
@@ -136,12 +157,16 @@ def recalls(draw):
     )
 
 
-solvable = st.one_of(retrievals(st.just(0.0)), copies, stacks, recalls())
-configs = st.one_of(retrievals(st.floats(0, 1)), copies, stacks, recalls(), arithmetics)
+groups = st.one_of(
+    st.builds(Parity, sequence_length=st.integers(1, 20)),
+    st.builds(S5, sequence_length=st.integers(1, 20)),
+)
+solvable = st.one_of(retrievals(st.just(0.0)), copies, stacks, recalls(), groups)
+configs = st.one_of(retrievals(st.floats(0, 1)), copies, stacks, recalls(), arithmetics, groups)
 seeds = st.integers(0, 2**31 - 1)
 counts = st.integers(1, 9)
 
-DEFAULTS = [Retrieval(noise=0.5), Copy(), Stack(), Recall(), Arithmetic()]
+DEFAULTS = [Retrieval(noise=0.5), Copy(), Stack(), Recall(), Arithmetic(), Parity(), S5()]
 every_default = pytest.mark.parametrize("config", DEFAULTS, ids=lambda config: config.kind)
 
 # -------------------------------------------------------------------------- the paper's examples
@@ -183,6 +208,28 @@ def test_arithmetic_gives_the_papers_form():
     batch = arithmetic_batch(x, a, b, vocab_size=5)
     assert batch.inputs.tolist() == [[0, 2, 1, 0, 2, 3, 4, 4]]
     assert batch.targets.tolist() == [[2, NONE, 0, NONE, 3, NONE, 4, NONE]]
+
+
+def test_parity_by_hand():
+    task = TASKS[Parity](Parity(sequence_length=5))
+    batch = task.sample(64, seeded(0))
+    wanted = {(1, 0, 1, 1, 0): [1, 1, 0, 1, 1], (0, 0, 1, 0, 1): [0, 0, 1, 1, 0]}
+    found = {tuple(x): y for x, y in rows(batch) if tuple(x) in wanted}
+    assert found == wanted
+
+
+def test_s5_by_hand():
+    # 01234 -swap-> 10234 -rotate-> 02341 -swap-> 20341 -rotate-> 03412 -rotate-> 34120
+    inputs = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 1]])
+    first = [24, 6 + 2 + 1, 48 + 2 + 1, 2 * 6 + 2 * 2, 3 * 24 + 3 * 6 + 2 + 1]
+    # five rotations: 12340, 23401, 34012, 40123, 01234
+    second = [24 + 6 + 2 + 1, 2 * 24 + 2 * 6 + 2 * 2, 3 * 24 + 3 * 6, 4 * 24, 0]
+    assert s5_targets(inputs).tolist() == [first, second]
+
+
+def test_swaps_and_rotations_reach_all_orders():
+    reached = draw(S5(sequence_length=16), 4000, seed=0).targets.unique()
+    assert reached.tolist() == list(range(120))
 
 
 def test_recall_is_described_as_in_the_paper():
@@ -379,6 +426,7 @@ def test_two_different_examples_determine_all_answers_of_a_prime_modulus():
 # -------------------------------------------------------------------------------- on a device
 
 SMALL = [Retrieval(), Copy(), Stack(), Recall(), Recall(pairs=2, key_symbols=40), Arithmetic()]
+SMALL += [Parity(), S5()]
 
 
 class NoHost(TorchDispatchMode):

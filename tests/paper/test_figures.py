@@ -1,6 +1,7 @@
 """The figures' grids at every scale, and verdicts that can say both yes and no."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,20 @@ import torch
 from conftest import TINY
 from memtrain.errors import MemtrainError
 from memtrain.objectives.futures import readout_loss
-from memtrain.paper import FIGURES, load
+from memtrain.paper import FIGURES, MORE, load
 from memtrain.paper.base import SCALES, Experiment, Job, Result, Setup
+from memtrain.paper.figures.dmt import plateau
 from memtrain.paper.figures.gradients import bptt_norms, smt_norms
 from memtrain.paper.figures.memory_maps import least_distance, true_states, within_share
-from memtrain.paper.figures.resources import kept_bytes
+from memtrain.paper.figures.resources import (
+    JUDGED,
+    MIXERS,
+    PAPER,
+    MixingLayer,
+    growth_order,
+    kept_bytes,
+)
+from memtrain.paper.figures.sequential_compute import cost_to_reach, lower_envelope
 from memtrain.paper.plots import component_size, nearest_distance
 from memtrain.paper.toy_data import draw_cat
 from memtrain.training.run import Run
@@ -53,7 +63,7 @@ def both_sides(figure: Experiment, setup: Setup, results: Sequence[Result]) -> b
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [*FIGURES, *MORE])
 def test_every_grid_builds_at_every_scale(name: str, scale: str, tmp_path: Path):
     figure, setup = load(name), setup_at(scale, tmp_path)
     assert figure.name == name and figure.claim and figure.title
@@ -170,40 +180,176 @@ def test_memory_scaling(falls: bool, tmp_path: Path):
 
 
 @pytest.mark.parametrize("far, holds", [(0.9, True), (0.4, False)])
-def test_length(far: float, holds: bool, tmp_path: Path):
+def test_length_is_judged_on_the_stack(far: float, holds: bool, tmp_path: Path):
     figure, setup = load("length"), setup_at("gpu", tmp_path)
+
+    def at(task: str) -> dict[str, Any]:
+        beyond = {"stack": far, "parity": 0.9, "s5": 0.1}[task]
+        inside = 0.5 if task == "s5" else 0.95
+        return {"lengths": [16, 32], "rnn": [0.9, beyond], "teacher": [inside, 0.5]}
+
+    results = [result_of(job, **at(str(job.tags["task"]))) for job in figure.grid(setup)]
+    assert both_sides(figure, setup, results) is holds
+    numbers = figure.judge(setup, results).numbers
+    assert numbers["parity"]["outcome"] == "holds"
+    assert numbers["s5"]["outcome"] == "teacher not trained"
+
+
+def at_drift(value: float, one_step: float = 0.1, nats: float | None = None) -> dict[str, Any]:
+    path = [0.1, value, value, value]
+    nats = value if nats is None else nats
+    return {"nats": nats, "path": path, "start": 0.1, "plateau": value, "one_step": one_step}
+
+
+@pytest.mark.parametrize(
+    "after, nats, holds", [(0.5, 0.5, True), (1.5, 0.5, False), (0.5, 1.5, False)]
+)
+def test_dmt(after: float, nats: float, holds: bool, tmp_path: Path):
+    figure, setup = load("dmt"), setup_at("gpu", tmp_path)
+    # One-step drift alternates, so that it does not predict the plateau.
     results = [
-        result_of(job, lengths=[16, 32], rnn=[0.9, far], teacher=[0.95, 0.5])
-        for job in figure.grid(setup)
+        result_of(
+            job,
+            smt=at_drift(1.0),
+            dmt=at_drift(after - 0.01 * index, one_step=0.1 + index % 2, nats=nats),
+        )
+        for index, job in enumerate(figure.grid(setup))
     ]
     assert both_sides(figure, setup, results) is holds
 
 
-@pytest.mark.parametrize("after, holds", [(0.5, True), (1.5, False)])
-def test_dmt(after: float, holds: bool, tmp_path: Path):
+def test_dmt_fails_where_one_step_drift_predicts_the_plateau(tmp_path: Path):
     figure, setup = load("dmt"), setup_at("gpu", tmp_path)
+    results = [
+        result_of(job, smt=at_drift(1.0), dmt=at_drift(0.5 + 0.01 * index, one_step=0.1 + index))
+        for index, job in enumerate(figure.grid(setup))
+    ]
+    assert both_sides(figure, setup, results) is False
 
-    def at(value: float) -> dict[str, Any]:
-        return {"nats": value, "rollout": value, "one_step": 0.1, "path": [value]}
 
-    results = [result_of(job, smt=at(1.0), dmt=at(after)) for job in figure.grid(setup)]
-    assert both_sides(figure, setup, results) is holds
+def test_dmt_sweeps_the_weights_of_decoding_and_dynamics(tmp_path: Path):
+    jobs = load("dmt").grid(setup_at("gpu", tmp_path))
+    pairs = {(job.config.smt.decode_weight, job.config.smt.dynamics_weight) for job in jobs}
+    assert len(pairs) == 9 and {job.config.smt.uniformity_weight for job in jobs} == {0.001}
+    shared = {job.key for job in load("lambdas").grid(setup_at("gpu", tmp_path))}
+    assert sum(job.key in shared for job in jobs) == 9  # decode weight 1, trained once for both
 
 
 @pytest.mark.parametrize(
     "runs, message",
     [
-        (3, "; rank correlation of one-step and rollout drift 1.00."),
-        (2, "; too few runs, 2, for a rank correlation of one-step and rollout drift."),
+        (3, "; rank correlation of one-step drift and plateau 1.00."),
+        (2, "; too few runs, 2, for a rank correlation of one-step drift and plateau."),
     ],
 )
 def test_dmt_correlates_only_enough_points(runs: int, message: str, tmp_path: Path):
     figure, setup = load("dmt"), setup_at("gpu", tmp_path)
     results = []
     for index, job in enumerate(figure.grid(setup)[:runs]):
-        at = {"nats": 1.0, "rollout": 1.0 + index, "one_step": 0.1 + index, "path": [1.0]}
+        at = at_drift(1.0 + index, one_step=0.1 + index)
         results.append(result_of(job, smt=at, dmt=at))
     assert figure.judge(setup, results).sentence.endswith(message)
+
+
+def test_the_plateau_is_the_mean_of_the_last_quarter():
+    assert plateau([9, 9, 9, 9, 9, 9, 2, 4]) == 3
+    assert plateau([5.0]) == 5
+
+
+def with_curve(result: Result, *points: tuple[float, float], stage: str = "dmt") -> Result:
+    """The result with evaluations at (sequential operations, loss)."""
+    curve = [
+        {"stage": stage, "sequential_ops": ops, "tokens": ops, "rnn_nats": nats}
+        for ops, nats in points
+    ]
+    return replace(result, curve=curve)
+
+
+@pytest.mark.parametrize(
+    "operations, gru, holds", [(50, 2.0, True), (200, 2.0, False), (50, 0.5, False)]
+)
+def test_sequential_compute(operations: int, gru: float, holds: bool, tmp_path: Path):
+    """BPTT reaches its final loss, 1.0, after 100 operations."""
+    figure, setup = load("sequential-compute"), setup_at("gpu", tmp_path)
+
+    def result(job: Job) -> Result:
+        if job.tags["way"] == "BPTT":
+            return with_curve(result_of(job, rnn_nats=1.0, uniformity=-2), (50, 2.0), (100, 1.0))
+        final = gru if job.tags["cell"] == "GRU" else 0.9
+        return with_curve(
+            result_of(job, rnn_nats=final, uniformity=-2), (10, 3.0), (operations, final)
+        )
+
+    tries = [result(job) for job in figure.grid(setup)]
+    results = tries + [result(job) for job in figure.follow_up(setup, tries)]
+    assert both_sides(figure, setup, results) is holds
+    numbers = figure.judge(setup, results).numbers
+    assert numbers["mnist_MLP"]["operations_bptt_over_ours"] == 100 / operations
+    if gru > 1:
+        assert numbers["mnist_GRU"]["operations_bptt_over_ours"] == 0  # never reached
+
+
+def test_sequential_compute_sweeps_steps_batch_and_length(tmp_path: Path):
+    figure, setup = load("sequential-compute"), setup_at("gpu", tmp_path)
+    tries = [result_of(job, rnn_nats=float(job.tags["rate"])) for job in figure.grid(setup)]
+    swept = {
+        (job.tags["way"], job.tags["sweep"]): job.config
+        for job in figure.follow_up(setup, tries)
+        if (job.tags["data"], job.tags["cell"]) == ("mnist", "Transformer")
+    }
+    ours, theirs = swept["SMT → DMT", "full"], swept["BPTT", "full"]
+    assert ours.smt.learning_rate == theirs.bptt.learning_rate == 3e-4  # the best of the tries
+    assert swept["SMT → DMT", "steps / 4"].smt.steps == ours.smt.steps / 4
+    assert swept["SMT → DMT", "batch / 4"].smt.batch_size == ours.smt.batch_size / 4
+    shorter = swept["SMT → DMT", "length / 4"]
+    assert shorter.teacher.context_length == ours.teacher.context_length / 4
+    assert shorter.dmt.rollout_length == ours.dmt.rollout_length / 4
+    assert swept["BPTT", "length / 4"].bptt.sequence_length == theirs.bptt.sequence_length / 4
+    assert ours.dmt.steps >= 2 * ours.log.evaluate_every  # a point within DMT's curve
+
+
+def test_the_least_cost_over_all_runs_counts(tmp_path: Path):
+    job = load("joint").grid(setup_at("smoke", tmp_path))[0]
+    runs = [with_curve(result_of(job), (10, 3.0), (40, 1.0)), with_curve(result_of(job), (30, 1.5))]
+    assert cost_to_reach(runs, 1.5, "sequential_ops") == 30
+    assert cost_to_reach(runs, 0.9, "sequential_ops") == float("inf")
+
+
+def test_the_lower_envelope_keeps_what_nothing_cheaper_beats():
+    points = [(30, 1.5), (10, 3.0), (20, 3.5), (40, 1.0), (50, 1.2)]
+    assert lower_envelope(points) == [(10, 3.0), (30, 1.5), (40, 1.0)]
+
+
+@pytest.mark.parametrize("pretrained, after, holds", [(0.8, 0.9, True), (0.8, 0.7, False)])
+def test_post_training(pretrained: float, after: float, holds: bool, tmp_path: Path):
+    figure, setup = load("post-training"), setup_at("gpu", tmp_path)
+
+    def result(job: Job) -> Result:
+        ours = job.tags["pretraining"] == "SMT → DMT"
+        found = result_of(job, rnn_accuracy=after if ours else 0.6)
+        stages = [name for name, stage in job.config.stages().items() if stage.steps]
+        curve = [{"stage": name, "rnn_accuracy": pretrained} for name in stages]
+        return replace(found, curve=curve)
+
+    tries = [result(job) for job in figure.grid(setup)]
+    results = tries + [result(job) for job in figure.follow_up(setup, tries)]
+    assert both_sides(figure, setup, results) is holds
+    assert figure.judge(setup, results).numbers["s5"]["SMT → DMT"] == pytest.approx(
+        [pretrained, after]
+    )
+    whole = {
+        job.tags["short_bptt"]: job
+        for job in figure.grid(setup)
+        if job.tags["pretraining"] == "BPTT"
+    }
+    short = whole[True].config.bptt.steps - whole[False].config.bptt.steps
+    ours = [job for job in figure.grid(setup) if job.tags["pretraining"] == "SMT → DMT"]
+    assert ours[-1].config.bptt.steps == short > 0
+
+
+def test_the_table_beside_the_fifteen_is_not_part_of_all():
+    assert len(FIGURES) == 15 and not {*MORE} & {*FIGURES}
+    assert load("post-training").title == MORE["post-training"]
 
 
 @pytest.mark.parametrize("collapses, holds", [(True, True), (False, False)])
@@ -229,10 +375,10 @@ def test_gradients(drop: int, holds: bool, tmp_path: Path):
 
 def test_a_diverged_run_is_mentioned(tmp_path: Path):
     figure, setup = load("length"), setup_at("gpu", tmp_path)
-    job = figure.grid(setup)[0]
-    result = result_of(job, lengths=[16, 32], rnn=[0.9, 0.9], teacher=[0.9, 0.5])
-    object.__setattr__(result, "diverged", "loss is nan")
-    assert "1 of 1 runs diverged" in figure.verdict(setup, [result]).sentence
+    measured = {"lengths": [16, 32], "rnn": [0.9, 0.9], "teacher": [0.9, 0.5]}
+    results = [result_of(job, **measured) for job in figure.grid(setup)]
+    results[0] = replace(results[0], diverged="loss is nan")
+    assert "1 of 9 runs diverged" in figure.verdict(setup, results).sentence
 
 
 # ------------------------------------------------------------------------------------ measures
@@ -258,6 +404,66 @@ def test_kept_bytes_counts_each_storage_once():
     assert kept_bytes(lambda: (x * x).sum()) == 400
     assert kept_bytes(lambda: x.exp().sin().sum()) == 400  # one's result is the other's input
     assert kept_bytes(lambda: x.sin().exp().sum()) == 800
+
+
+def test_growth_order_finds_the_highest_power():
+    x = [32, 64, 128, 256]
+    assert growth_order(x, [7, 7, 7, 7]) == 0
+    assert growth_order(x, [1000 + 9 * t for t in x]) == 1
+    assert growth_order(x, [384 * t + t**2 for t in x]) == 2  # a Transformer narrower than T
+    assert growth_order(x, [1000 + 0.1 * t for t in x]) == 0  # grows, but by less than a tenth
+
+
+def resources_at(orders: dict[str, tuple], setup: Setup) -> list[Result]:
+    """Results that grow by the given powers of T."""
+    results = []
+    for job in load("resources").grid(setup):
+        T = int(job.tags["T"])
+        rows = {
+            row: dict(zip(JUDGED, [float(T) ** power for power in powers], strict=True))
+            | {"step_seconds": 1.0}
+            for row, powers in orders.items()
+        }
+        results.append(result_of(job, context={"tokens": T}, **rows))
+    return results
+
+
+def test_resources_hold_if_the_orders_are_the_papers(tmp_path: Path):
+    figure, setup = load("resources"), setup_at("gpu", tmp_path)
+    paper = {row: orders for row, (orders, _) in PAPER.items()}
+    assert both_sides(figure, setup, resources_at(paper, setup)) is True
+    grown = paper | {"SMT": (0, 0, 1, 0, 0, 0)}
+    verdict = figure.judge(setup, resources_at(grown, setup))
+    assert verdict.holds is False
+    assert verdict.numbers["differing"] == ["SMT: operations T instead of 1"]
+    linear = paper | {"LA (recurrent)": (1, 1, 0, 0, 0, 0)}  # shown, not judged
+    verdict = figure.judge(setup, resources_at(linear, setup))
+    assert verdict.holds is True and len(verdict.numbers["differing"]) == 1
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_layer_step_by_step_equals_the_whole_sequence(name: str):
+    torch.manual_seed(0)
+    layer, x = MixingLayer(16, 2, MIXERS[name]), torch.randn(3, 32, 16)
+    state, steps = layer.empty_state(3, 1), []
+    with torch.no_grad():
+        for token in x.split(1, dim=1):
+            steps.append(layer.step(token, state))
+            if len(state) == 2:  # room in the cache for one more token
+                state = [torch.cat([cache, cache[:, :, -1:]], 2) for cache in state]
+        assert torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-5)
+
+
+def test_both_forms_of_linear_attention_have_the_same_gradients():
+    torch.manual_seed(0)
+    one = MixingLayer(16, 2, MIXERS["LA (parallel)"])
+    other = MixingLayer(16, 2, MIXERS["LA (recurrent)"])
+    other.load_state_dict(one.state_dict())
+    x = torch.randn(3, 48, 16)
+    for layer in (one, other):
+        layer(x).square().mean().backward()
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, atol=1e-5)
 
 
 def test_true_states_distinguish_different_futures():

@@ -15,7 +15,7 @@ from memtrain.data.store import Split, StoreMeta
 from memtrain.data.store_writer import write_store
 from memtrain.data.task import build_task
 from memtrain.models.build import build_models
-from memtrain.paper import FIGURES, load
+from memtrain.paper import FIGURES, MORE, load
 from memtrain.paper.base import Job, Result, Setup
 from memtrain.paper.sweep import rough_cost
 from memtrain.training.run import Run
@@ -94,7 +94,7 @@ def shape_of(config: RunConfig) -> tuple:
     return str(config.data), str(config.teacher), str(config.cell), str(lengths), str(stages)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [*FIGURES, *MORE])
 def test_all_models_of_a_grid_are_built(name: str, setup: Setup):
     for config in {shape_of(job.config): job.config for job in all_jobs(name, setup)}.values():
         rnn, teacher = build_models(config, build_task(config.data).vocab_size, None)
@@ -105,7 +105,7 @@ def test_all_models_of_a_grid_are_built(name: str, setup: Setup):
 def kinds(setup: Setup) -> Iterator[tuple[str, RunConfig]]:
     """The cheapest run of each figure that has another cell, task or set of stages."""
     seen = set()
-    for name in FIGURES:
+    for name in [*FIGURES, *MORE]:
         jobs = sorted(all_jobs(name, setup), key=lambda job: rough_cost(job.config))
         for job in jobs:
             config = job.config
@@ -130,7 +130,7 @@ def test_a_run_of_every_kind_takes_a_step(setup: Setup, tmp_path: Path, monkeypa
 
 def test_runs_are_small_enough_to_share_a_gpu(setup: Setup):
     """No run compiles, and evaluations and checkpoints are rare."""
-    for name in FIGURES:
+    for name in [*FIGURES, *MORE]:
         for job in all_jobs(name, setup):
             config, steps = job.config, sum(s.steps for s in job.config.stages().values())
             assert not config.engine.compile

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memtrain.cli import main
-from memtrain.paper import FIGURES
+from memtrain.paper import FIGURES, MORE
 from memtrain.paper.results import ResultsFile
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -49,6 +49,14 @@ def test_all_fifteen_are_run_drawn_and_judged(tmp_path: Path, capsys):
     assert "does not hold" not in page and "Here: holds" not in page and "not claimed" not in page
     sources = re.findall(r'(?:src|href)="([^"]{0,40})', page)
     assert all(source.startswith(("data:", "#")) for source in sources)  # or inside the page
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_tables_beside_the_fifteen_are_run_drawn_and_reported(name: str, tmp_path: Path, capsys):
+    figure = reproduce(capsys, name, "--folder", str(tmp_path))["figures"][name]
+    assert Path(figure["picture"]).read_bytes().startswith(b"\x89PNG") and figure["numbers"]
+    assert main(["report", str(tmp_path)]) == 0
+    assert MORE[name] in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")

@@ -112,11 +112,14 @@ def demo(arguments: list[str]) -> int:
 
 def reproduce(arguments: list[str]) -> int:
     """Train the runs of a figure, plot it, and check the paper's claim."""
-    from memtrain.paper import FIGURES
+    from memtrain.paper import FIGURES, MORE
 
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: memtrain reproduce FIGURE...|all [OPTIONS]\n\nFigures:")
         for name, title in FIGURES.items():
+            print(f"  {name:<20}{title}")
+        print("\nNot in the paper, and not part of `all`:")
+        for name, title in MORE.items():
             print(f"  {name:<20}{title}")
         print(
             "\nSeveral figures share their processes. Your own class is my_file:MyFigure."

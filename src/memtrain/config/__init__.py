@@ -11,11 +11,13 @@ from math import inf
 from typing import Annotated, get_args, get_origin
 
 from memtrain.config.data import (
+    S5,
     Arithmetic,
     Copy,
     Custom,
     DataConfig,
     Digits,
+    Parity,
     Recall,
     Retrieval,
     Stack,
@@ -29,8 +31,8 @@ from memtrain.config.validation import CUSTOM_PATH
 __all__ = [
     "BPTTConfig", "CELLS", "CUSTOM_PATH", "CellConfig", "DMTConfig", "DataConfig", "EngineConfig",
     "LogConfig", "PretrainConfig", "RunConfig", "SMTConfig", "StageConfig", "TeacherConfig",
-    "check_used", "model_shapes", "Arithmetic", "Copy", "Custom", "Digits", "Recall", "Retrieval",
-    "Stack", "Stream",
+    "check_used", "model_shapes", "Arithmetic", "Copy", "Custom", "Digits", "Parity", "Recall",
+    "Retrieval", "S5", "Stack", "Stream",
 ]  # fmt: skip
 
 

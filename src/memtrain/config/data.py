@@ -108,6 +108,28 @@ class Arithmetic(Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Parity(Checked):
+    """Output whether the number of ones read so far is odd (state tracking, two states)."""
+
+    kind: Literal["parity"] = "parity"
+    sequence_length: Annotated[int, Bounds(1, 2**24)] = 16
+    """Bits per sequence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class S5(Checked):
+    """Output the order of five items after every swap or rotation (state tracking, 120 states).
+
+    The word problem of the symmetric group S5 over two generators: 0 swaps the first two items, 1
+    moves the first item to the end. The target is the number of the resulting order, 0..119.
+    """
+
+    kind: Literal["s5"] = "s5"
+    sequence_length: Annotated[int, Bounds(1, 2**24)] = 12
+    """Operations per sequence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Digits(Checked):
     """scikit-learn's 1,797 handwritten digits, 8x8 pixels of 17 grey levels in raster order.
 
@@ -157,4 +179,4 @@ class Stream(Checked):
     document does, as evaluation and generation do."""
 
 
-DataConfig = Retrieval | Copy | Stack | Recall | Arithmetic | Digits | Stream | Custom
+DataConfig = Retrieval | Copy | Stack | Recall | Arithmetic | Parity | S5 | Digits | Stream | Custom

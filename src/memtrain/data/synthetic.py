@@ -1,4 +1,4 @@
-"""The paper's five synthetic tasks (appendix, "Synthetic Tasks").
+"""The paper's five synthetic tasks (appendix, "Synthetic Tasks"), and two of state tracking.
 
 Each task samples from its generator, then renders the sample with a deterministic function that the
 paper's worked examples test. In addition to the letters of `shapes.py`:
@@ -11,6 +11,7 @@ paper's worked examples test. In addition to the letters of `shapes.py`:
 """
 
 from collections.abc import Callable
+from math import factorial
 from string import ascii_letters
 from typing import final
 
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from memtrain.config import Arithmetic, Copy, Recall, Retrieval, Stack
+from memtrain.config import S5, Arithmetic, Copy, Parity, Recall, Retrieval, Stack
 from memtrain.data.task import Task
 from memtrain.shapes import IGNORE_INDEX, Batch
 
@@ -259,11 +260,61 @@ class ArithmeticTask(SyntheticTask):
         return arithmetic_batch(x, a, b, config.vocab_size)
 
 
+# ------------------------------------------------------------------------------ parity and S5
+
+
+@final
+class ParityTask(SyntheticTask):
+    """x = [1,0,1,1,0] -> y = [1,1,0,1,1]"""
+
+    vocab_size = 2
+
+    def __init__(self, config: Parity):
+        self.sequence_length = config.sequence_length
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        shape = (count, self.sequence_length)
+        bits = torch.randint(2, shape, generator=generator, device=generator.device)
+        return Batch(bits, bits.cumsum(1) % 2)
+
+
+def s5_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """The number of the order of five items after each operation, sorted orders counted from 0."""
+    items = torch.arange(5, device=inputs.device).expand(len(inputs), 5)
+    orders = []
+    for swaps in (inputs == 0)[..., None].unbind(1):  # (B, 1)
+        first, second, rest = items[:, :1], items[:, 1:2], items[:, 2:]
+        swapped = torch.cat([second, first, rest], 1)
+        items = torch.where(swaps, swapped, items.roll(-1, dims=1))
+        orders.append(items)
+    order = torch.stack(orders, 1)  # (B, T, 5)
+    # An item's digit: how many smaller ones stand behind it. Each digit has a factorial's weight.
+    digits = [(order[..., i + 1 :] < order[..., i, None]).sum(-1) for i in range(4)]
+    return torch.stack([digit * factorial(4 - i) for i, digit in enumerate(digits)]).sum(0)
+
+
+@final
+class S5Task(SyntheticTask):
+    """x = [0,1,0] -> y = [24,9,51]: items 01234 become 10234, 02341, 20341."""
+
+    vocab_size = factorial(5)
+
+    def __init__(self, config: S5):
+        self.sequence_length = config.sequence_length
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        shape = (count, self.sequence_length)
+        inputs = torch.randint(2, shape, generator=generator, device=generator.device)
+        return Batch(inputs, s5_targets(inputs))
+
+
 TASKS: dict[type, Callable[..., Task]] = {
     Retrieval: RetrievalTask,
     Copy: CopyTask,
     Stack: StackTask,
     Recall: RecallTask,
     Arithmetic: ArithmeticTask,
+    Parity: ParityTask,
+    S5: S5Task,
 }
 """The task of each config."""

@@ -30,6 +30,8 @@ FIGURES = {
     "memory-evolution": "Memories while an image is read",
 }
 """Titles by name, in the paper's order; the module's name has underscores instead of hyphens."""
+MORE = {"post-training": "Short BPTT after each way of pretraining"}
+"""Titles of tables that are not in the paper; `all` leaves them out."""
 
 
 def is_own(name: str) -> bool:
@@ -38,12 +40,12 @@ def is_own(name: str) -> bool:
 
 
 def is_figure(name: str) -> bool:
-    """Whether a name is one of the paper's figures, or has the form package.module:Class."""
-    return name in FIGURES or is_own(name)
+    """Whether a name is one of our figures, or has the form package.module:Class."""
+    return name in {**FIGURES, **MORE} or is_own(name)
 
 
 def load(name: str) -> "Experiment":
-    """Load one of the paper's figures, or import your own, named package.module:Class."""
+    """Load one of our figures, or import your own, named package.module:Class."""
     from memtrain.config.validation import load_class
     from memtrain.paper.base import Experiment
 
@@ -58,6 +60,6 @@ def load(name: str) -> "Experiment":
             raise MemtrainError(f"figure {name}: must derive from memtrain's Experiment")
         figure.name = name  # workers load it by this name
         return figure
-    if name not in FIGURES:
-        raise MemtrainError(f"figure {name!r}: {did_you_mean(name, [*FIGURES, 'all'])}")
+    if name not in {**FIGURES, **MORE}:
+        raise MemtrainError(f"figure {name!r}: {did_you_mean(name, [*FIGURES, *MORE, 'all'])}")
     return import_module(f"memtrain.paper.figures.{name.replace('-', '_')}").FIGURE

@@ -173,9 +173,9 @@ class Experiment(ABC):
 
     @property
     def title(self) -> str:
-        from memtrain.paper import FIGURES
+        from memtrain.paper import FIGURES, MORE
 
-        return FIGURES.get(self.name, self.name)
+        return {**FIGURES, **MORE}.get(self.name, self.name)
 
     @property
     def follows_up(self) -> bool:

@@ -256,11 +256,16 @@ def loss_weight_jobs(setup: Setup) -> list[Job]:
     )
 
     def config(dynamics: float, uniformity_weight: float, seed: int) -> RunConfig:
-        base = natural(setup, "tinystories", one_step=True, seed=seed)
-        smt = replace(base.smt, dynamics_weight=dynamics, uniformity_weight=uniformity_weight)
-        return replace(base, smt=replace(smt, steps=max(10, smt.steps // 2)))
+        return weighted_losses(setup, dynamics, uniformity_weight, seed)
 
     return jobs_over(config, dynamics=dynamics, uniformity_weight=uniformity, seed=setup.seeds)
+
+
+def weighted_losses(setup: Setup, dynamics: float, uniformity: float, seed: int) -> RunConfig:
+    """A short run on stories with these weights of SMT's losses, and the paper's DMT."""
+    base = natural(setup, "tinystories", one_step=True, seed=seed)
+    smt = replace(base.smt, dynamics_weight=dynamics, uniformity_weight=uniformity)
+    return replace(base, smt=replace(smt, steps=max(10, smt.steps // 2)))
 
 
 def _log(setup: Setup, steps: int, *, sequences: int) -> LogConfig:

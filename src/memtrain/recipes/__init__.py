@@ -13,8 +13,15 @@ from memtrain.recipes import datasets, synthetic
 
 _MAKERS: tuple[Callable[..., RunConfig], ...] = (
     *(synthetic.retrieval, synthetic.retrieval_bptt, synthetic.copy, synthetic.stack),
-    *(synthetic.recall, synthetic.arithmetic, datasets.digits, datasets.mnist),
-    *(datasets.mnist_small, datasets.tinystories, datasets.sketchy, datasets.text),
+    *(synthetic.recall, synthetic.arithmetic, synthetic.parity, synthetic.s5),
+    *(
+        datasets.digits,
+        datasets.mnist,
+        datasets.mnist_small,
+        datasets.tinystories,
+        datasets.sketchy,
+        datasets.text,
+    ),
     *(datasets.images, datasets.tokens, synthetic.custom),
 )
 RECIPES = {make.__name__.replace("_", "-"): make for make in _MAKERS}

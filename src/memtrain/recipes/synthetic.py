@@ -1,8 +1,9 @@
-"""The five synthetic tasks, at sizes that two CPU cores train in minutes, and a user's task."""
+"""The synthetic tasks, at sizes that two CPU cores train in minutes, and a user's task."""
 
 from dataclasses import replace
 
 from memtrain.config import (
+    S5,
     Arithmetic,
     BPTTConfig,
     Copy,
@@ -10,6 +11,7 @@ from memtrain.config import (
     DataConfig,
     DMTConfig,
     LogConfig,
+    Parity,
     Recall,
     Retrieval,
     RunConfig,
@@ -84,3 +86,16 @@ def custom() -> RunConfig:
 def arithmetic() -> RunConfig:
     """Infer a linear rule modulo 11 from 8 examples."""
     return _small("arithmetic", Arithmetic(), memory_tokens=2)
+
+
+def parity() -> RunConfig:
+    """Track the parity of 16 bits."""
+    return _small("parity", Parity())
+
+
+def s5() -> RunConfig:
+    """Track the order of five items over 12 swaps and rotations."""
+    config = _small("s5", S5(), memory_tokens=2)
+    # A target is the whole state: T_f = 1 is enough, and spares the decoder the multiplication.
+    smt = replace(config.smt, future_length=1, decode_timesteps=0, dynamics_weight=1.0)
+    return replace(config, smt=smt, teacher=replace(config.teacher, encoder_layers=3))
