@@ -220,6 +220,7 @@ def sweeps_of(setup: Setup) -> dict[str, tuple[Sweep, Sweep]]:
     }
 
 
+@cache
 def settings_of(setup: Setup) -> list[Setting]:
     """Every setting once: the first of each task, then the second of each, and so on."""
     columns = []

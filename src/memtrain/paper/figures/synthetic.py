@@ -12,6 +12,7 @@ before long ones and the methods of the claim before the others; then other rate
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, flat_scores
@@ -106,6 +107,7 @@ def first_rate(setup: Setup, method: str) -> float:
 # ---------------------------------------------------------------------------------------- runs
 
 
+@cache  # an incremental figure makes its jobs after every run
 def make_job(
     setup: Setup, setting: Setting, method: str, rate: float, seed: int, *, seconds: float = 0.0
 ) -> Job:
@@ -125,24 +127,18 @@ def make_job(
         config = replace(config, bptt=bptt)
     tags = {"task": setting.task, "setting": setting.name}
     tags |= {"method": method, "rate": rate, "seed": seed}
-    return Job(config=config, tags=tags, start=start)
+    rank = rank_of(setup, setting, method, rate, seed)
+    return Job(config=config, tags=tags, start=start, rank=rank)
 
 
-def ranked(setup: Setup, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs with their ranks, setting after setting within each part of the grid."""
-    settings = {(one.task, one.name): one for one in settings_of(setup)}
-    order = {place: index for index, place in enumerate(settings)}
-
-    def rank(task: str, setting: str, method: str, rate: float, seed: int) -> int:
-        part = 0 if METHODS[method].claimed else 1
-        if rate != first_rate(setup, method):
-            part = 2
-        if seed:
-            part = 3
-        length = size_class(settings[task, setting].length)
-        return 1000 * (4 * part + length) + order[task, setting]
-
-    return [replace(job, rank=rank(**job.tags)) for job in jobs]  # type: ignore[arg-type]
+def rank_of(setup: Setup, setting: Setting, method: str, rate: float, seed: int) -> int:
+    """The order of runs: part of the grid, length of the sequences, setting after setting."""
+    part = 0 if METHODS[method].claimed else 1
+    if rate != first_rate(setup, method):
+        part = 2
+    if seed:
+        part = 3
+    return 1000 * (4 * part + size_class(setting.length)) + settings_of(setup).index(setting)
 
 
 class Synthetic(Experiment):
@@ -159,7 +155,7 @@ class Synthetic(Experiment):
                 claimed, first = METHODS[method].claimed, first_rate(setup, method)
                 for rate in rates(setup) if claimed else (first,):
                     jobs.append(make_job(setup, setting, method, rate, 0))
-        return ranked(setup, jobs)
+        return jobs
 
     def _methods(self, setup: Setup, setting: Setting) -> list[str]:
         """The methods of the grid in a setting; the small scales and second curves have fewer."""
@@ -188,7 +184,7 @@ class Synthetic(Experiment):
                     rate = chosen(found)[0]["rate"]
                     for seed in setup.seeds[1:]:
                         jobs.append(make_job(setup, setting, method, rate, seed))
-        return ranked(setup, jobs)
+        return jobs
 
     def measure(self, run: "Run") -> dict[str, Any]:
         """Scores on the reported sequences, and on those that rates are chosen on."""
@@ -226,12 +222,12 @@ class Synthetic(Experiment):
             parts.append(f"Not trained: {listed(untrained)}.")
         for counts, what in ((steps, "with as many steps"), (seconds, "in as many seconds")):
             parts += [
-                f"{name} against BPTT {what}: {count.sentence}."
+                f"{name} against BPTT {what}: {count.describe(counts is steps)}."
                 for name, count in counts.items()
                 if count.settings or count.at_chance
             ]
         if second:
-            parts.append(f"Needle anywhere, not counted: SMT → DMT {anywhere.sentence}.")
+            parts.append(f"Needle anywhere, not counted: SMT → DMT {anywhere.describe()}.")
         if ours and theirs:
             parts.append(
                 f"BPTT took {ratios['bptt_steps_over_ours']:.2f} times the steps of SMT → DMT, "
@@ -257,7 +253,7 @@ class Synthetic(Experiment):
 
     def plot(self, setup: Setup, results: Sequence[Result]):
         sweeps = sweeps_of(setup)
-        figure, axes = panels(2, len(sweeps), width=2.6, height=2.7, sharey=True)
+        figure, axes = panels(2, len(sweeps), width=2.1, height=2.4, sharey=True)
         for column, (task, both) in enumerate(sweeps.items()):
             for row, sweep in enumerate(both):
                 draw_sweep(axes[row, column], setup, sweep, results)
@@ -269,7 +265,10 @@ class Synthetic(Experiment):
             for place in axes.ravel()
             for handle, label in zip(*place.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False)
+        (empty,) = axes[0, 0].plot([], [], ls="", color=GREY, marker="o", mfc="white")
+        handles |= {"hollow: teacher not trained": empty}
+        place = {"loc": "outside lower center", "ncols": 4, "fontsize": 8.5, "frameon": False}
+        figure.legend(handles.values(), handles, **place)
         return figure
 
 
@@ -368,9 +367,9 @@ class Count(NamedTuple):
     def share(self) -> float:
         return (self.won + self.within) / self.settings if self.settings else 0.0
 
-    @property
-    def sentence(self) -> str:
-        lost = f" ({listed(self.lost)})" if self.lost else ""
+    def describe(self, losses: bool = True) -> str:
+        """In words; with `losses`, all settings that were lost."""
+        lost = f" ({listed(self.lost)})" if self.lost and losses else ""
         both = f", both at chance in {len(self.at_chance)}" if self.at_chance else ""
         return (
             f"above in {self.won} of {self.settings}, within {TIE} in {self.within}, below in "
@@ -397,11 +396,11 @@ def draw_sweep(axes: "Axes", setup: Setup, sweep: Sweep, results: Sequence[Resul
     axes.plot(range(len(values)), levels, color=GREY, lw=0.8, ls="-.", label="chance")
     main, second = rows(sweep.settings), rows(sweep.second)
     _line(axes, main, "teacher", dict(color=GREY, marker=".", ls="--"))
-    for name in ("SMT → DMT", "BPTT"):
-        style = {**METHODS[name].style, "lw": 1.0, "alpha": 0.4}
-        _line(axes, second, name, style, ", needle anywhere")
     for name, method in METHODS.items():
         _line(axes, main, name, method.style)
+    for name in ("SMT → DMT", "BPTT"):
+        style = {**METHODS[name].style, "lw": 1.0, "alpha": 0.4, "zorder": 1.5}
+        _line(axes, second, name, style, ", needle anywhere")
     axes.set(xticks=range(len(values)), xticklabels=[f"{value:g}" for value in values])
     axes.set(xlabel=sweep.label, ylim=(-0.03, 1.05), xlim=(-0.3, len(values) - 0.7))
 
