@@ -125,7 +125,7 @@ class Values(NamedTuple):
     modulus: int = 31
 
 
-SMOKE = Values(
+SMOKE_VALUES = Values(
     lengths=(6, 8),
     anywhere=(),
     noises=(0.0, 0.5),
@@ -147,7 +147,7 @@ SMOKE = Values(
     some_examples=4,
     modulus=11,
 )
-CPU = SMOKE._replace(
+CPU_VALUES = SMOKE_VALUES._replace(
     lengths=(8, 16),
     noise_length=16,
     copy_lengths=(8, 16),
@@ -168,7 +168,7 @@ CPU = SMOKE._replace(
 
 def sweeps_of(setup: Setup) -> dict[str, tuple[Sweep, Sweep]]:
     """The two sweeps of each task; a setting that both have is one."""
-    at = setup.pick(smoke=SMOKE, cpu=CPU, gpu=Values(), paper=Values())
+    at = setup.pick(smoke=SMOKE_VALUES, cpu=CPU_VALUES, gpu=Values(), paper=Values())
 
     def sweep(label: str, settings: dict[Any, Setting]) -> Sweep:
         return Sweep(label, settings, {})
