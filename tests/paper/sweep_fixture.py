@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conftest import TINY
-from memtrain.config import BPTTConfig, LogConfig
+from memtrain.config import BPTTConfig, DMTConfig, LogConfig
 from memtrain.paper import load
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict
 from memtrain.paper.plots import mean
@@ -145,6 +145,43 @@ class Followed(Twenty):
             Job(config=first.config, tags={"seed": 0, "again": True}),
             Job(config=third, tags={"seed": 2, "again": True}),
         ]
+
+
+FIRST = replace(TINY, dmt=replace(TINY.dmt, steps=0), bptt=replace(TINY.bptt, steps=0))
+"""SMT alone."""
+
+
+class Continued(Twenty):
+    """SMT once, and two kinds of DMT that continue it."""
+
+    name = "sweep_fixture:Continued"
+
+    def grid(self, setup: Setup) -> list[Job]:
+        kinds = {
+            "one step": replace(TINY.dmt, steps=8),
+            "through time": replace(TINY.dmt, steps=8, through_time=True),
+        }
+        first = replace(FIRST, dmt=DMTConfig())
+        after = [
+            Job(config=replace(first, dmt=stage), tags={"method": name}, start=first)
+            for name, stage in kinds.items()
+        ]
+        return [Job(config=first, tags={"method": "SMT"}), *after]
+
+    def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
+        return Verdict(holds=True, sentence=f"{len(results)} results.", numbers={"n": len(results)})
+
+
+class Growing(Continued):
+    """Drawn from the first result on; its follow-up begins once the run it depends on is done."""
+
+    name = "sweep_fixture:Growing"
+    incremental = True
+
+    def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
+        done = [result for result in results if result["method"] == "SMT"]
+        config = replace(FIRST, seed=3)
+        return [Job(config=config, tags={"method": "SMT again"})] if done else []
 
 
 ALIVE: list[weakref.ref] = []

@@ -75,7 +75,7 @@ def test_every_grid_builds_at_every_scale(name: str, scale: str, tmp_path: Path)
     assert bool(more) <= figure.follows_up
 
 
-@pytest.mark.parametrize("name", ["synthetic", "mnist-samples", "sequential-compute"])
+@pytest.mark.parametrize("name", ["mnist-samples", "sequential-compute"])
 def test_both_methods_get_equal_trials_and_three_seeds(name: str, tmp_path: Path):
     figure, setup = load(name), setup_at("gpu", tmp_path)
     tries = figure.grid(setup)
@@ -90,27 +90,6 @@ def test_both_methods_get_equal_trials_and_three_seeds(name: str, tmp_path: Path
     assert seeds == {0, 1, 2}
 
 
-def test_the_best_rate_of_each_method_is_followed_up(tmp_path: Path):
-    figure, setup = load("synthetic"), setup_at("gpu", tmp_path)
-    tries = figure.grid(setup)
-    results = [
-        result_of(job, rnn_accuracy=0.9 if job.tags["rate"] == 1e-3 else 0.1) for job in tries
-    ]
-    for job in figure.follow_up(setup, results):
-        stage = job.config.bptt if job.config.bptt.steps else job.config.smt
-        assert stage.learning_rate == 1e-3
-
-
-def test_a_trial_with_another_weight_is_followed_up_with_that_weight(tmp_path: Path):
-    figure, setup = load("synthetic"), setup_at("gpu", tmp_path)
-    results = [
-        result_of(job, rnn_accuracy=0.9 if "dynamics" in job.tags else 0.1)
-        for job in figure.grid(setup)
-    ]
-    weights = {job.config.smt.dynamics_weight for job in figure.follow_up(setup, results)}
-    assert weights == {0.1, 1.0}  # BPTT's twins keep the usual one, which they do not use
-
-
 def test_unprepared_data_is_an_error_with_the_command(tmp_path: Path):
     setup = Setup(scale="gpu", folder=tmp_path, data_dir=tmp_path / "nowhere")
     with pytest.raises(MemtrainError, match="memtrain data mnist --out"):
@@ -123,31 +102,6 @@ def test_unknown_figures_are_refused():
 
 
 # ------------------------------------------------------------------------------------ verdicts
-
-
-def test_synthetic_holds_only_if_no_setting_is_lost(tmp_path: Path):
-    figure, setup = load("synthetic"), setup_at("gpu", tmp_path)
-    tries = [result_of(job, rnn_accuracy=0.5) for job in figure.grid(setup)]
-    jobs = figure.follow_up(setup, tries)
-
-    def at(bptt: float) -> list[Result]:
-        ours = {"SMT → DMT": 0.8, "BPTT": bptt}
-        return [result_of(job, rnn_accuracy=ours[str(job.tags["method"])]) for job in jobs]
-
-    assert both_sides(figure, setup, tries + at(0.5)) is True
-    assert both_sides(figure, setup, tries + at(0.805)) is True  # a draw is at or above
-    assert both_sides(figure, setup, tries + at(0.9)) is False
-    one = next(index for index, job in enumerate(jobs) if job.tags["method"] == "BPTT")
-    value, sweep = jobs[one].tags["value"], jobs[one].tags["sweep"]
-    lost = [
-        result_of(job, rnn_accuracy=0.9)
-        if (job.tags["method"], job.tags["value"], job.tags["sweep"], job.tags["task"])
-        == ("BPTT", value, sweep, "retrieval")
-        else found
-        for job, found in zip(jobs, at(0.5), strict=True)
-    ]
-    verdict = figure.verdict(setup, tries + lost)
-    assert verdict.holds is False and verdict.numbers["lost"] == [f"retrieval, {sweep} {value}"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -343,3 +343,153 @@ def test_a_finished_run_is_freed_before_the_next_starts(tmp_path: Path):
     sweep_fixture.ALIVE.clear()
     assert isinstance(attempt(work, tmp_path, lambda progress: None), Done)
     assert len(sweep_fixture.ALIVE) == 3 and [ref() for ref in sweep_fixture.ALIVE] == [None] * 3
+
+
+# ------------------------------------------------------------------- runs that continue another
+
+
+def trained_stages(folder: Path) -> Callable[[deque[Work]], Iterator[Event]]:
+    """A launcher that writes the stages that each run trains to FOLDER/trained.txt."""
+
+    def launch(queue: deque[Work]) -> Iterator[Event]:
+        while queue:
+            work, seen = queue.popleft(), []
+            event = attempt(work, folder, lambda progress, seen=seen: seen.append(progress.stage))
+            with (folder / "trained.txt").open("a") as file:
+                file.write(f"{work.name}: {' '.join(dict.fromkeys(seen))}\n")
+            yield event
+
+    return launch
+
+
+def lines_of(folder: Path) -> list[str]:
+    return (folder / "trained.txt").read_text().splitlines()
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_continued_run_equals_the_whole_run_and_the_start_is_trained_once(tmp_path: Path):
+    jobs = jobs_of("sweep_fixture:Continued", tmp_path)
+    assert sweep(tmp_path, jobs, trained_stages(tmp_path)).failed == {}
+    first, *after = stored(tmp_path, jobs)
+    assert lines_of(tmp_path) == [
+        "method=SMT: smt",
+        "method=through time: dmt",
+        "method=one step: dmt",
+    ]
+    figure, job = jobs[1]
+    whole = (figure, replace(job, start=None))
+    assert whole[1].key != job.key
+    sweep(tmp_path / "whole", [whole], partial(in_process, tmp_path / "whole"))
+    (expected,) = stored(tmp_path / "whole", [whole])
+    (found,) = [result for result in after if result["method"] == "one step"]
+    assert found.measured == expected.measured and "smt_accuracy" in found.measured
+    costs = ("steps", "tokens", "sequential_ops")
+    assert [found.cost[name] for name in costs] == [expected.cost[name] for name in costs]
+    assert found.cost["start_steps"] == 12 and found.cost["steps"] == 20
+    assert found.cost["start_seconds"] == first.cost["seconds"] < found.cost["seconds"]
+    losses = ("stage", "steps", "rnn_nats", "teacher_nats")
+    assert [[point[name] for name in losses] for point in found.curve] == [
+        [point[name] for name in losses] for point in expected.curve
+    ]
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_results_alone_suffice_to_go_on(tmp_path: Path):
+    """The start is trained again only for the runs that are missing, and measured no more."""
+    jobs = jobs_of("sweep_fixture:Continued", tmp_path)
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    sweep(before, jobs[:2], trained_stages(before))
+    after.mkdir()
+    (after / "results.jsonl").write_bytes((before / "results.jsonl").read_bytes())
+    sweep(after, jobs[:2], trained_stages(after))
+    assert not (after / "trained.txt").exists()
+    assert sweep(after, jobs, trained_stages(after)).failed == {}
+    start = f"tiny-{jobs[0][1].key}"
+    assert lines_of(after) == [f"{start}: smt", "method=through time: dmt"]
+    assert_each_once(after, "sweep_fixture:Continued")
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_continued_run_that_was_interrupted_ends_with_the_same_numbers(tmp_path: Path):
+    (_, work, _) = collect(jobs_of("sweep_fixture:Continued", tmp_path))
+    assert work.start is not None
+    whole = attempt(work, tmp_path / "whole", lambda progress: None)
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(progress) -> None:
+        if progress.step > 5:
+            raise Stopped
+
+    for _ in range(2):  # before its first checkpoint, and after it
+        with pytest.raises(Stopped):
+            attempt(work, tmp_path / "broken", stop)
+    again = attempt(work, tmp_path / "broken", lambda progress: None)
+    assert isinstance(whole, Done) and isinstance(again, Done)
+    assert again.results[0].measured == whole.results[0].measured
+    assert again.results[0].cost["steps"] == whole.results[0].cost["steps"] == 20
+
+
+def test_a_sweep_of_continued_runs_killed_in_between_ends_with_every_result_once(tmp_path: Path):
+    sweep_killed(tmp_path, "sweep_fixture:Continued", 1, processes=2)
+    assert_each_once(tmp_path, "sweep_fixture:Continued")
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_runs_whose_start_failed_fail_without_training(tmp_path: Path, monkeypatch):
+    jobs = jobs_of("sweep_fixture:Continued", tmp_path)
+
+    def broken(self, run):
+        raise ZeroDivisionError("nothing to divide by")
+
+    monkeypatch.setattr(sweep_fixture.Continued, "measure", broken)
+    failed = sweep(tmp_path, jobs, trained_stages(tmp_path)).failed
+    assert lines_of(tmp_path) == ["method=SMT: smt"]
+    assert failed.keys() == {"method=SMT", "method=one step", "method=through time"}
+    reason = "sweep_fixture:Continued: method=SMT, from which it starts, failed"
+    assert failed["method=one step"] == reason
+
+
+def test_a_start_must_be_the_same_run_without_its_last_stages(tmp_path: Path):
+    _, (_, job), _ = jobs_of("sweep_fixture:Continued", tmp_path)
+    assert job.start is not None
+    for start in (
+        job.config,
+        replace(job.start, seed=1),
+        replace(job.start, smt=replace(job.start.smt, learning_rate=1e-4)),
+    ):
+        with pytest.raises(MemtrainError, match="must be the config of the job without its last"):
+            replace(job, start=start)
+
+
+def test_runs_of_a_lower_rank_come_first(tmp_path: Path):
+    jobs = jobs_of("sweep_fixture:Quick", tmp_path)[:2]
+    (figure, long), (_, short) = jobs
+    long = replace(long, config=replace(long.config, bptt=replace(long.config.bptt, steps=99)))
+    assert long.key == replace(long, rank=1).key
+    works = collect([(figure, replace(long, rank=1)), (figure, short)])
+    first, second = sorted(works, key=urgency, reverse=True)
+    assert (first.key, second.key) == (short.key, long.key)
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_an_incremental_figure_is_drawn_and_followed_up_from_partial_results(tmp_path: Path):
+    setup = Setup(folder=tmp_path)
+    assert outcome_of("sweep_fixture:Growing", setup).picture is None  # nothing to draw yet
+    order: list[str] = []
+
+    def launch(queue: deque[Work], most: int) -> Iterator[Event]:
+        while queue and len(order) < most:
+            order.append(queue[0].name)
+            yield attempt(queue.popleft(), tmp_path, lambda progress: None)
+
+    figure = load("sweep_fixture:Growing")
+    reproduce([figure], setup, partial(launch, most=1))
+    found = outcome_of("sweep_fixture:Growing", setup)
+    assert found.picture is not None and found.missing == 3
+    assert found.verdict.sentence == "1 results. 3 of 4 runs are missing."
+    reproduce([figure], setup, partial(launch, most=9))
+    assert order.count("method=SMT again") == 1
+    assert not outcome_of("sweep_fixture:Growing", setup).missing

@@ -93,6 +93,17 @@ class Job:
     """Position in the grid: the method, the swept values, the seed."""
     train: bool = True
     """Off: the models are measured as initialised."""
+    start: RunConfig | None = None
+    """A run that trains the first stages of this one, once for all jobs that start from it. The
+    result, its costs and curve are those of the whole run."""
+    rank: int = 0
+    """Runs of a lower rank begin first. Not part of the key."""
+
+    def __post_init__(self) -> None:
+        if self.start is not None and not _begins(self.start, self.config):
+            raise MemtrainError(
+                f"start={self.start.name}: must be the config of the job without its last stages"
+            )
 
     @property
     def name(self) -> str:
@@ -101,14 +112,30 @@ class Job:
     @property
     def key(self) -> str:
         """A hash of the config: jobs with the same key share one run, also between figures."""
-        plain = asdict(self.config)
-        for name, default in ADDED_FIELDS.items():
-            *section, field_name = name.split(".")
-            at = plain[section[0]] if section else plain
-            if at.get(field_name) == default:
-                del at[field_name]
-        text = json.dumps([plain, self.train], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        parts = [_plain(self.config), self.train]
+        if self.start is not None:
+            parts.append(_plain(self.start))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    """A config as JSON, without added fields that have their defaults."""
+    plain = asdict(config)
+    for name, default in ADDED_FIELDS.items():
+        *section, field_name = name.split(".")
+        at = plain[section[0]] if section else plain
+        if at.get(field_name) == default:
+            del at[field_name]
+    return plain
+
+
+def _begins(start: RunConfig, config: RunConfig) -> bool:
+    """Whether `start` is `config` without its last stages."""
+    stages = start.stages()
+    whole = [name for name, stage in config.stages().items() if stage.steps]
+    first = [name for name, stage in stages.items() if stage.steps]
+    later = {name: stage for name, stage in stages.items() if name not in first}
+    return first == whole[: len(first)] != whole and start == replace(config, **later)
 
 
 def jobs_over(
@@ -170,6 +197,9 @@ class Experiment(ABC):
     """Increase it when the meaning of `measure` changes."""
     data_sets: tuple[str, ...] = ()
     """Those of mnist, tinystories and sketchy that it trains on."""
+    incremental: bool = False
+    """Whether it is drawn and judged from the results so far, and its follow-ups too begin as soon
+    as those results that they depend on are there."""
 
     @property
     def title(self) -> str:
@@ -187,7 +217,11 @@ class Experiment(ABC):
         """The runs."""
 
     def follow_up(self, setup: Setup, results: Sequence[Result]) -> list[Job]:
-        """More runs that depend on the grid's results, for example at the best learning rate."""
+        """More runs that depend on the grid's results, for example at the best learning rate.
+
+        Called when the grid is complete; if `incremental`, after every run with the results so far,
+        and a job that it once returned must be among those that it returns with more results.
+        """
         return []
 
     def measure(self, run: "Run") -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import gc
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,13 @@ class Work:
     config: RunConfig
     train: bool
     requests: tuple[Request, ...]
+    """Empty: other runs start from it, and no figure measures it now."""
     awaited: bool
     """Whether follow-up runs depend on it."""
+    start: "Work | None" = None
+    """The run whose stages this one continues."""
+    rank: int = 0
+    """See `Job.rank`."""
 
     @property
     def place(self) -> str:
@@ -43,8 +49,14 @@ class Work:
         return f"runs/{self.config.name}-{self.key}"
 
     @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.requests[0].job if self.requests else Path(self.place).name
+
+    @property
     def title(self) -> str:
-        return f"{self.requests[0].figure}: {self.requests[0].job}"
+        """The figure's name and the job's."""
+        return f"{self.requests[0].figure}: {self.name}" if self.requests else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +90,24 @@ def collect(jobs: Iterable[tuple[Experiment, Job]]) -> list[Work]:
     groups: dict[str, list[tuple[Experiment, Job]]] = {}
     for figure, job in jobs:
         groups.setdefault(job.key, []).append((figure, job))
-    return [
-        Work(
-            key=key,
-            config=group[0][1].config,
-            train=group[0][1].train,
-            requests=tuple(Request(figure.name, job.name, dict(job.tags)) for figure, job in group),
-            awaited=any(figure.follows_up for figure, _ in group),
-        )
-        for key, group in groups.items()
-    ]
+    return [_work(key, group) for key, group in groups.items()]
+
+
+def _work(key: str, group: Sequence[tuple[Experiment, Job]]) -> Work:
+    job, rank = group[0][1], min(job.rank for _, job in group)
+    awaited = any(figure.follows_up and not figure.incremental for figure, _ in group)
+    start = None
+    if job.start is not None:
+        start = Work(Job(config=job.start).key, job.start, True, (), awaited, rank=rank)
+    return Work(
+        key=key,
+        config=job.config,
+        train=job.train,
+        requests=tuple(Request(figure.name, job.name, dict(job.tags)) for figure, job in group),
+        awaited=awaited,
+        start=start,
+        rank=rank,
+    )
 
 
 def attempt(work: Work, folder: Path, notify: Notify) -> Done | Failed:
@@ -129,15 +149,12 @@ def _save_trace(trace: Path, folder: Path, text: str) -> bool:
 def perform(work: Work, folder: Path, notify: Notify) -> list[Result]:
     """Train from the last checkpoint, then measure for every figure that requested it."""
     place = folder / work.place
-    refuse_links(place, folder)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    stored = read_setup(folder)
-    config = located(work.config, stored.root if stored else ROOT, folder)
-    lock = place.with_name(place.name + ".lock")
-    with locked(lock, f"{place}: another process trains it", wait=True):
-        run, diverged = _trained(work, config, place, notify)
+    with _locked_place(place, folder):
+        run, diverged = _trained(work, folder, notify)
+        if not work.requests:
+            return []
         curve = [_point(record) for record in run.metrics.read() if "evaluation" in record]
-        cost = {name.removeprefix("total_"): value for name, value in run.totals().items()}
+        cost = _cost(work, run)
         figures = {request.figure: load(request.figure) for request in work.requests}
         measured = {name: figure.measure(run) for name, figure in figures.items()}
         return [
@@ -156,7 +173,17 @@ def perform(work: Work, folder: Path, notify: Notify) -> list[Result]:
         ]
 
 
-def _trained(work: Work, config: RunConfig, place: Path, notify: Notify) -> tuple[Any, str]:
+@contextmanager
+def _locked_place(place: Path, folder: Path) -> Iterator[None]:
+    """Keep other processes from a run's folder."""
+    refuse_links(place, folder)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = place.with_name(place.name + ".lock")
+    with locked(lock, f"{place}: another process trains it", wait=True):
+        yield
+
+
+def _trained(work: Work, folder: Path, notify: Notify) -> tuple[Any, str]:
     """The trained run, and why it diverged, if it did."""
     from memtrain.training.console import Reporter
     from memtrain.training.run import Run
@@ -169,17 +196,47 @@ def _trained(work: Work, config: RunConfig, place: Path, notify: Notify) -> tupl
         def advance(self, step: int, metrics: dict[str, float]) -> None:
             notify(Progress(work.key, self.name, step, self.steps))
 
+    place, stored = folder / work.place, read_setup(folder)
+    config = located(work.config, stored.root if stored else ROOT, folder)
     if not work.train:
         return Run(config, place), ""
     # Without a checkpoint there is nothing to resume from.
     if (place / "checkpoints").is_dir():
         run = _opened(config, place)
     else:
+        start = _trained_start(work, folder)
         run = Run.create(config, place, overwrite=True)
+        if start is not None:
+            run.continue_from(start)
     try:
         return run.train(Notifier()), ""
     except DivergedError as error:
         return _opened(config, place), str(error)
+
+
+def _trained_start(work: Work, folder: Path) -> Path | None:
+    """The folder of the run that this one starts from, trained here if it is not yet.
+
+    None if there is no such run, or if it diverged before its first checkpoint: the whole run is
+    then trained, and diverges likewise.
+    """
+    if work.start is None:
+        return None
+    place = folder / work.start.place
+    with _locked_place(place, folder):
+        _trained(work.start, folder, lambda progress: None)
+    return place if (place / "checkpoints").is_dir() else None
+
+
+def _cost(work: Work, run: Any) -> dict[str, int | float]:
+    """The costs of all stages, and as start_steps and so on those of the run it started from."""
+    cost = {name.removeprefix("total_"): value for name, value in run.totals().items()}
+    if work.start is not None:
+        first = [
+            stage for stage in run.progress.stages if work.start.config.stages()[stage.name].steps
+        ]
+        cost |= {f"start_{name}": sum(getattr(one, name) for one in first) for name in COSTS}
+    return cost
 
 
 def _opened(config: RunConfig, place: Path) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -139,16 +140,23 @@ def reproduce(
         setup.folder, replace(stored, figures=list({**dict.fromkeys(stored.figures), **grids}))
     )
     waiting = {figure.name: figure for figure in figures if figure.follows_up}
+    keys = {name: [job_id(figure, job) for job in grids[name]] for name, figure in waiting.items()}
+    given: set[ResultId] = set()
 
     def follow_ups(results: Mapping[ResultId, Result]) -> list[FigureJob]:
-        """The follow-ups of figures whose grid has just finished."""
+        """The new follow-ups: of figures whose grid has just finished, and of incremental ones."""
         due = []
         for name, figure in list(waiting.items()):
-            if all(job_id(figure, job) in results for job in grids[name]):
+            complete = all(key in results for key in keys[name])
+            if complete:
                 del waiting[name]
-                found = results_of(results, figure, grids[name])
+            if complete or figure.incremental:
+                there = [key in results for key in keys[name]]
+                found = results_of(results, figure, compress(grids[name], there))
                 with errors_of(figure, setup.folder):
-                    due += [(figure, job) for job in figure.follow_up(setup, found)]
+                    jobs = {job_id(figure, job): job for job in figure.follow_up(setup, found)}
+                due += [(figure, job) for key, job in jobs.items() if key not in given]
+                given.update(jobs)
         return due
 
     jobs = [(figure, job) for figure in figures for job in grids[figure.name]]
@@ -160,9 +168,13 @@ def reproduce(
 def outcome(
     figure: Experiment, setup: Setup, grid: Sequence[Job], results: Mapping[ResultId, Result]
 ) -> Outcome:
-    """Plot and judge a figure from the available results, if every setting has one."""
+    """Plot and judge a figure from the available results, if every setting has one.
+
+    An incremental figure needs only some results.
+    """
     jobs, found = list(grid), results_of(results, figure, grid)
-    known = len(found) == len(jobs) or not figure.follows_up
+    partial = figure.incremental and bool(found)
+    known = len(found) == len(jobs) or not figure.follows_up or partial
     if known:
         with errors_of(figure, setup.folder):
             more = figure.follow_up(setup, found)
@@ -170,7 +182,9 @@ def outcome(
         found += results_of(results, figure, more)
     empty = {_setting(job.tags) for job in jobs} - {_setting(result.tags) for result in found}
     missing = len(jobs) - len(found)
-    if empty or not known:  # without the grid's results the follow-ups are not even known
+    if (
+        empty and not partial
+    ) or not known:  # without the grid's results the follow-ups are not even known
         sentence = (
             f"{missing} of {len(jobs)} runs are missing, {len(empty)} settings have none; the "
             "same command continues them."
@@ -185,7 +199,8 @@ def outcome(
         verdict = figure.verdict(setup, found)
     write_output(picture, content)
     if missing:
-        sentence = f"{verdict.sentence} {missing} of {len(jobs)} runs are missing (seeds)."
+        which = "" if empty else " (seeds)"
+        sentence = f"{verdict.sentence} {missing} of {len(jobs)} runs are missing{which}."
         verdict = replace(verdict, sentence=sentence)
     return Outcome(figure, jobs, found, verdict, picture)
 

@@ -79,6 +79,8 @@ class _Sweep:
         """Everything queued or running."""
         self.later: list[FigureJob] = []
         """Jobs whose run is in progress for others: they measure it afterwards."""
+        self.waiting: dict[str, list[Work]] = {}
+        """Runs by the key of the run that they start from, until that is trained."""
         self.failed: dict[str, str] = {}
         self.view = View(self.works)
 
@@ -122,21 +124,38 @@ class _Sweep:
         self.later += [(figure, job) for figure, job in jobs if job.key in self.works]
         new = collect((figure, job) for figure, job in jobs if job.key not in self.works)
         self.works |= {work.key: work for work in new}
-        waiting = sorted([*self.queue, *new], key=urgency, reverse=True)
+        starts = {}
+        for work in new:
+            if work.start is not None:
+                self.waiting.setdefault(work.start.key, []).append(work)
+                if work.start.key not in self.works:  # even if trained: its weights may be gone
+                    starts.setdefault(work.start.key, work.start)
+        self.works |= starts
+        self._put_in_queue([*(work for work in new if work.start is None), *starts.values()])
+
+    def _put_in_queue(self, works: Sequence[Work]) -> None:
+        ordered = sorted([*self.queue, *works], key=urgency, reverse=True)
         self.queue.clear()
-        self.queue.extend(waiting)
+        self.queue.extend(ordered)
 
     def handle(self, event: Event) -> None:
         self.view.show(event)
         if isinstance(event, Progress):
             return
         work = self.works.pop(event.key)
+        waiting = self.waiting.pop(event.key, [])
         if isinstance(event, Failed):
-            self.failed[work.requests[0].job] = event.message
+            self.failed[work.name] = event.message
+            for one in waiting:
+                message = f"{work.title}, from which it starts, failed"
+                self.view.show(Failed(one.key, message))
+                del self.works[one.key]
+                self.failed[one.name] = message
         else:
             for result in event.results:
                 if id_of(result) not in self.done:
                     self._save(result)
+            self._put_in_queue(waiting)
         later, self.later = self.later, []
         missing = self._missing(later)
         self.view.expect(0, len(later) - len(missing))
@@ -155,12 +174,14 @@ def results_of(
 # ---------------------------------------------------------------------------------------- order
 
 
-def urgency(work: Work) -> tuple[bool, int]:
-    """Sort key of the queue: runs that follow-ups wait for, then the longest.
+def urgency(work: Work) -> tuple[bool, int, int]:
+    """Sort key of the queue: runs that follow-ups wait for, then the lowest rank, then the longest.
 
     A long run that starts last would finish alone while other processes are idle.
     """
-    return work.awaited, rough_cost(work.config) if work.train else 0
+    cost = rough_cost(work.config) if work.train else 0
+    done = rough_cost(work.start.config) if work.start else 0
+    return work.awaited, -work.rank, cost - done
 
 
 def rough_cost(config: RunConfig) -> int:
@@ -239,7 +260,7 @@ class View:
         else:
             self.active.pop(event.key, None)
             self.done += len(work.requests) * isinstance(event, Done)
-            self.failed += isinstance(event, Failed)
+            self.failed += len(work.requests) * isinstance(event, Failed)
         if isinstance(event, Failed):
             self._print(printable(f"failed: {work.title}: {event.message}"))
         left = self._time_left()

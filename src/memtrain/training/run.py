@@ -20,7 +20,13 @@ from memtrain.data.codec import TokenCodec
 from memtrain.data.task import Task, build_task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import sequential_ops
-from memtrain.evaluation.evaluate import Evaluation, default_sequences, evaluate
+from memtrain.evaluation.evaluate import (
+    EVALUATION_SEED,
+    Evaluation,
+    default_sequences,
+    evaluate,
+)
+from memtrain.files import read_bytes, write_atomic
 from memtrain.models.build import build_models
 from memtrain.objectives.base import Objective
 from memtrain.objectives.bptt import BPTT
@@ -31,7 +37,7 @@ from memtrain.runs.async_checkpoint import CheckpointWriter
 from memtrain.runs.checkpoint import Checkpoint, latest_checkpoint, load_weights
 from memtrain.runs.distributed import ALONE, Group, full_tensors, last_saved, lost_worker
 from memtrain.runs.processes import Interrupted, stop_signals
-from memtrain.runs.progress import MetricsFile, Progress, StageProgress
+from memtrain.runs.progress import MAX_METRICS_BYTES, MetricsFile, Progress, StageProgress
 from memtrain.runs.run_folder import Guard, RunFile, newest_number
 from memtrain.training.console import Reporter, make_reporter
 from memtrain.training.loop import Agreement, StageLoop
@@ -197,6 +203,28 @@ class Run:
         self.progress = progress
         self.writer.saved = self.writer.begun = progress.global_step
         self.pending = checkpoint
+
+    def continue_from(self, folder: Path) -> None:
+        """Take over the weights, counters and metrics of a run that has trained the first stages.
+
+        Both configs must agree but for the stages that the other run lacks. Training then goes on
+        as if this run had trained all stages itself. For a run that has just been created.
+
+        Raises:
+            MemtrainError: the other run has no checkpoint, or it does not fit.
+        """
+        recorded = run_folder.whole_run_file(folder)
+        checkpoint, _ = latest_checkpoint(
+            folder / "checkpoints", run=recorded.id if recorded else ""
+        )
+        if checkpoint is None:
+            raise MemtrainError(f"{folder}: has no checkpoint to continue from; train it first")
+        self._load(checkpoint)
+        self.progress.run, self.progress.best = self.id, None  # that checkpoint is not here
+        self.writer.saved = self.writer.begun = -1
+        metrics = folder / self.metrics.path.name
+        if metrics.exists():  # longer than the checkpoint knows: `train` cuts it
+            write_atomic(self.metrics.path, read_bytes(metrics, MAX_METRICS_BYTES))
 
     def __repr__(self) -> str:
         stages = self.config.stages()
@@ -372,6 +400,7 @@ class Run:
         *,
         length: int | None = None,
         baselines: bool = False,
+        seed: int = EVALUATION_SEED,
     ) -> Evaluation:
         """Score the current models on held-out sequences.
 
@@ -379,6 +408,7 @@ class Run:
             sequences: how many; by default as many as take seconds.
             length: tokens per sequence, for streams; by default `data.evaluate_length`.
             baselines: also score n-gram models, fitted to the training data.
+            seed: selects the sequences; the default is that of the evaluations during training.
         """
         task, device = self.task, self.engine.device
         if length is not None:
@@ -399,4 +429,11 @@ class Run:
             raise MemtrainError(f"sequences={sequences}: must be at least 1")
         models = (self.rnn, self.teacher)
         with self.engine.eval_mode():
-            return evaluate(task, *models, sequences=sequences, device=device, baselines=baselines)
+            return evaluate(
+                task,
+                *models,
+                sequences=sequences,
+                device=device,
+                seed=seed,
+                baselines=baselines,
+            )
