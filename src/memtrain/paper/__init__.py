@@ -30,6 +30,8 @@ FIGURES = {
     "memory-evolution": "Memories while an image is read",
 }
 """Titles by name, in the paper's order; the module's name has underscores instead of hyphens."""
+SHARED_MODULES = {"mnist-samples": "samples:MNIST", "sketchy-samples": "samples:SKETCHY"}
+"""Figures that share a module: its name, and theirs in it; the others are called FIGURE."""
 
 
 def is_own(name: str) -> bool:
@@ -60,4 +62,6 @@ def load(name: str) -> "Experiment":
         return figure
     if name not in FIGURES:
         raise MemtrainError(f"figure {name!r}: {did_you_mean(name, [*FIGURES, 'all'])}")
-    return import_module(f"memtrain.paper.figures.{name.replace('-', '_')}").FIGURE
+    place = SHARED_MODULES.get(name, f"{name.replace('-', '_')}:FIGURE")
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(f"memtrain.paper.figures.{module}"), attribute)

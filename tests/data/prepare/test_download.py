@@ -116,7 +116,9 @@ def test_mnist_is_downloaded_and_checked(tmp_path: Path, monkeypatch):
     }
     monkeypatch.setattr(download, "_answers", lambda url: True)
     monkeypatch.setattr(
-        urllib.request, "urlopen", lambda url, timeout: io.BytesIO((files | labels)[url.rsplit("/", 1)[1]])
+        urllib.request,
+        "urlopen",
+        lambda url, timeout: io.BytesIO((files | labels)[url.rsplit("/", 1)[1]]),
     )
     message = refusal(tmp_path, lambda out: prepare("mnist", out=out))
     assert "damaged download (checksum)" in message
