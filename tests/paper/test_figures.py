@@ -330,7 +330,7 @@ def quality(distance: float, **more: float) -> dict[str, Any]:
 )
 def test_mnist_samples(plain: float, gated: float, ours: float, holds: bool, tmp_path: Path):
     figure, setup = load("mnist-samples"), setup_at("gpu", tmp_path)
-    far = dict(zip(METHODS, (plain, gated, ours), strict=True))
+    far: dict[str, float] = dict(zip(METHODS, (plain, gated, ours), strict=True))
     jobs = figure.grid(setup)
     results = [result_of(job, **quality(far[str(job.tags["method"])])) for job in jobs]
     assert both_sides(figure, setup, results) is holds

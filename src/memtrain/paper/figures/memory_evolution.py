@@ -6,6 +6,7 @@ flat sequence.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,8 @@ class MemoryEvolution(Experiment):
         shown += [("the cat", sketches["cat"], sketches["cat_maps"], 0)]
         with rc_context(STYLE):
             figure = Figure(figsize=(10, 16.5))
-            above, middle, below = figure.subfigures(3, 1, height_ratios=(10, 2.6, 3.6))
+            parts: Any = figure.subfigures(3, 1, height_ratios=(10, 2.6, 3.6))
+            above, middle, below = parts
             above.suptitle("Memories of the RNN while it reads an image", fontsize=11)
             rows = above.subplots(len(shown), 5)
             for places, image in zip(rows, shown, strict=True):

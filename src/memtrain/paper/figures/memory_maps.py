@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from memtrain.config import Copy, DataConfig, Retrieval, RunConfig, Stack
+from memtrain.config import Copy, Retrieval, RunConfig, Stack
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over, scores
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import mean, where
 from memtrain.plotting.style import COLOURS, panels
 from memtrain.training.run import Run
 
-TASKS: dict[str, tuple[DataConfig, dict[int, str]]] = {
+TASKS: dict[str, tuple[Retrieval | Copy | Stack, dict[int, str]]] = {
     "retrieval": (Retrieval(sequence_length=8, vocab_size=4), {0: "marker", 1: "symbol 1"}),
     "copy": (Copy(sequence_length=6, vocab_size=3), {0: "output a symbol", 1: "read symbol 1"}),
     "stack": (Stack(sequence_length=8, vocab_size=3, depth=2), {0: "pop", 1: "push 1"}),
