@@ -1,4 +1,4 @@
-"""The paper's tables and figures, one file each in `figures/`. `memtrain reproduce NAME` runs one.
+"""The paper's tables and figures, in `figures/`. `memtrain reproduce NAME` runs one.
 
 Importing this module does not import torch, so that listing the figures is quick.
 """
