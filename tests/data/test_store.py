@@ -456,6 +456,16 @@ def test_invalid_starts_are_refused(folder: Path, starts: list):
     assert "does not hold 2 documents" in refusal(lambda: open_store(folder))
 
 
+def test_labels_that_are_not_one_per_document_are_refused(folder: Path):
+    store = open_store(folder)
+    assert "has no labels" in refusal(lambda: store.labels("train"))
+    for damaged in (np.zeros(3, np.uint16), np.zeros(2, np.int64), np.array([0, None])):
+        np.save(folder / "train.labels.npy", damaged, allow_pickle=True)
+        assert "train.labels.npy is not what was written" in refusal(lambda: store.labels("train"))
+    np.save(folder / "train.labels.npy", np.array([1, 0], np.uint16))
+    assert store.labels("train").tolist() == [1, 0]
+
+
 def test_pickled_starts_are_never_loaded(folder: Path):
     np.save(folder / "train.starts.npy", np.array([0, None], dtype=object), allow_pickle=True)
     assert "train.starts.npy" in refusal(lambda: open_store(folder))

@@ -10,13 +10,20 @@ import pytest
 import torch
 
 from conftest import TINY
+from memtrain.data.store import open_store
 from memtrain.errors import MemtrainError
 from memtrain.objectives.futures import readout_loss
 from memtrain.paper import FIGURES, MORE, load
 from memtrain.paper.base import SCALES, Experiment, Job, Result, Setup
 from memtrain.paper.figures.dmt import plateau
-from memtrain.paper.figures.gradients import bptt_norms, smt_norms
-from memtrain.paper.figures.memory_maps import least_distance, true_states, within_share
+from memtrain.paper.figures.gradients import bptt_norms, fitted_trend, smt_norms
+from memtrain.paper.figures.memory_evolution import POINTS, colours, principal, project
+from memtrain.paper.figures.memory_maps import (
+    edge_length,
+    least_distance,
+    true_states,
+    within_share,
+)
 from memtrain.paper.figures.resources import (
     JUDGED,
     MIXERS,
@@ -25,9 +32,10 @@ from memtrain.paper.figures.resources import (
     growth_order,
     kept_bytes,
 )
+from memtrain.paper.figures.samples import METHODS
 from memtrain.paper.figures.sequential_compute import cost_to_reach, lower_envelope
-from memtrain.paper.plots import component_size, nearest_distance
-from memtrain.paper.toy_data import draw_cat
+from memtrain.paper.plots import component_size
+from memtrain.paper.toy_data import draw_cat, store
 from memtrain.training.run import Run
 
 
@@ -35,7 +43,8 @@ def setup_at(scale: Any, folder: Path) -> Setup:
     for name in ("mnist", "tinystories", "sketchy"):
         place = folder / "prepared" / name
         place.mkdir(parents=True, exist_ok=True)
-        (place / "meta.json").touch()  # a grid asks no more than that it is there
+        for file in ("meta.json", "train.labels.npy"):
+            (place / file).touch()  # a grid asks no more than that it is there
     return Setup(scale=scale, folder=folder, data_dir=folder / "prepared")
 
 
@@ -94,6 +103,27 @@ def test_unprepared_data_is_an_error_with_the_command(tmp_path: Path):
     setup = Setup(scale="gpu", folder=tmp_path, data_dir=tmp_path / "nowhere")
     with pytest.raises(MemtrainError, match="memtrain data mnist --out"):
         load("mnist-samples").grid(setup)
+
+
+@pytest.mark.parametrize("name", ["mnist", "sketchy"])
+def test_data_without_labels_is_refused_before_training(name: str, tmp_path: Path):
+    setup = setup_at("gpu", tmp_path)
+    (setup.data_dir / name / "train.labels.npy").unlink()
+    with pytest.raises(MemtrainError, match=f"without labels.* memtrain data {name} --out"):
+        load(f"{name}-samples").grid(setup)
+
+
+def test_toy_data_of_an_older_folder_gets_labels_and_keeps_its_tokens(tmp_path: Path):
+    setup = Setup(folder=tmp_path)
+    for name, classes in (("mnist", 10), ("sketchy", 3)):
+        store(setup, name)
+        place = tmp_path / "data" / name
+        before = open_store(place)
+        assert set(before.labels("train").tolist()) == set(range(classes))
+        (place / "train.labels.npy").unlink()
+        store(setup, name)
+        assert open_store(place).splits == before.splits
+        assert open_store(place).labels("train").tolist() == before.labels("train").tolist()
 
 
 def test_unknown_figures_are_refused():
@@ -306,25 +336,113 @@ def test_the_table_beside_the_fifteen_is_not_part_of_all():
     assert load("post-training").title == MORE["post-training"]
 
 
-@pytest.mark.parametrize("collapses, holds", [(True, True), (False, False)])
-def test_lambdas(collapses: bool, holds: bool, tmp_path: Path):
+@pytest.mark.parametrize(
+    "uniformity, rank, holds",
+    [(-1.0, 3.0, True), (-2.9, 3.0, False), (-1.0, 90.0, False)],
+    ids=["both", "rank alone", "uniformity alone"],
+)
+def test_lambdas_needs_a_collapse_by_both_measures_in_late_training(
+    uniformity: float, rank: float, holds: bool, tmp_path: Path
+):
     figure, setup = load("lambdas"), setup_at("gpu", tmp_path)
     results = []
     for job in figure.grid(setup):
         near = job.tags["dynamics"] == 0.1 and float(job.tags["uniformity_weight"]) <= 0.001
-        none = job.tags["uniformity_weight"] == 0 and collapses
-        results.append(result_of(job, rnn_nats=1.0 if near else 2.0, uniformity=0 if none else -3))
+        free = job.tags["uniformity_weight"] != 0
+        late = (-3.0, 50.0) if free else (uniformity, rank)
+        result = result_of(job, rnn_nats=1.0 if near else 2.0, memory_uniformity=late[0])
+        # The first evaluation, and those of DMT, do not count.
+        for stage, values in (("smt", (0.0, 1.0)), ("smt", late), ("dmt", (0.0, 1.0))):
+            point = {"stage": stage, "steps": 10 * len(result.curve)}
+            point |= {"memory_uniformity": values[0], "memory_effective_rank": values[1]}
+            result.curve.append(point)
+        results.append(result)
     assert both_sides(figure, setup, results) is holds
+    figure.plot(setup, results)
 
 
-@pytest.mark.parametrize("drop, holds", [(30, True), (0, False)])
-def test_gradients(drop: int, holds: bool, tmp_path: Path):
+def test_lambdas_of_runs_without_a_curve_count_their_end(tmp_path: Path):
+    figure, setup = load("lambdas"), setup_at("gpu", tmp_path)
+    results = [
+        result_of(
+            job,
+            rnn_nats=1.0 + abs(float(job.tags["dynamics"]) - 0.1),
+            memory_uniformity=-3.0 if job.tags["uniformity_weight"] else -1.0,
+            memory_effective_rank=50.0 if job.tags["uniformity_weight"] else 3.0,
+        )
+        for job in figure.grid(setup)
+    ]
+    assert both_sides(figure, setup, results) is True
+    figure.plot(setup, results)
+
+
+@pytest.mark.parametrize(
+    "bptt, smt, holds",
+    [(20, 0, True), (20, 0.4, True), (-3, 0, True), (1, 0, False), (20, 1, False), (20, 20, False)],
+)
+def test_gradients(bptt: float, smt: float, holds: bool, tmp_path: Path):
     figure, setup = load("gradients"), setup_at("gpu", tmp_path)
-    vanishing = [10.0 ** (-drop * (1 - t / 128)) for t in range(128)]
-    results = [result_of(job, bptt=vanishing, smt=[1.0] * 128) for job in figure.grid(setup)]
+
+    def norms(decades: float) -> list[float]:
+        return (10.0 ** np.linspace(-decades, 0, 128)).tolist()
+
+    results = [result_of(job, bptt=norms(bptt), smt=norms(smt)) for job in figure.grid(setup)]
     assert both_sides(figure, setup, results) is holds
-    swapped = [result_of(job, smt=vanishing, bptt=vanishing) for job in figure.grid(setup)]
-    assert both_sides(figure, setup, swapped) is False
+
+
+def test_gradients_that_scatter_over_initialisations_are_not_called_flat(tmp_path: Path):
+    figure, setup = load("gradients"), setup_at("gpu", tmp_path)
+    results = []
+    for job in figure.grid(setup):
+        decades = 4.0 * (int(job.tags["seed"]) - 2)  # a mean of 0, a standard error of 2.8
+        smt = (10.0 ** np.linspace(-decades, 0, 128)).tolist()
+        results.append(result_of(job, bptt=(10.0 ** np.linspace(-20, 0, 128)).tolist(), smt=smt))
+    assert both_sides(figure, setup, results) is False
+
+
+def test_the_fitted_trend_is_in_decades_over_the_sequence_with_its_error():
+    exact = 10.0 ** np.linspace(-3, 4, 50)
+    assert fitted_trend(exact.tolist()) == pytest.approx((7, 0), abs=1e-9)
+    noise = np.random.default_rng(0).normal(0, 0.5, (400, 64))
+    norms = (10.0 ** (noise + np.linspace(0, 2, 64))).tolist()
+    fits = np.array([fitted_trend(row) for row in norms])
+    assert fits[:, 0].mean() == pytest.approx(2, abs=0.05)
+    assert fits[:, 0].std() == pytest.approx(fits[:, 1].mean(), rel=0.1)  # the error is the spread
+    assert np.isnan(fitted_trend([1.0, np.inf, 1.0])).all()
+    assert fitted_trend([0.0] * 5) == (0, 0)
+
+
+def quality(distance: float, **more: float) -> dict[str, Any]:
+    found = {"distance": distance, "floor_distance": 2.0, "ceiling_distance": 22.0}
+    found |= {"readable": 0.5, "floor_readable": 0.9, "ceiling_readable": 0.3}
+    return found | {"classifier_accuracy": 0.98, "rnn_nats": 0.7} | more
+
+
+@pytest.mark.parametrize(
+    "plain, gated, ours, holds",
+    [
+        (20, 15, 8, True),
+        (20, 7, 8, False),  # a GRU by BPTT is nearer
+        (13, 15, 8, False),  # less than half of the gap from BPTT's
+        (40, 30, 15, False),  # less than half of the gap from neighbours alone
+        (1, 15, 0.5, False),  # BPTT's are as good as real: there is no gap to close
+    ],
+)
+def test_mnist_samples(plain: float, gated: float, ours: float, holds: bool, tmp_path: Path):
+    figure, setup = load("mnist-samples"), setup_at("gpu", tmp_path)
+    far: dict[str, float] = dict(zip(METHODS, (plain, gated, ours), strict=True))
+    jobs = figure.grid(setup)
+    results = [result_of(job, **quality(far[str(job.tags["method"])])) for job in jobs]
+    assert both_sides(figure, setup, results) is holds
+
+
+@pytest.mark.parametrize("distance, stroke, holds", [(8, 60, True), (14, 60, False), (8, 3, False)])
+def test_sketchy_samples(distance: float, stroke: float, holds: bool, tmp_path: Path):
+    figure, setup = load("sketchy-samples"), setup_at("gpu", tmp_path)
+    strokes = {"stroke": stroke, "stroke_data": 150, "stroke_scattered": 1.5}
+    measured = quality(distance, **strokes, ink=0.05, ink_data=0.05)
+    results = [result_of(job, **measured) for job in figure.grid(setup)]
+    assert both_sides(figure, setup, results) is holds
 
 
 def test_a_diverged_run_is_mentioned(tmp_path: Path):
@@ -424,7 +542,7 @@ def test_true_states_distinguish_different_futures():
     assert true_states("retrieval", [[2, 0, 3, 1, 0]]) == [["before", "next", "3", "3", "3"]]
     assert true_states("copy", [[1, 2, 0, 0]]) == [["1?", "12", "1", ""]]
     (states,) = true_states("stack", [[1, 0, 2]])
-    assert states == ["1 said -", " said 1", "2 said -"]
+    assert states == ["1", "empty, pop 1", "2"]
 
 
 def test_constant_states_have_no_variance_within():
@@ -443,8 +561,47 @@ def test_strokes_are_longer_than_scattered_ink():
     assert component_size(np.full((1, 4, 4), 255, np.uint8)) == 0
 
 
-def test_nearest_distance():
-    known = np.zeros((2, 2, 2), np.uint8)
-    known[1] = 255
-    assert nearest_distance(known, known) == 0
-    assert nearest_distance(np.full((1, 2, 2), 51, np.uint8), known) == pytest.approx(0.4)
+def test_edges_are_short_where_states_follow_one_another_nearby():
+    line = np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
+    names = np.array(["a", "b", "c"] * 2)
+    assert edge_length(line, names, 3) == pytest.approx(1 / (4 / 3))
+    jumps = np.array(["a", "c", "b"] * 2)  # a to c is 2 away, c to b 1
+    assert edge_length(line[[0, 2, 1, 0, 2, 1]], jumps, 3) == pytest.approx(1.5 / (4 / 3))
+
+
+def test_principal_components_of_a_plane():
+    random = np.random.default_rng(0)
+    plane = np.linalg.qr(random.standard_normal((20, 2)))[0].T
+    points = (random.standard_normal((300, 2)) * (5, 1)) @ plane + 7
+    placed, share = principal(points.astype(np.float32), 2)
+    assert share == pytest.approx(1, abs=1e-5)
+    apart = np.linalg.norm(points[:20, None] - points[None, :20], axis=-1)
+    again = np.linalg.norm(placed[:20, None] - placed[None, :20], axis=-1)
+    assert np.allclose(apart, again, atol=1e-4)
+    assert placed[:, 0].std() > 3 * placed[:, 1].std()
+    assert principal(points.astype(np.float32), 1)[1] == pytest.approx(25 / 26, abs=0.02)
+    assert np.array_equal(principal(points.astype(np.float32), 2)[0], placed)  # repeatable
+
+
+def test_colours_cover_the_range_of_each_dimension():
+    points = np.stack([np.linspace(0, 1, 200), np.linspace(5, -5, 200), np.zeros(200)], axis=1)
+    shades = colours(points)
+    assert shades[0].tolist() == [0, 255, 0] and shades[-1].tolist() == [255, 0, 0]
+    assert abs(int(shades[100, 0]) - 128) < 3
+
+
+def test_long_paths_are_coloured_by_every_second_memory():
+    random = np.random.default_rng(0)
+    paths = random.standard_normal((1, 90, 6)).cumsum(axis=1).astype(np.float32)
+    found = project(paths)
+    assert np.array(found["tsne_rgb"]).shape == (1, 90, 3)
+    assert np.array(found["tsne_path"]).shape == (1, 90, 2)
+    long = np.repeat(paths, POINTS // 90 + 5, axis=1)[:, : POINTS + 7]
+    # t-SNE of so many takes long; PCA goes the same way.
+    with pytest.MonkeyPatch.context() as patch:
+        module = "memtrain.paper.figures.memory_evolution.tsne"
+        patch.setattr(module, lambda points, size: principal(points, size)[0])
+        found = project(long)
+    rgb = np.array(found["pca_rgb"])[0]
+    assert rgb.shape == (POINTS + 7, 3) and len(found["pca_path"][0]) == (POINTS + 8) // 2
+    assert np.array_equal(rgb[0:-1:2], rgb[1::2])

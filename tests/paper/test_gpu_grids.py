@@ -42,7 +42,8 @@ def setup(tmp_path_factory) -> Setup:
         )
         shape = (20, picture.length)
         tokens = random.integers(picture.vocab_size, size=shape).astype(meta.dtype)
-        splits = {"train": Split(tokens.ravel()), "test": Split(tokens.ravel())}
+        split = Split(tokens.ravel(), labels=np.arange(len(tokens)) % 2)
+        splits = {"train": split, "test": split}
         write_store(folder / name, meta, splits)
     text = random.integers(97, 123, size=20_000).astype(np.uint8)
     starts = np.arange(0, len(text), 2000)

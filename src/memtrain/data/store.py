@@ -5,6 +5,8 @@ A store is a folder with
 - `train.bin` and `test.bin`: tokens as little-endian uint8 or uint16 and nothing else;
 - `train.starts.npy` and `test.starts.npy`: the start of each document, as int64; absent if all
   documents have the same length;
+- `train.labels.npy` and `test.labels.npy`: the class of each document, as uint16; only where the
+  source has classes (MNIST, Sketchy). No training reads them;
 - `meta.json`: the `StoreMeta`, and a `SplitInfo` per split.
 """
 
@@ -81,6 +83,8 @@ class Split:
 
     tokens: Integer[np.ndarray, " N"]
     starts: Int64[np.ndarray, " K"] | None = None
+    labels: Integer[np.ndarray, " K"] | None = None
+    """The class of each document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,30 @@ class Store:
         if self.meta.document_length is not None:
             return np.arange(0, self.splits[split].tokens, self.meta.document_length)
         return open_array(self.folder / f"{split}.starts.npy")
+
+    def labels(self, split: str) -> UInt16[np.ndarray, " K"]:
+        """The class of each document.
+
+        Raises:
+            MemtrainError: the store has none, or they are damaged.
+        """
+        self._check(split)
+        name = f"{split}.labels.npy"
+        try:
+            labels = open_array(self.folder / name)
+        except FileNotFoundError:
+            raise MemtrainError(
+                f"{self.folder}: has no labels ({name}); prepare it again with --overwrite, from "
+                "a source that has classes"
+            ) from None
+        except (OSError, ValueError):
+            labels = np.zeros(0)
+        if labels.dtype != np.uint16 or labels.shape != (self.splits[split].documents,):
+            raise MemtrainError(
+                f"{self.folder}: {name} is not what was written; remove the store and prepare it "
+                "again"
+            )
+        return np.array(labels)
 
     def _check(self, split: str) -> None:
         if split not in self.splits:

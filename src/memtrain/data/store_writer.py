@@ -32,7 +32,7 @@ from memtrain.files import Locked, locked, open_new, sync, unique_name
 PROVENANCE = "options.json"
 """Written by `prepare/cache.py`; a store is complete without it."""
 _FILES = {"meta.json", PROVENANCE}
-_FILES |= {f"{split}.{end}" for split in SPLITS for end in ("bin", "starts.npy")}
+_FILES |= {f"{split}.{end}" for split in SPLITS for end in ("bin", "starts.npy", "labels.npy")}
 _DRAFT = re.compile(r"\.draft-.+-([0-9a-f]{12}|\d+)(-old)?")  # digits: of earlier versions
 STALE_SECONDS = 3600
 """A draft unchanged for this long is left over from a killed process. Its age is the only evidence
@@ -179,6 +179,13 @@ def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> Split
         documents = len(split.starts)
         with open_new(draft / f"{name}.starts.npy") as file:
             np.save(file, split.starts)
+    if split.labels is not None:
+        if split.labels.shape != (documents,):
+            raise MemtrainError(
+                f"{meta.name}: {name} has {len(split.labels):,} labels for {documents:,} documents"
+            )
+        with open_new(draft / f"{name}.labels.npy") as file:
+            np.save(file, split.labels.astype(np.uint16))
     return SplitInfo(len(split.tokens), documents, digest.hexdigest())
 
 

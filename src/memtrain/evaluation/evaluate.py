@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.data.task import Task
+from memtrain.evaluation.memories import Spread, SpreadAccumulator
 from memtrain.evaluation.ngram import Baseline, count_baselines
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
@@ -96,6 +97,8 @@ class Evaluation:
     by_position: ByPosition
     baselines: list[Baseline] = field(default_factory=list)
     """N-gram models on the same targets, if requested."""
+    spread: Spread | None = None
+    """Of the teacher's memories, or of the RNN's if it has no teacher."""
 
     def __repr__(self) -> str:
         names = " ".join(f"{name}={score.nats:.4f}" for name, score in self._scores().items())
@@ -256,17 +259,19 @@ def _evaluate(
     count, length = inputs.shape
     start = (length - 1) // 2
     own, taught, handed = (ScoreAccumulator(length, inputs.device) for _ in range(3))
-    drifts = DriftAccumulator(length, inputs.device)
+    drifts, spread = DriftAccumulator(length, inputs.device), SpreadAccumulator(count)
     size = rnn.empty_memory(1).numel()
     rows = max(1, FLOATS.get(inputs.device.type, FLOATS["cpu"]) // (length * size))
     for part, target in zip(inputs.split(rows), targets.split(rows), strict=True):
         memories = rnn.unroll(part)
         own.add(rnn.predict, memories, target)
         if teacher is None:
+            spread.add(memories)
             continue
         labels = encode_in_chunks(teacher, part)
         taught.add(teacher.predict, labels, target)
         drifts.add(rnn, part, memories, labels)
+        spread.add(labels)
         if length > 1:
             later = rnn.unroll(part[:, start + 1 :], labels[:, start])
             handed.add(rnn.predict, later, target[:, start + 1 :], start + 1)
@@ -292,6 +297,7 @@ def _evaluate(
         drift=drift,
         by_position=by_position,
         baselines=baselines,
+        spread=spread.spread(),
     )
 
 

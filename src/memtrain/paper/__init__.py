@@ -1,4 +1,4 @@
-"""The paper's tables and figures, one file each in `figures/`. `memtrain reproduce NAME` runs one.
+"""The paper's tables and figures, in `figures/`. `memtrain reproduce NAME` runs one.
 
 Importing this module does not import torch, so that listing the figures is quick.
 """
@@ -32,6 +32,8 @@ FIGURES = {
 """Titles by name, in the paper's order; the module's name has underscores instead of hyphens."""
 MORE = {"post-training": "Short BPTT after each way of pretraining"}
 """Titles of tables that are not in the paper; `all` leaves them out."""
+SHARED_MODULES = {"mnist-samples": "samples:MNIST", "sketchy-samples": "samples:SKETCHY"}
+"""Figures that share a module: its name, and theirs in it; the others are called FIGURE."""
 
 
 def is_own(name: str) -> bool:
@@ -62,4 +64,6 @@ def load(name: str) -> "Experiment":
         return figure
     if name not in {**FIGURES, **MORE}:
         raise MemtrainError(f"figure {name!r}: {did_you_mean(name, [*FIGURES, *MORE, 'all'])}")
-    return import_module(f"memtrain.paper.figures.{name.replace('-', '_')}").FIGURE
+    place = SHARED_MODULES.get(name, f"{name.replace('-', '_')}:FIGURE")
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(f"memtrain.paper.figures.{module}"), attribute)

@@ -268,8 +268,9 @@ def scores(run: "Run") -> dict[str, Any]:
 
 
 def flat_scores(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """The nats and accuracies of an evaluation as JSON."""
-    return {
+    """The nats, the accuracies and the spread of the memories of an evaluation, as JSON."""
+    spread = evaluation.get("spread") or {}  # missing in older runs
+    return {f"memory_{name}": value for name, value in spread.items()} | {
         f"{model}_{what}": evaluation[model][what]
         for model in ("rnn", "teacher")
         if evaluation[model] is not None

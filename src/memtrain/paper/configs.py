@@ -56,7 +56,7 @@ def synthetic(
             heads=heads,
             head_dim=head_dim,
             memory_tokens=memory_tokens,
-            **_details(setup),
+            **authors_details(setup),
         ),
         smt=SMTConfig(
             steps=steps,
@@ -72,7 +72,7 @@ def synthetic(
     )
 
 
-def _details(setup: Setup) -> dict[str, Any]:
+def authors_details(setup: Setup) -> dict[str, Any]:
     """The authors' details of the models at the large scales: RoPE on half of each head, and a bias
     on the logits. The small scales keep the library's defaults, and so their earlier results."""
     if setup.scale not in ("gpu", "paper"):
@@ -121,7 +121,7 @@ def natural(
         head_dim=head_dim,
         memory_tokens=tokens,
         normalize_memory=cell != "gru",  # a GRU's states stay below RMS 1
-        **_details(setup),
+        **authors_details(setup),
     )
     if cell != "transformer":
         models["cell"] = replace(models["cell"], kind=cell, width=4 * width, layers=2)

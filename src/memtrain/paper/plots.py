@@ -142,14 +142,6 @@ def grey(album: dict[str, Any], name: str) -> np.ndarray:
     return decode_images(np.array(album[name]), ImageFormat(**album["picture"]))
 
 
-def nearest_distance(images: np.ndarray, training: np.ndarray) -> float:
-    """Median Euclidean distance from images to their nearest training image, pixels in 0..1."""
-    flat = images.reshape(len(images), -1) / 255.0
-    known = training.reshape(len(training), -1) / 255.0
-    squared = (flat**2).sum(1)[:, None] + (known**2).sum(1) - 2 * flat @ known.T
-    return float(np.median(np.sqrt(squared.min(axis=1).clip(min=0))))
-
-
 def component_size(images: np.ndarray) -> float:
     """Mean number of ink pixels per connected component; 0 without ink."""
     from scipy.ndimage import label

@@ -21,7 +21,7 @@ from memtrain.config import (
 )
 from memtrain.data.task import build_task
 from memtrain.paper.base import Setup
-from memtrain.paper.configs import synthetic
+from memtrain.paper.configs import authors_details, synthetic
 
 DECODED = 64
 """Timesteps of a sequence at which SMT trains the decoder, at most."""
@@ -308,6 +308,7 @@ def smt_config(setup: Setup, setting: Setting, rate: float, seed: int, noise: fl
         layers=layers,
         memory_tokens=setting.memory_tokens or tokens,
         memory_dim=setting.memory_dim,
+        **authors_details(setup),
     )
     decoded = setup.pick(smoke=2, cpu=8, gpu=DECODED, paper=0)
     sequences = setup.pick(smoke=16, cpu=256, gpu=512, paper=1024)

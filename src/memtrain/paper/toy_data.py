@@ -21,6 +21,7 @@ from memtrain.errors import MemtrainError
 from memtrain.files import refuse_links
 from memtrain.paper.base import TOY_DATA, Setup
 
+LABELS = "train.labels.npy"
 EVALUATE_LENGTH = {"mnist": 783, "tinystories": 1024, "sketchy": 1023}
 """Tokens in a held-out sequence: an image without its last pixel, which is only a target."""
 
@@ -39,12 +40,23 @@ def store(setup: Setup, name: str) -> tuple[str, int]:
             )
         return str(path), EVALUATE_LENGTH[name]
     path = setup.folder / "data" / name
-    if setup.prepares and not (path / "meta.json").is_file():
+    files = ["meta.json", *([LABELS] if name != "tinystories" else [])]
+    if setup.prepares and not all((path / file).is_file() for file in files):
         refuse_links(path, setup.folder)
         MAKERS[name](path, setup)
     text = setup.pick(smoke=48, cpu=192, gpu=0, paper=0)
     lengths = {"mnist": 8 * 8 - 1, "tinystories": text, "sketchy": (_side(setup) // 2) ** 2 - 1}
     return f"{setup.root}/data/{name}", lengths[name]
+
+
+def check_labels(setup: Setup, name: str) -> None:
+    """Refuse a prepared data set without labels before anything is trained on it."""
+    path = setup.data_dir / name
+    if setup.prepares and setup.scale in ("gpu", "paper") and not (path / LABELS).is_file():
+        raise MemtrainError(
+            f"{path}: was prepared without labels, which this figure needs; run memtrain data "
+            f"{name} --out {quote(str(path))} --overwrite once, from files with labels"
+        )
 
 
 def located(config: RunConfig, root: str, folder: Path) -> RunConfig:
@@ -63,9 +75,9 @@ def _side(setup: Setup) -> int:
 def _digits(path: Path, setup: Setup) -> Store:
     from sklearn.datasets import load_digits
 
-    pixels, _ = load_digits(return_X_y=True)
+    pixels, labels = load_digits(return_X_y=True)
     tokens = np.asarray(pixels, dtype=np.uint8)
-    tokens = tokens[np.random.default_rng(0).permutation(len(tokens))]
+    order = np.random.default_rng(0).permutation(len(tokens))
     picture = ImageFormat(height=8, width=8, levels=17)
     meta = StoreMeta(
         name="digits",
@@ -74,11 +86,12 @@ def _digits(path: Path, setup: Setup) -> Store:
         document_length=64,
         picture=picture,
     )
-    return write_store(path, meta, _split(tokens, 250))
+    return write_store(path, meta, _split(tokens[order], labels[order], 250), overwrite=True)
 
 
-def _split(tokens: np.ndarray, held_out: int) -> dict[str, Split]:
-    return {"train": Split(tokens[held_out:].ravel()), "test": Split(tokens[:held_out].ravel())}
+def _split(tokens: np.ndarray, labels: np.ndarray, held_out: int) -> dict[str, Split]:
+    parts = {"train": slice(held_out, None), "test": slice(held_out)}
+    return {name: Split(tokens[part].ravel(), labels=labels[part]) for name, part in parts.items()}
 
 
 # ------------------------------------------------------------------------------------- stories
@@ -151,9 +164,10 @@ def draw_cat(side: int) -> UInt8[np.ndarray, "H W"]:
 def _sketches(path: Path, setup: Setup) -> Store:
     random = np.random.default_rng(0)
     side = _side(setup)
-    images = []
+    images, kinds = [], []
     for _ in range(setup.pick(smoke=120, cpu=2000, gpu=0, paper=0)):
         corners = int(random.integers(3, 6))
+        kinds.append(corners - 3)  # its label
         angles = np.sort(random.uniform(0, 2 * np.pi, corners))
         radius = random.uniform(0.25, 0.45, (corners, 1))
         around = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -167,7 +181,8 @@ def _sketches(path: Path, setup: Setup) -> Store:
         document_length=picture.length,
         picture=picture,
     )
-    return write_store(path, meta, _split(tokens, len(tokens) // 6))
+    splits = _split(tokens, np.array(kinds), len(tokens) // 6)
+    return write_store(path, meta, splits, overwrite=True)
 
 
 MAKERS = {"mnist": _digits, "tinystories": _stories, "sketchy": _sketches}

@@ -38,6 +38,10 @@ def idx(images: np.ndarray) -> bytes:
     return struct.pack(">4I", 0x803, *images.shape) + images.tobytes()
 
 
+def idx_labels(*labels: int) -> bytes:
+    return struct.pack(">2I", 0x801, len(labels)) + bytes(labels)
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_, **__):
@@ -106,16 +110,25 @@ def test_mnist_is_downloaded_and_checked(tmp_path: Path, monkeypatch):
         "train-images-idx3-ubyte.gz": gzip.compress(idx(TRAIN)),
         "t10k-images-idx3-ubyte.gz": gzip.compress(idx(TEST)),
     }
+    labels = {
+        "train-labels-idx1-ubyte.gz": gzip.compress(idx_labels(3, 1, 2)),
+        "t10k-labels-idx1-ubyte.gz": gzip.compress(idx_labels(8)),
+    }
     monkeypatch.setattr(download, "_answers", lambda url: True)
     monkeypatch.setattr(
-        urllib.request, "urlopen", lambda url, timeout: io.BytesIO(files[url.rsplit("/", 1)[1]])
+        urllib.request,
+        "urlopen",
+        lambda url, timeout: io.BytesIO((files | labels)[url.rsplit("/", 1)[1]]),
     )
     message = refusal(tmp_path, lambda out: prepare("mnist", out=out))
     assert "damaged download (checksum)" in message
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(download, "MNIST_SHA256", sums)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in labels.items()}
+    monkeypatch.setattr(download, "MNIST_LABELS_SHA256", sums)
     store = prepare("mnist", out=tmp_path / "out")
     assert np.array_equal(store.tokens("train"), TRAIN.reshape(-1))
+    assert store.labels("train").tolist() == [3, 1, 2]
 
 
 def test_a_download_that_breaks_off_is_one_line(tmp_path: Path, monkeypatch):

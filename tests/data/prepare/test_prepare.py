@@ -81,6 +81,10 @@ def idx(images: np.ndarray) -> bytes:
     return struct.pack(">4I", 0x803, *images.shape) + images.tobytes()
 
 
+def idx_labels(*labels: int) -> bytes:
+    return struct.pack(">2I", 0x801, len(labels)) + bytes(labels)
+
+
 TRAIN, TEST = NOISE.integers(0, 256, (3, 28, 28), np.uint8), np.zeros((1, 28, 28), np.uint8)
 
 
@@ -100,6 +104,21 @@ def test_mnist_is_its_pixels(tmp_path: Path, mnist: Path):
     assert store.meta.picture == ImageFormat(height=28, width=28, levels=256, patch=1)
     assert np.array_equal(store.tokens("train"), TRAIN.reshape(-1))
     assert (store.splits["train"].documents, store.splits["test"].documents) == (3, 1)
+
+
+def test_mnist_keeps_its_labels(tmp_path: Path, mnist: Path):
+    with pytest.raises(MemtrainError, match="has no labels .* prepare it again with --overwrite"):
+        prepare("mnist", data_dir=mnist, out=tmp_path / "without").labels("train")
+    (mnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_labels(7, 0, 9)))
+    (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx_labels(4))
+    store = prepare("mnist", data_dir=mnist, out=tmp_path / "out")
+    assert store.labels("train").tolist() == [7, 0, 9] and store.labels("test").tolist() == [4]
+
+
+def test_mnist_refuses_labels_of_other_images(tmp_path: Path, mnist: Path):
+    (mnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_labels(7, 0)))
+    message = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out))
+    assert "train-labels-idx1-ubyte.gz: shape (2,)" in message and "has 3 images" in message
 
 
 def test_mnist_names_its_missing_files(tmp_path: Path, mnist: Path):
@@ -248,6 +267,21 @@ def test_sketchy_is_patches_of_ink_split_by_photo(tmp_path: Path):
     held = sum("test" in side for side in sides.values()) // 3
     assert 1 <= held < 30
     assert f"split by photo: {30 - held} in train, {held} in test" in store.meta.notes
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_sketchy_keeps_its_classes(mirror: bool, tmp_path: Path):
+    shades = {"ant": 9, "bee": 255}
+    images = {
+        f"sketch/{kind}/n{number}_{kind}-1.png": np.full((64, 64), shade, np.uint8)
+        for number in range(8)
+        for kind, shade in shades.items()
+    }
+    path = write_zip(tmp_path / "s.zip", images)
+    store = prepare("sketchy", data_dir=path, out=tmp_path / "out", held_out=0.3, mirror=mirror)
+    for split in ("train", "test"):
+        inked = store.tokens(split).reshape(-1, 1024)[:, 0] == 15
+        assert store.labels(split).tolist() == np.where(inked, 0, 1).tolist()
 
 
 def test_a_photo_stays_in_its_split_when_others_are_added(tmp_path: Path):

@@ -6,7 +6,7 @@ import re
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -57,10 +57,11 @@ def prepare_mnist(
     patch: int = 1,
     overwrite: bool = False,
 ) -> Store:
-    """Prepare MNIST: 28x28 digits of 256 grey levels, without labels.
+    """Prepare MNIST: 28x28 digits of 256 grey levels.
 
     Args:
-        data_dir: the folder with the IDX files of the images; they are downloaded by default.
+        data_dir: the folder with the IDX files of the images, and of the labels if the figures'
+            samples are to be judged; they are downloaded by default.
         levels: grey levels; 4 with patch 2 give 196 tokens of 256 per digit.
         patch: side of the squares that make one token.
     """
@@ -68,12 +69,15 @@ def prepare_mnist(
     check_place(out, overwrite)
     with _mnist_files(data_dir) as files:
         splits = {}
-        for split, path in zip(("train", "test"), files, strict=True):
+        for split, (path, labels) in zip(("train", "test"), files, strict=True):
             gray = read_idx(path)
             if gray.shape[1:] != (28, 28):
                 raise MemtrainError(f"{path}: shape {gray.shape}, MNIST's images are 28x28")
             tokens = encode_images(gray, levels=levels, patch=patch)
-            splits[split] = Split(tokens.reshape(-1))
+            known = None if labels is None else read_idx(labels)
+            if known is not None and known.shape != gray.shape[:1]:
+                raise MemtrainError(f"{labels}: shape {known.shape}, {path} has {len(gray)} images")
+            splits[split] = Split(tokens.reshape(-1), labels=known)
     meta = StoreMeta(
         name="mnist",
         vocab_size=image.vocab_size,
@@ -85,19 +89,24 @@ def prepare_mnist(
 
 
 @contextmanager
-def _mnist_files(data_dir: Path | None) -> Iterator[list[Path]]:
-    """The images of train and test."""
+def _mnist_files(data_dir: Path | None) -> Iterator[list[tuple[Path, Path | None]]]:
+    """The images of train and test, each with its labels, if there are any."""
     if data_dir is None:
         with tempfile.TemporaryDirectory() as folder:
-            yield download.download_mnist(Path(folder))
+            train, test, *labels = download.download_mnist(Path(folder))
+            yield list(zip((train, test), labels, strict=True))
         return
     _check_folder("mnist", data_dir)
-    names = download.MNIST_SHA256
-    found = {name: _first_existing(data_dir, name, name.removesuffix(".gz")) for name in names}
-    missing = [name for name, path in found.items() if path is None]
+
+    def find(names: Iterable[str]) -> list[Path | None]:
+        return [_first_existing(data_dir, name, name.removesuffix(".gz")) for name in names]
+
+    images, names = find(download.MNIST_SHA256), download.MNIST_SHA256
+    missing = [name for name, path in zip(names, images, strict=True) if path is None]
     if missing:
         raise MemtrainError(f"mnist: {data_dir} has no {' and no '.join(missing)}")
-    yield [path for path in found.values() if path is not None]
+    pairs = zip(images, find(download.MNIST_LABELS_SHA256), strict=True)
+    yield [(path, labels) for path, labels in pairs if path is not None]
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "N H W"] | UInt8[np.ndarray, " N"]:
@@ -222,12 +231,15 @@ def prepare_sketchy(
         wanted="sketches are PNG or JPEG files named PHOTO-NUMBER, as n02691156_58-1.png",
     )
     photos = [_photo(name) or "" for name in images.names]
+    # Without folders, photos still begin with the number of their class: n02691156_58.
+    classes = [PurePosixPath(name).parent.name or _photo_class(name) for name in images.names]
     held = held_out_names(photos, held_out)
     return write_images(
         out,
         images,
         [photo in held for photo in photos],
         augmentation,
+        labels=np.unique(classes, return_inverse=True)[1],
         name="sketchy",
         source=f"Sketchy (Sangkloy et al. 2016), from {path}",
         notes=(
@@ -257,6 +269,10 @@ def _sketchy_files(data_dir: Path) -> Path:
         named = ", ".join(path.name for path in zips)
         raise MemtrainError(f"sketchy: {data_dir} has several zips ({named}); pass the one to read")
     return zips[0] if zips else data_dir
+
+
+def _photo_class(name: str) -> str:
+    return PurePosixPath(name).name.partition("_")[0]
 
 
 def _photo(name: str) -> str | None:

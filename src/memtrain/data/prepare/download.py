@@ -25,6 +25,14 @@ MNIST_SHA256 = {
         "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
     ),
 }
+MNIST_LABELS_SHA256 = {
+    "train-labels-idx1-ubyte.gz": (
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
+    ),
+    "t10k-labels-idx1-ubyte.gz": (
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
+    ),
+}
 TINYSTORIES_REPO = "roneneldan/TinyStories"
 TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
 TINYSTORIES_SHA256 = {
@@ -34,11 +42,11 @@ TINYSTORIES_SHA256 = {
 
 
 def download_mnist(folder: Path) -> list[Path]:
-    """Download the images of train and test into a folder."""
+    """Download the images of train and test, then their labels, into a folder."""
     if not _answers(MNIST_URL):
         raise _unreachable("mnist", MNIST_URL, MNIST_SHA256)
     paths = []
-    for name, sha256 in MNIST_SHA256.items():
+    for name, sha256 in (MNIST_SHA256 | MNIST_LABELS_SHA256).items():
         try:
             with urllib.request.urlopen(MNIST_URL + name, timeout=20) as reply:
                 data = reply.read()

@@ -67,6 +67,7 @@ def write_images(
     held_out: Sequence[bool],
     augmentation: Augmentation,
     *,
+    labels: Integer[np.ndarray, " N"] | None = None,
     name: str,
     source: str,
     notes: Iterable[str],
@@ -75,7 +76,10 @@ def write_images(
     threshold: int | None,
     overwrite: bool,
 ) -> Store:
-    """Encode images and write them as a store; those marked `held_out` are not augmented."""
+    """Encode images and write them as a store; those marked `held_out` are not augmented.
+
+    `labels` are the images' classes, if they have any.
+    """
     count, height, width = images.gray.shape
     image = ImageFormat(height=height, width=width, levels=levels, patch=patch)
     test = np.array(held_out)
@@ -103,6 +107,9 @@ def write_images(
         notes=(*notes, *_augmentation_note(augmentation)),
     )
     splits = {name: Split(one) for name, one in tokens.items()}
+    if labels is not None:
+        known = {"train": np.tile(labels[~test], augmentation.count), "test": labels[test]}
+        splits = {name: Split(tokens[name], labels=known[name]) for name in tokens}
     return write_store(out, meta, splits, overwrite=overwrite)
 
 

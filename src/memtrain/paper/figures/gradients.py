@@ -1,11 +1,16 @@
-"""Gradients of the loss with respect to each memory, before training, for scaled weights."""
+"""Gradients of the loss with respect to each memory, before training, for scaled weights.
+
+The yardstick is the trend of log10 of their norms over the whole sequence, fitted by least squares.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from statistics import fmean, stdev
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,13 +19,20 @@ from memtrain.objectives.futures import gather_window, readout_loss
 from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import synthetic
-from memtrain.paper.plots import average, where
+from memtrain.paper.plots import distinct, where
 from memtrain.plotting.style import legend, panels
 from memtrain.training.run import Run
 
 GAINS = (0.5, 1.0, 2.0, 4.0)
 """Factors of every weight matrix of the models."""
 CELLS = ("transformer", "mlp")
+METHODS = ("bptt", "smt")
+FLAT, STEEP = 0.5, 2.0
+"""Decades over the sequence: SMT's trend is to be below the first, BPTT's above the second."""
+SEEDS = 5
+"""Initialisations of each cell with each gain."""
+LEAST = 1e-30
+"""Norms below it are taken as it, because fp32 ends near there."""
 
 
 class Gradients(Experiment):
@@ -34,7 +46,7 @@ class Gradients(Experiment):
     def grid(self, setup: Setup) -> list[Job]:
         length = setup.pick(smoke=32, cpu=64, gpu=128, paper=128)
 
-        def config(cell: str, gain: float, seed: int) -> RunConfig:
+        def config(length: int, cell: str, gain: float, seed: int) -> RunConfig:
             base = synthetic(setup, Retrieval(sequence_length=length), seed=seed)
             return replace(
                 base,
@@ -46,7 +58,8 @@ class Gradients(Experiment):
                 name=f"retrieval-gain{gain:g}",
             )
 
-        return jobs_over(config, train=False, cell=CELLS, gain=GAINS, seed=range(3))
+        tags = dict(length=(length // 2, length), cell=CELLS, gain=GAINS, seed=range(SEEDS))
+        return jobs_over(config, train=False, **tags)
 
     def measure(self, run: Run) -> dict:
         gain = float(run.config.name.split("gain")[1])
@@ -56,27 +69,43 @@ class Gradients(Experiment):
         return {"bptt": bptt_norms(run), "smt": smt_norms(run)}
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
-        decades = {
-            f"{method}_{cell}_gain{gain:g}": average(
-                _decades(result[method]) for result in where(results, cell=cell, gain=gain)
+        half, length = sorted(distinct(results, "length"))
+        trends = {
+            (method, tokens, cell, gain): mean_trend(
+                [
+                    fitted_trend(result[method])[0]
+                    for result in where(results, length=tokens, cell=cell, gain=gain)
+                ]
             )
-            for method in ("bptt", "smt")
-            for cell in CELLS
-            for gain in GAINS
+            for method, tokens, cell, gain in product(METHODS, (half, length), CELLS, GAINS)
         }
-        bptt = [value for name, value in decades.items() if name.startswith("bptt")]
-        smt = [value for name, value in decades.items() if name.startswith("smt")]
-        unstable = sum(abs(value) > 1 for value in bptt)
-        inner = [_decades(result["smt"], before_the_end=1) for result in results]
+        bptt, smt = (
+            [trends[method, length, *setting] for setting in product(CELLS, GAINS)]
+            for method in METHODS
+        )
+        growth = {
+            method: max(
+                abs(trends[method, length, *setting][0] - trends[method, half, *setting][0])
+                for setting in product(CELLS, GAINS)
+            )
+            for method in METHODS
+        }
+        # A trend that is not known to half a decade is not called flat.
+        flat = sum(abs(trend) <= FLAT + 2 * error and error <= FLAT / 2 for trend, error in smt)
+        steep = sum(abs(trend) - 2 * error > STEEP for trend, error in bptt)
         return Verdict(
-            holds=max(map(abs, smt)) < 1 and unstable >= len(bptt) / 2,
-            sentence=f"From the last steps to the first ones, BPTT's gradients change by "
-            f"{min(bptt):+.1f} to {max(bptt):+.1f} decades over {len(bptt)} initialisations "
-            f"({unstable} of them by more than one decade), SMT's by "
-            f"{min(smt):+.1f} to {max(smt):+.1f}. Without the last eighth of the sequence, where "
-            f"memories have almost only a decode loss, SMT's change by "
-            f"{min(inner):+.1f} to {max(inner):+.1f}.",
-            numbers=decades | {"smt_without_the_last_eighth": [min(inner), max(inner)]},
+            holds=flat == len(smt) and steep >= len(bptt) / 2,
+            sentence="Trend of log10 of the norms from the first step to the last, mean ± standard "
+            f"error over {SEEDS} initialisations, T={length}: BPTT's is {_span(bptt)} "
+            f"decades over {len(bptt)} settings of cell and weights, beyond ±{STEEP:g} in {steep}; "
+            f"SMT's is {_span(smt)}, within ±{FLAT:g} in {flat} of {len(smt)}. From T={half} to "
+            f"T={length} trends change by up to {growth['bptt']:.2f} (BPTT) and "
+            f"{growth['smt']:.2f} (SMT) decades.",
+            numbers={
+                f"{method}_T{tokens}_{cell}_gain{gain:g}": list(trend)
+                for (method, tokens, cell, gain), trend in trends.items()
+            }
+            | {"flat": flat, "steep": steep, "growth": growth},
         )
 
     def plot(self, setup: Setup, results: Sequence[Result]):
@@ -84,17 +113,50 @@ class Gradients(Experiment):
 
         figure, axes = panels(len(CELLS), 2, width=4.2, sharex=True)
         shades = colormaps["viridis"]
-        for place, (cell, method) in zip(axes.flat, product(CELLS, ("bptt", "smt")), strict=True):
-            for result in where(results, cell=cell):
-                norms, gain = [max(norm, 1e-30) for norm in result[method]], result["gain"]
+        length = max(distinct(results, "length"))
+        for place, (cell, method) in zip(axes.flat, product(CELLS, METHODS), strict=True):
+            trends = []
+            for result in where(results, length=length, cell=cell):
+                norms, gain = np.clip(result[method], LEAST, None), result["gain"]
                 label = f"weights × {gain:g}" if result["seed"] == 0 else None
                 colour = shades(GAINS.index(gain) / 3.5)
-                place.semilogy(norms, color=colour, lw=1.2, label=label)
-            place.set(title=f"{method.upper()}, {cell} cell", ylabel="‖∂L/∂m_t‖")
+                place.semilogy(norms, color=colour, lw=0.9, alpha=0.8, label=label)
+                trends.append(fitted_trend(result[method])[0])
+            span = f"{min(trends):+.1f} to {max(trends):+.1f} decades, T={length}"
+            place.set_title(f"{method.upper()}, {cell} cell: {span}", fontsize=9)
+            place.set(ylabel="‖∂L/∂m_t‖")
         for place in axes[-1]:
             place.set_xlabel("timestep t")
         legend(figure, axes[0, 0])
         return figure
+
+
+def fitted_trend(norms: Sequence[float]) -> tuple[float, float]:
+    """The least-squares trend of log10 of norms from the first step to the last, in decades.
+
+    Returns:
+        The trend, and its standard error from the residuals; nan if a norm is not finite.
+    """
+    if not np.isfinite(norms).all():
+        return math.nan, math.nan
+    logs = np.log10(np.array(norms).clip(min=LEAST))
+    steps = len(logs) - 1
+    time = np.linspace(-0.5, 0.5, len(logs))
+    trend = float(time @ logs / (time @ time))
+    residuals = logs - logs.mean() - trend * time
+    variance = float(residuals @ residuals) / max(1, steps - 1)
+    return trend, math.sqrt(variance / float(time @ time))
+
+
+def mean_trend(trends: Sequence[float]) -> tuple[float, float]:
+    """The mean over initialisations, and its standard error; nan if there is only one."""
+    error = stdev(trends) / math.sqrt(len(trends)) if len(trends) > 1 else math.nan
+    return fmean(trends), error
+
+
+def _span(trends: Sequence[tuple[float, float]]) -> str:
+    least, most = min(trends), max(trends)
+    return f"{least[0]:+.2f} ± {least[1]:.2f} to {most[0]:+.2f} ± {most[1]:.2f}"
 
 
 def scale_matrices(model: nn.Module, gain: float) -> None:
@@ -145,17 +207,6 @@ def smt_norms(run: Run, rows: int = 16) -> list[float]:
     loss.backward()
     assert memory.grad is not None
     return memory.grad.square().sum(dim=(0, 2, 3)).sqrt().tolist()
-
-
-def _decades(norms: Sequence[float], before_the_end: int = 0) -> float:
-    """Change from the last eighth of the steps to the first, in powers of ten.
-
-    `before_the_end` is the number of eighths at the end to leave out.
-    """
-    eighth = max(1, len(norms) // 8)
-    end = len(norms) - before_the_end * eighth
-    first, last = average(norms[:eighth]), average(norms[end - eighth : end])
-    return math.log10(max(first, 1e-30) / max(last, 1e-30))
 
 
 FIGURE = Gradients()

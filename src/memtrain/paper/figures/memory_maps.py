@@ -1,4 +1,4 @@
-"""Memories of two numbers, plotted in the plane, with the RNN's transition field."""
+"""Memories of two numbers, plotted in the plane, and the RNN's transition field for two tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,19 +8,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from memtrain.config import Copy, DataConfig, Retrieval, RunConfig, Stack
+from memtrain.config import Copy, Retrieval, RunConfig, Stack
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over, scores
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import mean, where
-from memtrain.plotting.style import panels
+from memtrain.plotting.style import COLOURS, panels
 from memtrain.training.run import Run
 
-TASKS: dict[str, tuple[DataConfig, int, str]] = {
-    "retrieval": (Retrieval(sequence_length=8, vocab_size=4), 1, "reads a symbol"),
-    "copy": (Copy(sequence_length=6, vocab_size=3), 0, "outputs a symbol"),
-    "stack": (Stack(sequence_length=8, vocab_size=3, depth=2), 0, "pops"),
+TASKS: dict[str, tuple[Retrieval | Copy | Stack, dict[int, str]]] = {
+    "retrieval": (Retrieval(sequence_length=8, vocab_size=4), {0: "marker", 1: "symbol 1"}),
+    "copy": (Copy(sequence_length=6, vocab_size=3), {0: "output a symbol", 1: "read symbol 1"}),
+    "stack": (Stack(sequence_length=8, vocab_size=3, depth=2), {0: "pop", 1: "push 1"}),
 }
-"""Each task, the token whose transition field is drawn, and the token's meaning."""
+"""Each task, and the tokens whose transition fields are drawn, with their meaning."""
+LABELS = {"before": "start", "next": "needle is next", "": "(end)"}
+"""Names of states in the figure, where they differ."""
+SIDE = 13
+"""Points per side of the grid on which fields are drawn."""
 PLANE_CELL = "memtrain.experiments.memory_maps:PlaneCell"
 """PlaneCell by its path in version 0.1, so that job keys are unchanged."""
 
@@ -45,6 +49,7 @@ class PlaneCell(nn.Module):
 
 class MemoryMaps(Experiment):
     name = "memory-maps"
+    version = 2
     claim = (
         "The teacher's memory reflects the structure of the task: on retrieval many pasts share a "
         "few states, on copying every string has its own."
@@ -79,14 +84,18 @@ class MemoryMaps(Experiment):
             "states": names.tolist(),
             "within": within_share(points, names),
             "apart": least_distance(points, names),
-            "field": transition_field(run, points, TASKS[run.config.data.kind][1]),
+            "edges": edge_length(points, names, run.task.sequence_length),
+            "fields": {
+                str(token): transition_field(run, points, token)
+                for token in TASKS[run.config.data.kind][1]
+            },
         }
 
     def judge(self, setup: Setup, results: Sequence[Result]) -> Verdict:
         numbers = {
             f"{task}_{what}": mean(where(results, task=task), what)
             for task in TASKS
-            for what in ("within", "apart", "teacher_accuracy", "rnn_accuracy")
+            for what in ("within", "apart", "edges", "teacher_accuracy", "rnn_accuracy")
         }
         within, copied = numbers["retrieval_within"], numbers["copy_teacher_accuracy"]
         return Verdict(
@@ -96,35 +105,53 @@ class MemoryMaps(Experiment):
             f"states (teacher's accuracy {numbers['retrieval_teacher_accuracy']:.2f}, RNN's "
             f"{numbers['retrieval_rnn_accuracy']:.2f}). Copy: strings are decoded from the two "
             f"numbers with accuracy {copied:.2f} (RNN {numbers['copy_rnn_accuracy']:.2f}); the "
-            f"distance of the nearest two states is {numbers['copy_apart']:.3f} of the spread. "
+            f"distance of the nearest two states is {numbers['copy_apart']:.3f} of the spread, and "
+            f"a step along the tree of strings {numbers['copy_edges']:.2f} of the distance of two "
+            "states. "
             f"Stack: teacher {numbers['stack_teacher_accuracy']:.2f}, RNN "
             f"{numbers['stack_rnn_accuracy']:.2f}.",
             numbers=numbers,
         )
 
     def plot(self, setup: Setup, results: Sequence[Result]):
-        figure, axes = panels(1, len(TASKS), width=3.8, height=3.6)
-        for place, (task, (_, _, what)) in zip(axes[0], TASKS.items(), strict=True):
-            of = where(results, task=task)
-            result = max(of, key=lambda found: found["rnn_accuracy"])
-            points = np.array(result["points"])
-            codes = {name: index for index, name in enumerate(sorted(set(result["states"])))}
-            colours = [codes[name] for name in result["states"]]
-            start, step = np.array(result["field"]).transpose(1, 2, 0)  # each (2, N)
-            # Arrows are cut at the grid's spacing, because long ones overlap.
-            longest = np.ptp(start, axis=1).max() / 13
-            step = step * np.minimum(1, longest / np.linalg.norm(step, axis=0).clip(1e-9))
-            place.quiver(
-                *start, *step, color="#b6bbc0", width=0.003, angles="xy", scale_units="xy", scale=1
-            )
-            place.scatter(*points.T, c=colours, cmap="turbo", s=9, linewidths=0, zorder=3)
+        figure, axes = panels(2, len(TASKS), width=4.0, height=3.7)
+        for (above, below), (task, (data, tokens)) in zip(axes.T, TASKS.items(), strict=True):
+            result = max(where(results, task=task), key=lambda found: found["rnn_accuracy"])
+            points, names = np.array(result["points"]), np.array(result["states"])
+            centres = _centres(points, names)
+            codes = {name: index for index, name in enumerate(centres)}
+            for pair in _transitions(names, data.sequence_length):
+                above.plot(*np.stack([centres[name] for name in pair]).T, color="#c4c9ce", lw=0.7)
+            shades = [codes[name] for name in names]
+            above.scatter(*points.T, c=shades, cmap="turbo", s=9, linewidths=0, zorder=3)
+            for name, centre in centres.items():
+                style = dict(fontsize=7, xytext=(3, 3), textcoords="offset points", zorder=4)
+                above.annotate(LABELS.get(name, name), centre, **style)
+            accuracy = f"teacher {result['teacher_accuracy']:.2f}, RNN {result['rnn_accuracy']:.2f}"
+            above.set_title(f"{task}: {len(codes)} true states ({accuracy})", fontsize=9)
+            for token, colour in zip(tokens, COLOURS, strict=False):
+                _draw_field(below, result["fields"][str(token)], colour, tokens[token])
+            below.scatter(*points.T, color="#9aa0a6", s=5, linewidths=0, zorder=3)
+            below.set_title(f"{task}: steps of the RNN", fontsize=9)
+            below.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2, fontsize=8)
             low, high = points.min(axis=0), points.max(axis=0)
             room = 0.1 * (high - low) + 1e-6
             (left, bottom), (right, top) = low - room, high + room
-            place.set(xlim=(left, right), ylim=(bottom, top))
-            place.set_title(f"{task}: {len(codes)} states; field: {what}", fontsize=9)
-            place.grid(False)
+            for place in (above, below):
+                place.set(xlim=(left, right), ylim=(bottom, top))
+                place.grid(False)
         return figure
+
+
+def _draw_field(place, field: list, colour: str, label: str) -> None:
+    """Arrows from a grid of memories, cut at the grid's spacing because long ones overlap."""
+    start, step = np.array(field).transpose(1, 2, 0)  # each (2, N)
+    # In units of the panel: both axes are scaled to the memories.
+    scale = np.ptp(start, axis=1, keepdims=True).clip(1e-9)
+    length = np.linalg.norm(step / scale, axis=0).clip(1e-9)
+    step = step * np.minimum(1, 1 / (SIDE - 1) / length)
+    style = dict(width=0.004, angles="xy", scale_units="xy", scale=1)
+    place.quiver(*start, *step, color=colour, alpha=0.75, label=label, **style)
 
 
 def true_states(kind: str, rows: list[list[int]]) -> list[list[str]]:
@@ -149,12 +176,12 @@ def _copy_states(row: list[int]) -> list[str]:
 
 
 def _stack_states(row: list[int]) -> list[str]:
-    states, stack, popped = [], [], "-"
+    states, stack = [], []
     for token in row:
-        popped = str(stack.pop()) if token == 0 else "-"
+        output = f", pop {stack.pop()}" if token == 0 else ""
         if token:
             stack.append(token)
-        states.append("".join(map(str, stack)) + f" said {popped}")
+        states.append("".join(map(str, stack)) + output if stack else f"empty{output}")
     return states
 
 
@@ -172,17 +199,44 @@ def within_share(points: np.ndarray, names: np.ndarray) -> float:
 
 def least_distance(points: np.ndarray, names: np.ndarray) -> float:
     """Distance of the two nearest states' centres, relative to the spread of all memories."""
-    centres = np.array([points[names == name].mean(axis=0) for name in sorted(set(names.tolist()))])
+    centres = np.array(list(_centres(points, names).values()))
     apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
     np.fill_diagonal(apart, np.inf)
     spread = np.sqrt(((points - points.mean(axis=0)) ** 2).sum(axis=1).mean())
     return float(apart.min() / max(1e-12, spread))
 
 
-def transition_field(run: Run, points: np.ndarray, token: int, side: int = 14) -> list:
+def edge_length(points: np.ndarray, names: np.ndarray, length: int) -> float:
+    """Mean distance of a state and the one after it, relative to that of two different states.
+
+    Args:
+        points: memories of sequences of `length`, one after the other.
+        names: their true states.
+        length: of a sequence.
+    """
+    centres = _centres(points, names)
+    edges = [centres[one] - centres[other] for one, other in _transitions(names, length)]
+    every = np.array(list(centres.values()))
+    apart = np.linalg.norm(every[:, None] - every[None], axis=-1)
+    between = apart.sum() / max(1, len(every) * (len(every) - 1))
+    return float(np.linalg.norm(edges, axis=-1).mean() / max(1e-12, between))
+
+
+def _centres(points: np.ndarray, names: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: points[names == name].mean(axis=0) for name in sorted(set(names.tolist()))}
+
+
+def _transitions(names: np.ndarray, length: int) -> list[tuple[str, str]]:
+    """Pairs of different states that follow one another in a sequence."""
+    rows = names.reshape(-1, length)
+    pairs = zip(rows[:, :-1].ravel().tolist(), rows[:, 1:].ravel().tolist(), strict=True)
+    return sorted({pair for pair in pairs if pair[0] != pair[1]})
+
+
+def transition_field(run: Run, points: np.ndarray, token: int) -> list:
     """Points on a grid over the memories, and the cell's steps from there: (N, 2, 2)."""
     low, high = points.min(axis=0), points.max(axis=0)
-    ticks = [np.linspace(low[axis], high[axis], side) for axis in (0, 1)]
+    ticks = [np.linspace(low[axis], high[axis], SIDE) for axis in (0, 1)]
     grid = np.stack(np.meshgrid(*ticks), axis=-1).reshape(-1, 2).astype(np.float32)
     memory = torch.from_numpy(grid)[:, None].to(run.engine.device)
     tokens = torch.full((len(grid),), token, device=run.engine.device)
