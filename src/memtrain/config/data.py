@@ -19,7 +19,7 @@ Alphabet = Annotated[int, Bounds(2, 2**16, hint="something to tell apart")]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retrieval(Checked):
-    """Remember the token after the marker 0 and output it at the last 0 (long-range gradients)."""
+    """Output at the last 0 the token after a 0 in the first half (long-range gradients)."""
 
     kind: Literal["retrieval"] = "retrieval"
     sequence_length: Annotated[int, Bounds(3, 2**24, hint="a marker, its token and the query")] = 32
