@@ -79,9 +79,9 @@ def test_the_table_has_every_method_with_its_cost(demo):
         "teacher",
         "RNN, SMT",
         "RNN, SMT → DMT",
-        "BPTT, rate 3e-4",
-        "BPTT, rate 1e-3",
-        "BPTT, rate 3e-3",
+        "BPTT, rate 3e−4",
+        "BPTT, rate 1e−3",
+        "BPTT, rate 3e−3",
         "BPTT, best of 3",
     ]
     for row in rows:
@@ -106,7 +106,7 @@ def test_the_last_row_has_the_best_rate_and_the_cost_of_all(demo):
 
 
 def test_every_rate_is_trained_at_its_rate(demo, folder: Path):
-    folders = [folder / name for name in ("bptt-3e-4", "bptt-1e-3", "bptt-3e-3")]
+    folders = [folder / name for name in ("bptt-0.0003", "bptt-0.001", "bptt-0.003")]
     assert [Run.open(one).config.bptt.learning_rate for one in folders] == [*RATES]
 
 
@@ -122,7 +122,7 @@ def test_the_rate_is_chosen_on_other_sequences_than_the_table_is_about(tmp_path:
 
     def validation_score(run: Run, sequences: int):
         found = evaluate_run(run, sequences)
-        good = run.folder.name == "bptt-1e-3"
+        good = run.folder.name == "bptt-0.001"
         return replace(found, rnn=Score(1.0, 0.9 if good else 0.1))
 
     original, evaluate_run = memtrain.demo.evaluate, Run.evaluate
@@ -136,7 +136,12 @@ def test_the_rate_is_chosen_on_other_sequences_than_the_table_is_about(tmp_path:
 def test_the_page_loads_nothing_from_elsewhere(demo):
     _, _, page = demo
     assert "http://" not in page and "https://" not in page
-    for title in ("Accuracy against training seconds", "sequential operations", "1 − R²"):
+    for title in (
+        "Accuracy against training seconds",
+        "sequential operations",
+        "BPTT at three learning rates",
+        "1 − R²",
+    ):
         assert title in page
 
 
@@ -162,16 +167,16 @@ def test_the_page_marks_where_dmt_begins_and_shows_the_measured_numbers(demo, fo
     ("ours", "bptt", "expected"),
     [
         (1.0, 0.13, ("SMT → DMT learned the task: accuracy 1.000.", "BPTT did not, at any")),
-        (1.0, 1.0, ("SMT → DMT learned the task", "BPTT learned it at rate 1e-3: 1.000.")),
+        (1.0, 1.0, ("SMT → DMT learned the task", "BPTT learned it at rate 1e−3: 1.000.")),
         (0.5, 0.6, ("SMT → DMT did not learn the task", "BPTT learned a part of it")),
-        (0.5, 0.995, ("SMT → DMT did not learn the task", "BPTT learned it at rate 1e-3: 0.995")),
+        (0.5, 0.995, ("SMT → DMT did not learn the task", "BPTT learned it at rate 1e−3: 0.995")),
     ],
 )
 def test_the_outcome_is_stated_whichever_it_is(ours, bptt, expected, demo, folder: Path):
     rows, _, _ = demo
     scores = {2: Score(0.0, ours), 6: Score(0.0, bptt)}
     rows = [replace(row, score=scores.get(index, row.score)) for index, row in enumerate(rows)]
-    runs = [Run.open(folder / name) for name in ("smt-dmt", *("bptt-1e-3",) * 3)]
+    runs = [Run.open(folder / name) for name in ("smt-dmt", *("bptt-0.001",) * 3)]
     words = _verdict(Results(runs[0], runs[1:], 1, rows, 1))
     assert all(part in words for part in expected)
     assert (f"guessing {GUESSING:.3f}" in words) == (bptt < 0.99)
@@ -183,7 +188,7 @@ def test_two_at_a_time_bptt_gets_the_longer_of_equal_steps_and_seconds(
     tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
-    for name in ("smt-dmt", "bptt-1e-3"):  # of an earlier demo
+    for name in ("smt-dmt", "bptt-0.001"):  # of an earlier demo
         Run.create(TINY, tmp_path / name)
     listener = Listener()
     rows = run_demo(tmp_path, 1, 6, lambda: listener, processes=2)
@@ -194,7 +199,7 @@ def test_two_at_a_time_bptt_gets_the_longer_of_equal_steps_and_seconds(
         assert row.cost["total_seconds"] >= ours["total_seconds"]
     assert listener.stages == ["smt", "dmt", "bptt"]
     assert listener.steps[-1] == rows[6].cost["total_steps"] and listener.left[-1] == 0
-    assert Run.open(tmp_path / "bptt-3e-3").config.engine.threads == 1
+    assert Run.open(tmp_path / "bptt-0.003").config.engine.threads == 1
     page, printed = (tmp_path / "index.html").read_text(), capsys.readouterr().out
     assert "Seed 1" in page
     for text in (page, " ".join(printed.split())):
@@ -213,8 +218,8 @@ def test_trainings_wait_until_there_is_a_process_for_them(tmp_path: Path, monkey
 
 def test_an_error_of_the_baseline_ends_the_demo(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
-    (tmp_path / "bptt-1e-3").mkdir()
-    (tmp_path / "bptt-1e-3" / "precious.txt").write_text("mine")
+    (tmp_path / "bptt-0.001").mkdir()
+    (tmp_path / "bptt-0.001" / "precious.txt").write_text("mine")
     with pytest.raises(MemtrainError, match="holds files that are not a run"):
         run_demo(tmp_path, 0, 6, Reporter, processes=2)
 

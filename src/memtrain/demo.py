@@ -56,7 +56,7 @@ class Row:
         """The row as text, under `HEADER`."""
         counts = [self.cost[f"total_{key}"] for key in ("steps", "tokens", "sequential_ops")]
         numbers = [f"{self.score.accuracy:.4f}", *(f"{count:,}" for count in counts)]
-        return [self.name, *numbers, f"{self.cost['total_seconds']:.1f}"]
+        return [self.name, *numbers, f"{self.cost['total_seconds']:,.1f}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def run_demo(
     ours = Run.create(smt_config, folder / "smt-dmt", overwrite=True)
     steps = sum(stage.steps for stage in smt_config.stages().values())
     trainings = [
-        BaselineTraining(_at_rate(bptt_config, rate), folder / f"bptt-{_scientific(rate)}", steps)
+        BaselineTraining(_at_rate(bptt_config, rate), folder / f"bptt-{rate:g}", steps)
         for rate in RATES
     ]
     with BaselineQueue(trainings, processes) as queue:
@@ -138,7 +138,8 @@ def run_demo(
 
 def _config(name: str, seed: int, length: int, processes: int) -> RunConfig:
     config = recipe(name)
-    log = replace(config.log, evaluate_every=50)
+    every = 50 if config.smt.steps else 100  # BPTT has more steps
+    log = replace(config.log, evaluate_every=every)
     config = replace(config, seed=seed, data=Retrieval(sequence_length=length), log=log)
     if processes == 1:
         return config
@@ -150,8 +151,8 @@ def _at_rate(config: RunConfig, rate: float) -> RunConfig:
 
 
 def _scientific(rate: float) -> str:
-    """A learning rate as 3e-4."""
-    return f"{rate:.0e}".replace("e-0", "e-")
+    """A learning rate as 3e−4, with a minus sign, where no line is broken."""
+    return f"{rate:.0e}".replace("e-0", "e\N{MINUS SIGN}")
 
 
 def _train_smt_dmt(run: Run, reporter: Reporter) -> list[Row]:
@@ -313,7 +314,7 @@ class BaselineQueue:
         reporter.advance(self.steps, losses)
 
     def _left(self, seconds: float) -> float:
-        """Seconds until all trainings have ended."""
+        """Seconds until all trainings have ended; at least one while one still runs."""
         fractions = [training.fraction(seconds) for training in self.trainings]
         now = time.monotonic()
         took = [
@@ -323,7 +324,8 @@ class BaselineQueue:
         ]
         typical = sum(took) / len(took) if took else seconds
         left = [typical * (1 - fraction) for fraction in fractions]
-        return max(*left, sum(left) / self.at_once)
+        least = 0.0 if all(training.done for training in self.trainings) else 1.0
+        return max(*left, sum(left) / self.at_once, least)
 
 
 class _UntilEqual(Reporter):
@@ -465,6 +467,7 @@ def _page(results: Results) -> str:
                     _accuracy_chart(results, "total_sequential_ops", "sequential operations", True),
                 ]
             ),
+            _loss_chart(results),
             Heading(text="Why DMT"),
             Text(
                 text="SMT trains single steps that start from the teacher's memories; an RNN "
@@ -492,6 +495,32 @@ def _page(results: Results) -> str:
         f"{', '.join(rates[2:])}. DMT's gradients: {gradients}.\n"
         "SMT → DMT has the settings of the recipe retrieval, from earlier runs; BPTT has those "
         "of retrieval-bptt, and its rate is chosen here.",
+    )
+
+
+def _loss_chart(results: Results) -> Chart:
+    """BPTT's rates one by one; their accuracies can be hard to tell apart."""
+    curves = [_evaluations(run) for run in results.baselines]
+    steps = [[record["total_steps"] for record in records] for records in curves]
+    nats = [[record["evaluation"]["rnn"]["nats"] for record in records] for records in curves]
+    rates = zip(RATES, steps, nats, strict=True)
+    guessing = -math.log(GUESSING)
+    return Chart(
+        title="BPTT at three learning rates",
+        x_label="steps",
+        y_label="held-out loss, nats",
+        series=[
+            *(Series(name=f"rate {_scientific(rate)}", x=x, y=y) for rate, x, y in rates),
+            Series(
+                name="guessing",
+                x=[0, max(x[-1] for x in steps)],
+                y=[guessing, guessing],
+                muted=True,
+                dashed=True,
+            ),
+        ],
+        note=f"Guessing with equal probabilities has a loss of {guessing:.3f}. Curves use "
+        f"{results.ours.config.log.evaluate_sequences} validation sequences.",
     )
 
 
