@@ -174,7 +174,7 @@ def _tasks() -> Iterator[Case]:
     """The other tasks and streams; a user task and a user cell; resumed runs."""
     causal = {"teacher": {"encoder": "causal"}}
     for data in (
-        Retrieval(sequence_length=10, vocab_size=5),
+        Retrieval(sequence_length=10, vocab_size=5, needle_within=1.0),
         Retrieval(sequence_length=10, vocab_size=5, noise=0.2, needle_within=0.5),
         Stack(sequence_length=10, vocab_size=5, depth=3),
         Recall(pairs=3, key_length=2, value_length=2, key_symbols=4, value_symbols=4),

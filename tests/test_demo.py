@@ -1,6 +1,8 @@
-"""The demo in miniature: its table, its page, its fairness."""
+"""The demo: its table, its page, its fairness."""
 
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -8,55 +10,144 @@ import pytest
 import memtrain.demo
 from conftest import TINY
 from memtrain.config import RunConfig
-from memtrain.demo import BaselineProcess, run_demo
+from memtrain.demo import (
+    GUESSING,
+    RATES,
+    TEST_SEED,
+    BaselineQueue,
+    BaselineTraining,
+    Results,
+    _verdict,
+    run_demo,
+)
 from memtrain.errors import MemtrainError
+from memtrain.evaluation.evaluate import EVALUATION_SEED, Score
 from memtrain.runs.progress import MetricsFile
 from memtrain.training.console import Reporter
+from memtrain.training.run import Run
+
+COSTS = ("total_steps", "total_tokens", "total_sequential_ops", "total_seconds")
 
 
 def tiny_recipe(name: str) -> RunConfig:
     if name == "retrieval":
         return replace(TINY, bptt=replace(TINY.bptt, steps=0))
-    return replace(
-        TINY,
-        smt=replace(TINY.smt, steps=0),
-        dmt=replace(TINY.dmt, steps=0),
-        bptt=replace(TINY.bptt, steps=1),
-    )
+    return bptt_alone()
 
 
-@pytest.fixture
-def demo(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
-    rows = run_demo(tmp_path, 0, 6, Reporter)
-    return rows, capsys.readouterr().out, (tmp_path / "index.html").read_text()
+def bptt_alone() -> RunConfig:
+    nothing = {name: replace(getattr(TINY, name), steps=0) for name in ("smt", "dmt")}
+    return replace(TINY, bptt=replace(TINY.bptt, steps=1), **nothing)
+
+
+class Listener(Reporter):
+    """Notes the stages, and the steps and seconds left that were reported."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.steps: list[int] = []
+        self.left: list[float] = []
+
+    def stage(self, name: str, step: int, steps: int) -> None:
+        self.stages.append(name)
+
+    def clock(self, left: float) -> None:
+        self.left.append(left)
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        self.steps.append(step)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The folder of the demo that several tests look at."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path):
+    output = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
+        patch.setattr(memtrain.demo, "recipe", tiny_recipe)
+        rows = run_demo(folder, 0, 6, Reporter)
+    return rows, output.getvalue(), (folder / "index.html").read_text()
 
 
 def test_the_table_has_every_method_with_its_cost(demo):
     rows, printed, page = demo
-    names = [row.name for row in rows]
-    assert names == ["teacher", "RNN, SMT", "RNN, SMT → DMT", "RNN, BPTT"]
+    assert [row.name for row in rows] == [
+        "teacher",
+        "RNN, SMT",
+        "RNN, SMT → DMT",
+        "BPTT, rate 3e−4",
+        "BPTT, rate 1e−3",
+        "BPTT, rate 3e−3",
+        "BPTT, best of 3",
+    ]
     for row in rows:
         assert f"{row.score.accuracy:.4f}" in printed and f"{row.score.accuracy:.4f}" in page
         assert f"{row.cost['total_sequential_ops']:,}" in page
     assert rows[2].cost["total_steps"] == 12 + 8 and rows[1].cost["total_steps"] == 12
+    assert "Trained one after the other." in page and "…" not in printed
 
 
-def test_bptt_gets_at_least_equal_steps(demo):
+def test_every_rate_gets_at_least_equal_steps_and_seconds(demo):
     rows, _, _ = demo
-    assert rows[3].cost["total_steps"] >= rows[2].cost["total_steps"]
+    for row in rows[3:6]:
+        assert row.cost["total_steps"] >= rows[2].cost["total_steps"]
+        assert row.cost["total_seconds"] >= rows[2].cost["total_seconds"]
+
+
+def test_the_last_row_has_the_best_rate_and_the_cost_of_all(demo):
+    rows, _, _ = demo
+    assert rows[6].score in [row.score for row in rows[3:6]]
+    for key in COSTS:
+        assert rows[6].cost[key] == sum(row.cost[key] for row in rows[3:6])
+
+
+def test_every_rate_is_trained_at_its_rate(demo, folder: Path):
+    folders = [folder / name for name in ("bptt-0.0003", "bptt-0.001", "bptt-0.003")]
+    assert [Run.open(one).config.bptt.learning_rate for one in folders] == [*RATES]
+
+
+def test_the_rate_is_chosen_on_other_sequences_than_the_table_is_about(tmp_path: Path, monkeypatch):
+    """With the highest accuracy on the validation sequences, the second rate is chosen, whatever
+    the test sequences say."""
+    monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
+    seeds = []
+
+    def test_score(task, rnn, teacher, *, sequences, device, seed):
+        seeds.append(seed)
+        return original(task, rnn, teacher, sequences=sequences, device=device, seed=seed)
+
+    def validation_score(run: Run, sequences: int):
+        found = evaluate_run(run, sequences)
+        good = run.folder.name == "bptt-0.001"
+        return replace(found, rnn=Score(1.0, 0.9 if good else 0.1))
+
+    original, evaluate_run = memtrain.demo.evaluate, Run.evaluate
+    monkeypatch.setattr(memtrain.demo, "evaluate", test_score)
+    monkeypatch.setattr(Run, "evaluate", validation_score)
+    rows = run_demo(tmp_path, 0, 6, Reporter)
+    assert rows[6].score == rows[4].score and rows[6].score.accuracy != 0.9
+    assert set(seeds) == {TEST_SEED} and TEST_SEED != EVALUATION_SEED and len(seeds) == 5
 
 
 def test_the_page_loads_nothing_from_elsewhere(demo):
     _, _, page = demo
     assert "http://" not in page and "https://" not in page
-    for title in ("Accuracy against training seconds", "sequential operations", "1 − R²"):
+    for title in (
+        "Accuracy against training seconds",
+        "sequential operations",
+        "BPTT at three learning rates",
+        "1 − R²",
+    ):
         assert title in page
 
 
-def test_the_page_marks_where_dmt_begins_and_shows_the_measured_numbers(demo, tmp_path: Path):
+def test_the_page_marks_where_dmt_begins_and_shows_the_measured_numbers(demo, folder: Path):
     _, _, page = demo
-    records = MetricsFile(tmp_path / "smt-dmt" / "metrics.jsonl").read()
+    records = MetricsFile(folder / "smt-dmt" / "metrics.jsonl").read()
     evaluations = [record for record in records if "evaluation" in record]
     smt = [record for record in evaluations if record["stage"] == "smt"][-1]
     assert page.count(">DMT begins</text>") == page.count("stroke-dasharray: 2,3") == 2
@@ -69,42 +160,68 @@ def test_the_page_marks_where_dmt_begins_and_shows_the_measured_numbers(demo, tm
     assert f"leaves {drifts[0]['one_step_unexplained']:.3f} of the variance" in page
     for drift in drifts:
         assert f"ends at {drift['unexplained'][-1]:.3f}." in page
-    assert "jumps" not in page and "8 steps after SMT&#x27;s 12" in page
+    assert "8 steps after SMT&#x27;s 12" in page
 
 
-def test_a_second_demo_replaces_the_first(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
-    run_demo(tmp_path, 0, 6, Reporter)
-    run_demo(tmp_path, 1, 6, Reporter)
-    assert "Seed 1" in (tmp_path / "index.html").read_text()
+@pytest.mark.parametrize(
+    ("ours", "bptt", "expected"),
+    [
+        (1.0, 0.13, ("SMT → DMT learned the task: accuracy 1.000.", "BPTT did not, at any")),
+        (1.0, 1.0, ("SMT → DMT learned the task", "BPTT learned it at rate 1e−3: 1.000.")),
+        (0.5, 0.6, ("SMT → DMT did not learn the task", "BPTT learned a part of it")),
+        (0.5, 0.995, ("SMT → DMT did not learn the task", "BPTT learned it at rate 1e−3: 0.995")),
+    ],
+)
+def test_the_outcome_is_stated_whichever_it_is(ours, bptt, expected, demo, folder: Path):
+    rows, _, _ = demo
+    scores = {2: Score(0.0, ours), 6: Score(0.0, bptt)}
+    rows = [replace(row, score=scores.get(index, row.score)) for index, row in enumerate(rows)]
+    runs = [Run.open(folder / name) for name in ("smt-dmt", *("bptt-0.001",) * 3)]
+    words = _verdict(Results(runs[0], runs[1:], 1, rows, 1))
+    assert all(part in words for part in expected)
+    assert (f"guessing {GUESSING:.3f}" in words) == (bptt < 0.99)
+    seconds = rows[6].cost["total_seconds"] / rows[2].cost["total_seconds"]
+    assert f"all three together took {seconds:.1f} times its seconds" in words
 
 
-def test_side_by_side_bptt_gets_the_longer_of_equal_steps_and_seconds(
+def test_two_at_a_time_bptt_gets_the_longer_of_equal_steps_and_seconds(
     tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
-    heard = []
-
-    class Listener(Reporter):
-        def stage(self, name: str, step: int, steps: int) -> None:
-            heard.append(name)
-
-    rows = run_demo(tmp_path, 0, 6, Listener, alongside=True)
-    ours, theirs = rows[2].cost, rows[3].cost
+    for name in ("smt-dmt", "bptt-0.001"):  # of an earlier demo
+        Run.create(TINY, tmp_path / name)
+    listener = Listener()
+    rows = run_demo(tmp_path, 1, 6, lambda: listener, processes=2)
+    ours = rows[2].cost
     assert ours["total_steps"] == 12 + 8
-    assert theirs["total_steps"] >= ours["total_steps"]
-    assert theirs["total_seconds"] >= ours["total_seconds"]
-    assert heard[:2] == ["smt", "dmt"]
-    assert "side by side" in capsys.readouterr().out
-    assert "at the same time" in (tmp_path / "index.html").read_text()
+    for row in rows[3:6]:
+        assert row.cost["total_steps"] >= ours["total_steps"]
+        assert row.cost["total_seconds"] >= ours["total_seconds"]
+    assert listener.stages == ["smt", "dmt", "bptt"]
+    assert listener.steps[-1] == rows[6].cost["total_steps"] and listener.left[-1] == 0
+    assert Run.open(tmp_path / "bptt-0.003").config.engine.threads == 1
+    page, printed = (tmp_path / "index.html").read_text(), capsys.readouterr().out
+    assert "Seed 1" in page
+    for text in (page, " ".join(printed.split())):
+        assert "Trained two at a time, each in a process with one thread." in text
+
+
+def test_trainings_wait_until_there_is_a_process_for_them(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(memtrain.demo, "start_process", lambda process: None)
+    trainings = [BaselineTraining(bptt_alone(), tmp_path / name, 10) for name in "abc"]
+    queue = BaselineQueue(trainings, 2)
+    assert queue.start(1) == trainings[:1] and queue.start(1) == []
+    assert queue.start(2) == trainings[1:2] and queue.start(2) == []
+    trainings[0].done = True
+    assert queue.start(2) == trainings[2:]
 
 
 def test_an_error_of_the_baseline_ends_the_demo(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
-    (tmp_path / "bptt").mkdir()
-    (tmp_path / "bptt" / "precious.txt").write_text("mine")
+    (tmp_path / "bptt-0.001").mkdir()
+    (tmp_path / "bptt-0.001" / "precious.txt").write_text("mine")
     with pytest.raises(MemtrainError, match="holds files that are not a run"):
-        run_demo(tmp_path, 0, 6, Reporter, alongside=True)
+        run_demo(tmp_path, 0, 6, Reporter, processes=2)
 
 
 def test_an_invalid_length_is_refused_before_anything_is_printed(tmp_path: Path, capsys):
@@ -113,23 +230,20 @@ def test_an_invalid_length_is_refused_before_anything_is_printed(tmp_path: Path,
     assert capsys.readouterr().out == ""
 
 
-def bptt_alone() -> RunConfig:
-    nothing = {name: replace(getattr(TINY, name), steps=0) for name in ("smt", "dmt")}
-    return replace(TINY, bptt=replace(TINY.bptt, steps=1), **nothing)
-
-
 def test_a_dead_baseline_process_does_not_hang(tmp_path: Path):
-    with BaselineProcess(bptt_alone(), tmp_path / "run", 1000) as baseline:
-        baseline.process.kill()
-        baseline.process.join()
+    training = BaselineTraining(bptt_alone(), tmp_path / "run", 1000)
+    with BaselineQueue([training], 1) as queue:
+        queue.start(1)
+        training.process.kill()
+        training.process.join()
         with pytest.raises(MemtrainError, match="ended, exit code -9"):
-            baseline.finish(1.0, Reporter())
+            queue.finish(1.0, Reporter())
 
 
-def test_leaving_early_ends_the_baseline_process(tmp_path: Path):
-    with (
-        pytest.raises(ZeroDivisionError),
-        BaselineProcess(bptt_alone(), tmp_path / "run", 5) as baseline,
-    ):
+def test_leaving_early_ends_the_processes_that_were_started(tmp_path: Path):
+    trainings = [BaselineTraining(bptt_alone(), tmp_path / name, 5) for name in "ab"]
+    with pytest.raises(ZeroDivisionError), BaselineQueue(trainings, 1) as queue:
+        queue.start(1)
+        assert [one.running for one in trainings] == [True, False]
         raise ZeroDivisionError
-    assert not baseline.process.is_alive()
+    assert not trainings[0].process.is_alive() and trainings[1].waiting

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import memtrain
+from conftest import TINY
 
 OLD = Path(__file__).parent / "fixtures" / "run-9b37a44"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -125,3 +126,16 @@ def test_the_command_line_resumes_and_evaluates_an_old_run(folder: Path):
 def test_the_command_line_evaluates_old_runs_finished_and_interrupted(folder: Path):
     output = json.loads(command("eval", str(folder), "--json", "--sequences", "8").stdout)
     assert math.isfinite(output["rnn"]["nats"])
+
+
+def test_a_retrieval_run_that_is_older_than_the_needles_field_keeps_its_task(tmp_path: Path):
+    config = replace(TINY, data=replace(TINY.data, needle_within=1.0))
+    run = memtrain.Run.create(config, tmp_path / "run")
+    scores = run.train(memtrain.Reporter()).evaluate(64)
+    path = tmp_path / "run" / "config.json"
+    plain = json.loads(path.read_text())
+    del plain["data"]["needle_within"]
+    path.write_text(json.dumps(plain))
+    opened = memtrain.Run.open(tmp_path / "run")
+    assert opened.config == config
+    assert asdict(opened.evaluate(64)) == asdict(scores)

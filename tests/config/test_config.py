@@ -29,7 +29,14 @@ from memtrain.config import (
     TeacherConfig,
     check_used,
 )
-from memtrain.config.serialize import CONFIG_VERSION, from_json, read_config, structure, to_json
+from memtrain.config.serialize import (
+    ADDED_FIELDS,
+    CONFIG_VERSION,
+    from_json,
+    read_config,
+    structure,
+    to_json,
+)
 from memtrain.errors import MemtrainError
 from memtrain.recipes import RECIPES, recipe
 
@@ -161,6 +168,25 @@ class TestRoundTrip:
     def test_fields_left_out_take_their_defaults(self):
         config = from_json('{"smt": {"steps": 7}}')
         assert config == RunConfig(smt=SMTConfig(steps=7))
+
+    def test_fields_that_a_written_config_is_too_old_to_have_keep_their_old_values(self):
+        plain = json.loads(to_json(recipe("retrieval")))
+        assert plain["data"].pop("needle_within") == Retrieval().needle_within == 0.5
+        del plain["smt"]["memory_noise"]
+        old = from_json(json.dumps(plain))
+        assert isinstance(old.data, Retrieval) and old.data.needle_within == 1.0
+        assert from_json(to_json(old)) == old
+        del plain["version"]  # written by hand: fields that are left out have today's defaults
+        assert from_json(json.dumps(plain)).data == Retrieval()
+
+    @pytest.mark.parametrize("name", ADDED_FIELDS)
+    def test_every_added_field_has_a_value_that_older_configs_can_take(self, name):
+        section, field_name = name.split(".")
+        written = [json.loads(to_json(recipe(one))) for one in RECIPES]
+        plain = next(one for one in written if field_name in one[section])
+        del plain[section][field_name]
+        read = json.loads(to_json(from_json(json.dumps(plain))))
+        assert read[section][field_name] == ADDED_FIELDS[name]
 
     def test_integers_are_accepted_as_floats(self):
         rate = from_json('{"smt": {"steps": 7, "learning_rate": 1}}').smt.learning_rate

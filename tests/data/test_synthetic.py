@@ -303,7 +303,7 @@ def test_the_sequences_of_a_batch_differ(config):
 
 
 def test_the_marker_is_everywhere_except_before_the_query():
-    inputs = draw(Retrieval(sequence_length=8), 6000, seed=0).inputs
+    inputs = draw(Retrieval(sequence_length=8, needle_within=1.0), 6000, seed=0).inputs
     assert ((inputs == 0).sum(1) == 2).all() and (inputs[:, -1] == 0).all()
     positions = Counter(x.index(0) for x in inputs.tolist())
     assert sorted(positions) == [0, 1, 2, 3, 4, 5]
@@ -489,9 +489,17 @@ def test_sampling_is_captured_and_every_replay_is_new(config):
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize(("share", "last"), [(1.0, 29), (0.5, 15), (0.0, 0)])
-def test_the_needle_is_within_the_first_fraction_of_the_sequence(share, last):
-    task = synthetic.RetrievalTask(Retrieval(sequence_length=32, needle_within=share))
+@pytest.mark.parametrize(
+    ("config", "last"),
+    [
+        (Retrieval(), 15),
+        (Retrieval(needle_within=1.0), 29),
+        (Retrieval(needle_within=0.25), 7),
+        (Retrieval(needle_within=0.0), 0),
+    ],
+)
+def test_the_needle_is_within_the_first_fraction_of_the_sequence(config, last):
+    task = synthetic.RetrievalTask(config)
     inputs = task.sample(4096, torch.Generator().manual_seed(0)).inputs
     marker = (inputs == 0).int().argmax(1)
     assert int(marker.min()) == 0 and int(marker.max()) == last

@@ -535,6 +535,7 @@ def test_both_forms_of_linear_attention_have_the_same_gradients():
     for layer in (one, other):
         layer(x).square().mean().backward()
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
         assert torch.allclose(a.grad, b.grad, atol=1e-5)
 
 

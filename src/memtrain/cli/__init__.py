@@ -23,7 +23,7 @@ memtrain {__version__}: recurrent networks, trained without unrolling them.
 
 usage: memtrain COMMAND [OPTIONS]
 
-  demo              compare SMT -> DMT with BPTT on the same cell, a minute each
+  demo              compare SMT -> DMT with BPTT on the same cell, in minutes
   train RECIPE      train a recipe, or a config.json, into a run folder
   resume RUN        continue a stopped run
   eval RUN          losses, accuracy, drift and cost of a run

@@ -14,12 +14,12 @@ from memtrain.errors import MemtrainError
 
 @dataclass(frozen=True)
 class _DemoOptions:
-    """Remember one token over many steps. Trains the same cell by SMT -> DMT and by BPTT (for as
-    many steps or as many seconds, whichever takes longer); compares them in a table and an HTML
-    page."""
+    """Remember a token of the first half of a sequence. Trains the same cell by SMT -> DMT and by
+    BPTT at three learning rates (each for as many steps or as many seconds, whichever takes
+    longer); compares them in a table and an HTML page."""
 
     folder: Path = Path("runs/demo")
-    """Folder for the two runs and the page; an earlier demo there is replaced."""
+    """Folder for the runs and the page; an earlier demo there is replaced."""
     seed: int = 0
     """The same seed gives the same runs."""
     length: int = 32
@@ -100,8 +100,8 @@ def demo(arguments: list[str]) -> int:
             options.seed,
             options.length,
             make_reporter,
-            # On one core or one GPU the two would slow each other down.
-            alongside=cores() > 1 and not torch.cuda.is_available(),
+            # On one core or one GPU they would slow each other down.
+            processes=1 if torch.cuda.is_available() else cores(),
             command=command_name(),
         )
     except Interrupted as interrupted:

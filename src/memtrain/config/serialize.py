@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from memtrain.config import DataConfig, RunConfig
+from memtrain.config import DataConfig, PretrainConfig, RunConfig
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import parse_json, read_text
 
@@ -17,6 +17,23 @@ T = TypeVar("T")
 CONFIG_VERSION = 1
 """Raised when a saved config can no longer be read as it was meant."""
 MAX_CONFIG_BYTES = 2**20
+ADDED_FIELDS: dict[str, Any] = {
+    "data.needle_within": 1.0,
+    "smt.dynamics_steps": 1,
+    "smt.normalize_dynamics": False,
+    "smt.memory_noise": 0.0,
+    "smt.train_teacher": True,
+    "dmt.train_teacher": False,
+    "dmt.teacher_decode_weight": 1.0,
+    "dmt.uniformity_weight": 0.01,
+    "dmt.uniformity_samples": 512,
+    "teacher.rotary_fraction": 1.0,
+    "teacher.head_bias": False,
+    "cell.rotary_fraction": 1.0,
+    "pretrain": asdict(PretrainConfig()),
+}
+"""Fields that configs written by older versions lack ("section.field" or "section"), each with the
+value that runs had before there was a field; today's default may be another."""
 
 
 def to_json(config: RunConfig) -> str:
@@ -36,7 +53,11 @@ def read_config(path: Path) -> RunConfig:
 
 
 def from_json(text: str) -> RunConfig:
-    """Read what `to_json` wrote. Unknown fields, wrong types and bad values are refused."""
+    """Read what `to_json` wrote. Unknown fields, wrong types and bad values are refused.
+
+    A field that is missing has its default; in a config with a version, which `to_json` wrote, the
+    value that it had before there was such a field (`ADDED_FIELDS`).
+    """
     if "{" not in str(text) and str(text).strip().endswith(".json"):
         raise MemtrainError(
             f"{text}: is a path; from_json(Path(path).read_text()) reads a file, "
@@ -45,6 +66,7 @@ def from_json(text: str) -> RunConfig:
     plain = parse_json(text, "not a config", strict=True)
     if not isinstance(plain, dict):
         raise MemtrainError("not a config: a JSON object is needed")
+    written_by_us = "version" in plain
     version = plain.pop("version", CONFIG_VERSION)
     if version != CONFIG_VERSION:
         raise MemtrainError(
@@ -52,7 +74,21 @@ def from_json(text: str) -> RunConfig:
             "use the memtrain that wrote it"
         )
     _check_data_kind(plain.get("data"))
+    if written_by_us:  # with every field that there was
+        _add_missing_fields(plain)
     return structure(plain, RunConfig)
+
+
+def _add_missing_fields(plain: dict[str, Any]) -> None:
+    """Set the fields that a written config is too old to have."""
+    kinds = {config().kind: config for config in get_args(DataConfig)}
+    for name, before in ADDED_FIELDS.items():
+        *section, field_name = name.split(".")
+        at = plain.get(section[0]) if section else plain
+        if not isinstance(at, dict):
+            continue  # refused when it is read
+        if section != ["data"] or field_name in {one.name for one in fields(kinds[at["kind"]])}:
+            at.setdefault(field_name, json.loads(json.dumps(before)))
 
 
 def _check_data_kind(data: Any) -> None:

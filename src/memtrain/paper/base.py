@@ -12,7 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from memtrain.config import PretrainConfig, RunConfig
+from memtrain.config import RunConfig
+from memtrain.config.serialize import ADDED_FIELDS
 from memtrain.errors import MemtrainError, did_you_mean
 
 if TYPE_CHECKING:
@@ -32,23 +33,6 @@ TOO_SMALL = "too small to judge"
 """The verdict on every claim at the scale smoke."""
 ROOT = "{folder}"
 """Placeholder in configs for the sweep's folder."""
-ADDED_FIELDS: dict[str, Any] = {
-    "data.needle_within": 1.0,
-    "smt.dynamics_steps": 1,
-    "smt.normalize_dynamics": False,
-    "smt.memory_noise": 0.0,
-    "smt.train_teacher": True,
-    "dmt.train_teacher": False,
-    "dmt.teacher_decode_weight": 1.0,
-    "dmt.uniformity_weight": 0.01,
-    "dmt.uniformity_samples": 512,
-    "teacher.rotary_fraction": 1.0,
-    "teacher.head_bias": False,
-    "cell.rotary_fraction": 1.0,
-    "pretrain": asdict(PretrainConfig()),
-}
-"""Config fields added after the first sweeps ("section.field" or "section"), with their defaults.
-At its default such a field is not part of a job's key, so that older folders keep their results."""
 Tag = str | int | float | bool
 Value = TypeVar("Value")
 
@@ -111,7 +95,11 @@ class Job:
 
     @property
     def key(self) -> str:
-        """A hash of the config: jobs with the same key share one run, also between figures."""
+        """A hash of the config: jobs with the same key share one run, also between figures.
+
+        A field at the value that runs had before there was such a field is left out, whatever its
+        default is now, so that older folders keep their results.
+        """
         parts = [_plain(self.config), self.train]
         if self.start is not None:
             parts.append(_plain(self.start))
@@ -119,12 +107,12 @@ class Job:
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
-    """A config as JSON, without added fields that have their defaults."""
+    """A config as JSON, without added fields at the values from before them."""
     plain = asdict(config)
-    for name, default in ADDED_FIELDS.items():
+    for name, before in ADDED_FIELDS.items():
         *section, field_name = name.split(".")
         at = plain[section[0]] if section else plain
-        if at.get(field_name) == default:
+        if at.get(field_name) == before:
             del at[field_name]
     return plain
 

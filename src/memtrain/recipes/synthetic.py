@@ -52,7 +52,7 @@ def _small(name: str, data: DataConfig, *, memory_tokens: int = 1) -> RunConfig:
 
 
 def retrieval() -> RunConfig:
-    """Remember one token over 32 steps. A minute."""
+    """Remember a token of the first half of 32. A minute."""
     return _small("retrieval", Retrieval())
 
 
