@@ -510,7 +510,10 @@ def _loss_chart(results: Results) -> Chart:
         x_label="steps",
         y_label="held-out loss, nats",
         series=[
-            *(Series(name=f"rate {_scientific(rate)}", x=x, y=y) for rate, x, y in rates),
+            *(
+                Series(name=f"rate {_scientific(rate)}", x=x, y=y, colour=index)
+                for index, (rate, x, y) in enumerate(rates, start=1)  # as beside SMT → DMT
+            ),
             Series(
                 name="guessing",
                 x=[0, max(x[-1] for x in steps)],

@@ -265,6 +265,11 @@ def test_charts_follow_the_colours_of_the_page():
         assert markup.count(f"{variable}: #") >= 1
 
 
+def test_a_line_can_have_the_colour_of_another_chart():
+    svg = plot(line([0, 1], [0, 1], colour=2), line([0, 1], [1, 0]))
+    assert drawn(svg, COLOURS[2], width="1.75") and drawn(svg, COLOURS[1], width="1.75")
+
+
 def test_emphasised_lines_have_the_accent_colour_and_muted_ones_are_grey():
     svg = plot(
         line([0, 1], [0, 1], muted=True, dashed=True),

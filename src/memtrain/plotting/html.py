@@ -175,6 +175,8 @@ class Series:
     muted: bool = False
     """Draw the line thin and grey: a reference."""
     dashed: bool = False
+    colour: int | None = None
+    """Index of the line's colour, for the same one in several charts. None: the next in order."""
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -292,11 +294,14 @@ class Chart:
             dots = seen[1:-1] & ~seen[:-2] & ~seen[2:]  # between gaps, where no line can show it
             if not series.muted:
                 dots[np.flatnonzero(seen[1:-1])[-1:]] = True
+            number = series.colour
+            if number is None and not series.muted:
+                number = coloured.index(index)
             axes.plot(
                 x,
                 y,
                 label=" " + printable(series.name),  # matplotlib hides labels that begin with _
-                color=GREY if series.muted else COLOURS[coloured.index(index) % 6],
+                color=GREY if number is None else COLOURS[number % 6],
                 linewidth=1.25 if series.muted else 2.75 if series.emphasised else 1.75,
                 linestyle=(0, (5, 4)) if series.dashed else "-",
                 marker="o",
