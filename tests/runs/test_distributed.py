@@ -19,10 +19,10 @@ from memtrain.config import PretrainConfig, StageConfig, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.errors import MemtrainError
 from memtrain.runs.distributed import Group
-from memtrain.training.loop import Agreement
 from memtrain.runs.processes import StopRequest
-from memtrain.training.run import Run
 from memtrain.runs.run_folder import held
+from memtrain.training.loop import Agreement
+from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 from two_processes import CAUSAL, PAPER, SHARED, SHORT, TWO_STAGES, stop_alone
 

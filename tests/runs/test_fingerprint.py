@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_testing import CountingReporter, assert_same_weights
 from torch import Tensor, nn
 
 from conftest import TINY
@@ -16,11 +15,12 @@ from memtrain.data.task import Task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.generation.pretrained import load_rnn
 from memtrain.recipes import recipe
-from memtrain.shapes import Batch
 from memtrain.runs.checkpoint import load_weights
 from memtrain.runs.fingerprint import describe_cell
-from memtrain.training.run import Run
 from memtrain.runs.run_folder import read_run_file
+from memtrain.shapes import Batch
+from memtrain.training.run import Run
+from run_testing import CountingReporter, assert_same_weights
 
 SHORT = replace(
     TINY,

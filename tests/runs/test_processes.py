@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_testing import StopAt, assert_same_weights, comparable
 
 from conftest import TINY
 from memtrain.cli import COMMANDS, main
 from memtrain.config.serialize import to_json
 from memtrain.runs import processes as stopping
-from memtrain.training.console import Reporter
 from memtrain.runs.processes import command_signals, size_of_group, stop_signals
+from memtrain.training.console import Reporter
 from memtrain.training.run import Interrupted, Run
+from run_testing import StopAt, assert_same_weights, comparable
 
 SCRIPT = """
 import multiprocessing

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from run_testing import CountingReporter, assert_same_weights, comparable, weights
 
 from conftest import TINY
 from fault_injection import ERRORS, Crash, FaultyFiles
@@ -25,11 +24,12 @@ from memtrain.files import Locked
 from memtrain.generation.pretrained import load_rnn
 from memtrain.runs import checkpoint as checkpoints
 from memtrain.runs.checkpoint import latest_checkpoint
-from memtrain.training.console import Reporter
 from memtrain.runs.distributed import Group
 from memtrain.runs.progress import MetricsFile
-from memtrain.training.run import Run
 from memtrain.runs.run_folder import make_folder, read_run_file
+from memtrain.training.console import Reporter
+from memtrain.training.run import Run
+from run_testing import CountingReporter, assert_same_weights, comparable, weights
 
 SHORT = replace(
     TINY,
