@@ -10,16 +10,9 @@ import pytest
 import memtrain.demo
 from conftest import TINY
 from memtrain.config import RunConfig
-from memtrain.demo import (
-    GUESSING,
-    RATES,
-    TEST_SEED,
-    BaselineQueue,
-    BaselineTraining,
-    Results,
-    _verdict,
-    run_demo,
-)
+from memtrain.demo import TEST_SEED, run_demo
+from memtrain.demo.baselines import RATES, BaselineQueue, BaselineTraining
+from memtrain.demo.page import GUESSING, Results, verdict
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import EVALUATION_SEED, Score
 from memtrain.runs.progress import MetricsFile
@@ -177,7 +170,7 @@ def test_the_outcome_is_stated_whichever_it_is(ours, bptt, expected, demo, folde
     scores = {2: Score(0.0, ours), 6: Score(0.0, bptt)}
     rows = [replace(row, score=scores.get(index, row.score)) for index, row in enumerate(rows)]
     runs = [Run.open(folder / name) for name in ("smt-dmt", *("bptt-0.001",) * 3)]
-    words = _verdict(Results(runs[0], runs[1:], 1, rows, 1))
+    words = verdict(Results(runs[0], runs[1:], 1, rows, 1))
     assert all(part in words for part in expected)
     assert (f"guessing {GUESSING:.3f}" in words) == (bptt < 0.99)
     seconds = rows[6].cost["total_seconds"] / rows[2].cost["total_seconds"]
@@ -207,7 +200,7 @@ def test_two_at_a_time_bptt_gets_the_longer_of_equal_steps_and_seconds(
 
 
 def test_trainings_wait_until_there_is_a_process_for_them(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(memtrain.demo, "start_process", lambda process: None)
+    monkeypatch.setattr(memtrain.demo.baselines, "start_process", lambda process: None)
     trainings = [BaselineTraining(bptt_alone(), tmp_path / name, 10) for name in "abc"]
     queue = BaselineQueue(trainings, 2)
     assert queue.start(1) == trainings[:1] and queue.start(1) == []
