@@ -55,7 +55,7 @@ def test_reproduce_takes_several_figures_and_a_time_limit(here: Path, capsys):
     assert main(["reproduce", "joint", "length", "--minutes", "0", "--folder", "some"]) == 0
     captured = capsys.readouterr()
     assert "joint" in captured.out and "length" in captured.out
-    assert "5 runs are missing after 0 minutes; the same command continues" in captured.err
+    assert "7 runs are missing after 0 minutes; the same command continues" in captured.err
     for arguments, message in (
         (["joint", "lenght"], "did you mean length"),
         (["joint", "--minutes", "-1"], "minutes=-1.0: must be at least 0"),

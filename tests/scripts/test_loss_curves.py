@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import load_script
+from memtrain.recipes import recipe
 
 
 @pytest.fixture
@@ -27,9 +29,16 @@ def test_hand_written_gradients_match_the_reference_loss_curve(
     assert call(script, monkeypatch, *options) == 0
     found = json.loads(out.read_text())
     apart = found["distance_from_the_reference"]
-    assert found["within_noise"] and 0 < apart["fast"] < 1e-4 < apart["another seed"]
+    # On some CPUs both paths give the same bits.
+    assert found["within_noise"] and apart["fast"] < 1e-4 < apart["another seed"]
     assert [len(losses) for losses in found["decode"].values()] == [4, 4, 4]
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_fast_path_is_compared_with_the_plain_one(script):
+    found = script.variants(recipe("retrieval"), torch.device("cpu"))
+    fast = {name: config.engine.fast for name, config in found.items()}
+    assert fast == {"reference": False, "fast": True, "another seed": False}
 
 
 def test_a_fast_path_with_another_loss_curve_is_detected(
