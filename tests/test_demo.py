@@ -200,7 +200,7 @@ def test_two_at_a_time_bptt_gets_the_longer_of_equal_steps_and_seconds(
 
 
 def test_trainings_wait_until_there_is_a_process_for_them(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(memtrain.demo.baselines, "start_process", lambda process: None)
+    monkeypatch.setattr("memtrain.demo.baselines.start_process", lambda process: None)
     trainings = [BaselineTraining(bptt_alone(), tmp_path / name, 10) for name in "abc"]
     queue = BaselineQueue(trainings, 2)
     assert queue.start(1) == trainings[:1] and queue.start(1) == []
