@@ -33,8 +33,8 @@ from torch import Tensor
 
 from memtrain.config import BPTTConfig, EngineConfig, LogConfig, RunConfig, Stream
 from memtrain.config.serialize import read_config, to_json
+from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.store import Split, StoreMeta
-from memtrain.data.store_writer import write_store
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
 from memtrain.runs.checkpoint import Files, load_checkpoint, numbered

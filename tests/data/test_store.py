@@ -22,6 +22,7 @@ from memtrain import files
 from memtrain.data import store as store_module
 from memtrain.data import store_writer
 from memtrain.data.images import ImageFormat
+from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.store import (
     Split,
     StoreMeta,
@@ -30,7 +31,6 @@ from memtrain.data.store import (
     open_store,
     require_tokens,
 )
-from memtrain.data.store_writer import write_store
 from memtrain.errors import MemtrainError
 
 

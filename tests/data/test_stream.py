@@ -18,8 +18,8 @@ from memtrain.config import Stream
 from memtrain.data import store as store_module
 from memtrain.data import stream as module
 from memtrain.data.prepare import prepare_path, prepare_text, prepare_tokens
+from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.store import Split, StoreMeta, open_store
-from memtrain.data.store_writer import write_store
 from memtrain.data.stream import (
     LONG_DOCUMENT,
     StreamTask,

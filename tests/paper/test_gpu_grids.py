@@ -11,8 +11,8 @@ import pytest
 from memtrain.config import RunConfig, Stream
 from memtrain.data.codec import TEXT_VOCAB
 from memtrain.data.images import ImageFormat
+from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.store import Split, StoreMeta
-from memtrain.data.store_writer import write_store
 from memtrain.data.task import build_task
 from memtrain.models.build import build_models
 from memtrain.paper import FIGURES, MORE, load

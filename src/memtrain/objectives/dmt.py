@@ -3,7 +3,7 @@
 The rollout runs without autograd. One step from each rolled-out memory is trained towards the
 teacher's next memory, all steps at once; the teacher is frozen. The readout learns the targets from
 the same memories, and its loss does not reach the cell. Beyond the paper, `decode_weight` adds the
-teacher's decoding loss on the cell's memories, and with `train_teacher` the teacher goes on
+teacher's decoding loss on the cell's memories, and with `train_teacher` the teacher keeps
 learning by its own decoding and uniformity loss.
 """
 

@@ -218,7 +218,7 @@ def _trained_start(work: Work, folder: Path) -> Path | None:
     """The folder of the run that this one starts from, trained here if it is not yet.
 
     None if there is no such run, or if it diverged before its first checkpoint: the whole run is
-    then trained, and diverges likewise.
+    then trained, and diverges too.
     """
     if work.start is None:
         return None

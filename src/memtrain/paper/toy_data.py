@@ -15,8 +15,8 @@ from jaxtyping import UInt8
 from memtrain.config import RunConfig, Stream
 from memtrain.data.codec import TEXT_VOCAB
 from memtrain.data.images import ImageFormat, encode_images
+from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.store import Split, Store, StoreMeta
-from memtrain.data.store_writer import write_store
 from memtrain.errors import MemtrainError
 from memtrain.files import refuse_links
 from memtrain.paper.base import TOY_DATA, Setup

@@ -207,7 +207,7 @@ class Run:
     def continue_from(self, folder: Path) -> None:
         """Take over the weights, counters and metrics of a run that has trained the first stages.
 
-        Both configs must agree but for the stages that the other run lacks. Training then goes on
+        Both configs must agree but for the stages that the other run lacks. Training continues
         as if this run had trained all stages itself. For a run that has just been created.
 
         Raises:

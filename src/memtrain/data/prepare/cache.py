@@ -29,8 +29,8 @@ from memtrain.data.prepare import (
     checked_options,
     prepare_path,
 )
+from memtrain.data.prepare.store_writer import PROVENANCE, publish, store_lock
 from memtrain.data.store import Store, open_store
-from memtrain.data.store_writer import PROVENANCE, publish, store_lock
 from memtrain.errors import MemtrainError
 from memtrain.files import read_json, unique_name, write_atomic
 

@@ -26,9 +26,9 @@ from memtrain.data.prepare.encode import (
 )
 from memtrain.data.prepare.image_files import read_folder
 from memtrain.data.prepare.limits import FREE, GROWTH
+from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_texts
 from memtrain.data.store import Split, Store, StoreMeta
-from memtrain.data.store_writer import check_place, write_store
 from memtrain.errors import MemtrainError
 from memtrain.files import open_regular
 

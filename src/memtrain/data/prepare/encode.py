@@ -12,9 +12,9 @@ from memtrain.data.codec import EncodedText, encode_text
 from memtrain.data.images import Augmentation, ImageFormat, encode_images
 from memtrain.data.prepare.image_files import ImageSet
 from memtrain.data.prepare.limits import name_some, require_memory
+from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.prepare.text_files import Texts
 from memtrain.data.store import Split, Store, StoreMeta
-from memtrain.data.store_writer import write_store
 from memtrain.errors import MemtrainError
 
 _BLOCK = 2**24

@@ -20,9 +20,9 @@ from memtrain.data.prepare.encode import (
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
 from memtrain.data.prepare.image_files import read_folder
 from memtrain.data.prepare.limits import ignored_note, one_line, require_memory
+from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_text
 from memtrain.data.store import MAX_VOCAB, Split, Store, StoreMeta, open_array
-from memtrain.data.store_writer import check_place, write_store
 from memtrain.errors import MemtrainError
 
 
