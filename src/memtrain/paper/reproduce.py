@@ -182,9 +182,8 @@ def outcome(
         found += results_of(results, figure, more)
     empty = {_setting(job.tags) for job in jobs} - {_setting(result.tags) for result in found}
     missing = len(jobs) - len(found)
-    if (
-        empty and not partial
-    ) or not known:  # without the grid's results the follow-ups are not even known
+    # Without the grid's results the follow-ups are not even known.
+    if not known or (empty and not partial):
         sentence = (
             f"{missing} of {len(jobs)} runs are missing, {len(empty)} settings have none; the "
             "same command continues them."

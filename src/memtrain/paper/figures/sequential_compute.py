@@ -84,9 +84,9 @@ class SequentialCompute(TunedExperiment):
             ratio = ratios["sequential_ops"]
             shown = f"BPTT needs {ratio:.1f} times" if ratio else "not reached"
             words.append(
-                f"{data} {cell} {target:.3f} nats ({shown}; SMT → DMT ends at {reached:.3f}"
+                f"{data} {cell} {target:.3f} nats ({shown}; SMT → DMT ends at {reached:.3f}, "
+                f"L_unif {mean(ours, 'uniformity'):.2f})"
             )
-            words[-1] += f", L_unif {mean(ours, 'uniformity'):.2f})"
             expected.append(reached > target if cell == "GRU" else ratio > 1)
         return Verdict(
             holds=all(expected),
@@ -110,11 +110,13 @@ class SequentialCompute(TunedExperiment):
             for label, (some, loss, stage) in lines.items():
                 style = STYLES[label] | {"markersize": 3}
                 curves = [_points(result, cost, loss, stage) for result in some]
+                curves = [curve for curve in curves if curve]
                 for curve in curves:
                     thin = style | {"linewidth": 0.7, "marker": ""}
-                    place.plot(*zip(*curve, strict=True), alpha=0.35, **thin) if curve else None
-                best = lower_envelope([point for curve in curves for point in curve])
-                place.plot(*zip(*best, strict=True), label=label, **style) if best else None
+                    place.plot(*zip(*curve, strict=True), alpha=0.35, **thin)
+                if curves:
+                    best = lower_envelope([point for curve in curves for point in curve])
+                    place.plot(*zip(*best, strict=True), label=label, **style)
             final = mean(tuned(_full_runs(runs), way="BPTT"), "rnn_nats")
             place.axhline(final, color=GREY, lw=0.9, ls=":", label="BPTT's final loss")
             log_x_axis(place)
