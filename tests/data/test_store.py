@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from memtrain import files
 from memtrain.data import store as store_module
-from memtrain.data import store_writer
 from memtrain.data.images import ImageFormat
+from memtrain.data.prepare import store_writer
 from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.store import (
     Split,
