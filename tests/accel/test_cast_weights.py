@@ -22,7 +22,7 @@ def test_losses_and_gradients_are_autocasts():
     task = build_task(config.data)
     rnn, teacher = build_models(config, task.vocab_size)
     assert teacher is not None
-    smt = SMT(config.smt, teacher, rnn)
+    smt = SMT(teacher, rnn, config.smt)
     batch = task.sample(4, torch.Generator().manual_seed(1))
     found = []
     for objective in (smt, CastWeights(smt)):

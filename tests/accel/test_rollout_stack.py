@@ -44,6 +44,8 @@ def stack_cases():
                 for batch in (1, 2, 33, 128, 2048, 5000)
                 for length, queries, causal in ((17, slice(16), False), (16, slice(15, None), True))
             ),
+            # Heads that together are narrower than the stream.
+            *((batch, 9, 256, 2, 4, 32, slice(8), False) for batch in (1, 3, 64, 128, 2048)),
             # Few rows that are too wide to be read at once.
             *((batch, 17, 512, 3, 8, 64, slice(16), False) for batch in (1, 3, 128)),
         ),
