@@ -121,7 +121,8 @@ def learn(
         return plan.fit([str(one.requests[0].tags["cell"]) for one in (work, *others)])
 
     def launch(queue: deque[Work]) -> Iterator[Event]:
-        return run_locally(queue, folder, processes, over, fits)
+        on_gpu = pick_device(plan.device).type == "cuda"
+        return run_locally(queue, folder, processes, over, fits, on_gpu)
 
     def more(results: Mapping[ResultId, Result]) -> list[tuple[Experiment, Job]]:
         """The full runs of contenders whose trials are all finished."""

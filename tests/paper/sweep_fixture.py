@@ -61,10 +61,10 @@ class Twenty(Experiment):
         return Figure()
 
 
-def die_before_reading(connection, folder, threads) -> None:
+def die_before_reading(connection, folder, threads, on_gpu) -> None:
     """What a worker does, the first time; its work lies there unread."""
     if (folder / "died").exists():
-        return SERVE(connection, folder, threads)
+        return SERVE(connection, folder, threads, on_gpu)
     connection.poll(30)
     (folder / "died").touch()
     os._exit(9)

@@ -1,5 +1,6 @@
 """Launchers: runs are retried when their process dies or is out of memory, and share a GPU."""
 
+import multiprocessing
 import os
 import sys
 from collections import deque
@@ -38,7 +39,7 @@ def test_a_process_that_dies_before_it_reads_its_work_is_replaced(tmp_path: Path
 
 
 def test_sending_work_to_a_dead_process_raises_only_on_receive(tmp_path: Path):
-    worker = workers._Worker(tmp_path, 1)
+    worker = workers._Worker(tmp_path, 1, False)
     worker.process.kill()
     worker.process.join()
     (work,) = collect(jobs_of("sweep_fixture:Few", tmp_path)[:1])
@@ -66,7 +67,7 @@ def test_a_run_out_of_memory_alone_fails(tmp_path: Path):
 
 def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MemtrainError, match="pip install ray"):
+    with pytest.raises(MemtrainError, match=r"pip install memtrain\[ray\]"):
         list(run_on_ray(deque(), tmp_path, 1, ""))
 
 
@@ -93,7 +94,7 @@ def fake_service(folder: Path, monkeypatch, *, probe: int) -> Path:
     control.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv(workers.MPS_PIPES, raising=False)
-    monkeypatch.setattr(workers, "MPS_PROBE", f"raise SystemExit({probe})")
+    monkeypatch.setattr(workers, "GPU_PROBE", f"raise SystemExit({probe})")
     return log
 
 
@@ -120,3 +121,28 @@ def test_mps_is_not_started_if_it_is_missing_or_running(tmp_path: Path, monkeypa
     with workers.shared_gpu() as shared:
         assert not shared
     assert not log.exists()
+
+
+def test_a_process_without_the_gpu_ends_instead_of_training_on_the_cpu(tmp_path, monkeypatch):
+    def leave(status: int):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(workers, "die_with_parent", lambda seconds: None)
+    monkeypatch.setattr(workers, "hear_interrupts", lambda handler: None)
+    monkeypatch.setattr(workers, "GPU_PROBE", "raise SystemExit(1)")
+    monkeypatch.setattr(workers, "MPS_TIMEOUT", 5.0)
+    monkeypatch.setattr(workers.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(workers.time, "monotonic", iter(range(0, 100, 3)).__next__)
+    monkeypatch.setattr(workers.os, "_exit", leave)
+    with pytest.raises(SystemExit) as ended:
+        workers._serve(multiprocessing.Pipe()[0], tmp_path, 1, True)
+    assert ended.value.code == workers.NO_GPU
+
+
+def test_a_process_waits_while_mps_restarts(tmp_path: Path, monkeypatch):
+    there = tmp_path / "restarted"
+    monkeypatch.setattr(
+        workers, "GPU_PROBE", f"import os; exit(not os.path.exists({str(there)!r}))"
+    )
+    monkeypatch.setattr(workers.time, "sleep", lambda seconds: there.touch())
+    assert workers._gpu_ready()

@@ -3,7 +3,7 @@
 import gc
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,7 @@ def attempt(work: Work, folder: Path, notify: Notify) -> Done | Failed:
 
     Raises:
         Interrupted: the run was stopped by a signal, and is saved.
+        torch.AcceleratorError: a fault on the GPU, of this run or of one that shares it.
     """
     import torch
 
@@ -129,12 +130,15 @@ def attempt(work: Work, folder: Path, notify: Notify) -> Done | Failed:
     except Exception as error:
         line = printable((str(error).splitlines() or [""])[0])
         see = f" (see {trace})" if _save_trace(trace, folder, traceback.format_exc()) else ""
+        if isinstance(error, torch.AcceleratorError):
+            raise  # a fault on the GPU: this process cannot use it any more
         out_of_memory = isinstance(error, DeviceMemoryError | torch.OutOfMemoryError)
         return Failed(work.key, f"{type(error).__name__}: {line}{see}", out_of_memory)
     finally:  # free the run's memory: its models and graphs refer to each other in cycles
         gc.collect()
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+            with suppress(torch.AcceleratorError):  # after a fault: the error is in the trace
+                torch.cuda.empty_cache()
 
 
 def _save_trace(trace: Path, folder: Path, text: str) -> bool:

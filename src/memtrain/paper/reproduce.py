@@ -100,7 +100,7 @@ def _launcher(options: Any, folder: Path) -> Iterator[Launch]:
         if on_gpu:
             way = "run concurrently (MPS)" if shared else "take turns (no MPS)"
             print(f"{processes} runs at a time, whose kernels {way}", file=sys.stderr)
-        yield partial(run_locally, folder=folder, processes=processes)
+        yield partial(run_locally, folder=folder, processes=processes, on_gpu=on_gpu)
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

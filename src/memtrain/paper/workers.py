@@ -31,6 +31,8 @@ GRACE = 30.0
 """Seconds that all runs together have to save their state when the sweep is stopped."""
 MAX_RUNS_PER_GPU = 12
 """Small runs on one GPU; with more, their kernels wait for each other."""
+NO_GPU = 3
+"""Exit status of a worker process that cannot use the GPU."""
 RUN_BYTES = 10 * 2**30
 """Most GPU memory that a small run needs: its graphs, an evaluation, CUDA itself."""
 
@@ -56,10 +58,11 @@ def default_processes(device: str, scale: str) -> int:
 class _Worker:
     """A process that imports torch once and then executes one run after another."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, on_gpu: bool) -> None:
         spawn = multiprocessing.get_context("spawn")  # a fork would share CUDA and threads
         self.connection, there = spawn.Pipe()
-        self.process = spawn.Process(target=_serve, args=(there, folder, threads), daemon=True)
+        arguments = (there, folder, threads, on_gpu)
+        self.process = spawn.Process(target=_serve, args=arguments, daemon=True)
         start_process(self.process)
         there.close()
         self.work: Work | None = None
@@ -82,12 +85,15 @@ def run_locally(
     processes: int,
     over: Callable[[], bool] = lambda: False,
     fits: Callable[[Work, Sequence[Work]], bool] = lambda work, others: True,
+    on_gpu: bool = False,
 ) -> Iterator[Event]:
     """Execute the queue with up to `processes` runs at a time, and yield their events.
 
     The next run is the first in the queue that `fits` with those in progress; a run always fits
     alone. A run that is out of memory nevertheless is queued again, and the number of processes is
     reduced by one. When `over` returns True, runs save their state and end without an event.
+
+    With `on_gpu` a process that cannot use the GPU ends instead of training on the CPU.
     """
     # Respect OMP_NUM_THREADS; otherwise split the cores, because oversubscribed threads are slow.
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // processes))
@@ -101,7 +107,7 @@ def run_locally(
                     break
                 idle = next((worker for worker in workers if worker.work is None), None)
                 if idle is None:
-                    workers.append(idle := _Worker(folder, threads))
+                    workers.append(idle := _Worker(folder, threads, on_gpu))
                 queue.remove(work)
                 idle.give(work)
             busy = [worker for worker in workers if worker.work]
@@ -146,10 +152,12 @@ def _terminate(workers: Sequence[_Worker]) -> None:
         worker.process.join(max(0.0, ends - time.monotonic()))
 
 
-def _serve(connection: Connection, folder: Path, threads: int) -> None:
+def _serve(connection: Connection, folder: Path, threads: int, on_gpu: bool) -> None:
     """The main loop of a worker process."""
     die_with_parent(GRACE)
     hear_interrupts(signal.SIG_DFL)  # nothing to save yet: just exit
+    if on_gpu and not _gpu_ready():
+        os._exit(NO_GPU)
     import torch
 
     from memtrain.training.run import Interrupted
@@ -167,6 +175,16 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
             connection.send(attempt(connection.recv(), folder, notify))
     except (EOFError, OSError, KeyboardInterrupt, Interrupted):
         os._exit(0)  # the parent is gone; the run's state is saved
+
+
+def _gpu_ready() -> bool:
+    """Whether the GPU can be used; waits while MPS restarts, as it does after a fault."""
+    ends = time.monotonic() + MPS_TIMEOUT
+    while not (ready := _succeeds([sys.executable, "-c", GPU_PROBE], {})):
+        if time.monotonic() > ends:
+            break
+        time.sleep(1)
+    return ready
 
 
 # ----------------------------------------------------------------------------------------- Ray
@@ -188,7 +206,7 @@ def run_on_ray(queue: deque[Work], folder: Path, processes: int, address: str) -
         # A local folder named ray can be imported, but has no such function.
         from ray import init  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise MemtrainError("launcher=ray: Ray is missing; pip install ray") from None
+        raise MemtrainError("launcher=ray: Ray is missing; pip install memtrain[ray]") from None
     try:
         init(address=address or None, log_to_driver=False, ignore_reinit_error=True)
     except ConnectionError as error:
@@ -230,7 +248,7 @@ def _perform_on_ray(work: Work, folder: str) -> Event:
 MPS_PIPES, MPS_LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 MPS_TIMEOUT = 30.0
 """Seconds to start, to probe and to stop the service, each."""
-MPS_PROBE = """
+GPU_PROBE = """
 import ctypes, sys
 cuda, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
 context, memory = ctypes.c_void_p(), ctypes.c_void_p()
@@ -259,7 +277,7 @@ def shared_gpu() -> Iterator[bool]:
     with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as place:
         own = {MPS_PIPES: place, MPS_LOGS: str(Path(place) / "logs")}
         works = _succeeds([control, "-d"], own) and _succeeds(
-            [sys.executable, "-c", MPS_PROBE], own
+            [sys.executable, "-c", GPU_PROBE], own
         )
         try:
             if works:
