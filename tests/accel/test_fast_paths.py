@@ -146,6 +146,11 @@ class TestExplain:
         lines = explain(built(config), Engine(EngineConfig(device="cpu")))
         assert lines[2] == "cell: whole-sequence GRU"
 
+    def test_an_lstm_is_unrolled_step_by_step_for_a_named_reason(self):
+        config = replace(models("tiny"), cell=CellConfig(kind="lstm", memory_dim=8))
+        lines = explain(built(config), Engine(EngineConfig(device="cpu")))
+        assert lines[2].startswith("cell: plain PyTorch; whole-sequence LSTM off: torch's loop")
+
     @pytest.mark.parametrize("triton", ["3.6.0", "3.7.0", None])
     def test_the_summary_fits_on_a_line(self, monkeypatch, triton):
         line = summary(built(models("paper")), on_gpu(monkeypatch, triton=triton))

@@ -92,7 +92,7 @@ configs = st.builds(
     ),
     cell=st.builds(
         CellConfig,
-        kind=st.one_of(st.sampled_from(["transformer", "mlp", "gru"]), paths),
+        kind=st.one_of(st.sampled_from(["transformer", "mlp", "gru", "lstm"]), paths),
         memory_tokens=count,
         memory_dim=count,
         head_dim=even,
@@ -385,8 +385,8 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (TeacherConfig, dict(head_dim=5), "head_dim=5: must be even"),
     (
         CellConfig,
-        dict(kind="lstm"),
-        "kind='lstm': must be one of gru, mlp, transformer",
+        dict(kind="rwkv"),
+        "kind='rwkv': must be one of gru, lstm, mlp, transformer",
     ),
     (CellConfig, dict(kind="grue"), "did you mean gru?"),
     (CellConfig, dict(kind="lab:"), "kind='lab:': must be"),
@@ -565,7 +565,12 @@ class TestUnusedFields:
             ("gru", "heads", "transformer"),
             ("mlp", "heads", "transformer"),
             ("mlp", "head_dim", "transformer"),
-            ("my_file:Cell", "memory_dim", "transformer, mlp, gru"),
+            (
+                "my_file:Cell",
+                "memory_dim",
+                "transformer, mlp, gru, lstm; cell.options sets the arguments of a class "
+                "(hidden_size, ...)",
+            ),
         ],
     )
     def test_are_refused_with_the_kinds_that_have_them(self, kind, field, users):

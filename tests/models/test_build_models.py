@@ -21,7 +21,7 @@ few = st.integers(1, 4)
 def test_the_rough_count_is_never_too_low(tokens, dim, width, heads, pairs, layers, kind, vocab):
     cell = CellConfig(
         kind=kind,
-        memory_tokens=tokens,
+        memory_tokens=2 * tokens if kind == "lstm" else tokens,
         memory_dim=dim,
         width=width,
         layers=layers,

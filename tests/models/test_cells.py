@@ -9,11 +9,14 @@ from torch.testing import assert_close
 from conftest import VOCAB, random_tokens, seeded, tiny_cell
 from memtrain.config import CellConfig
 from memtrain.errors import CellContractError, MemtrainError
-from memtrain.models.cells import GRUCell, MLPCell, TransformerCell, build_cell
+from memtrain.models.cells import GRUCell, LSTMCell, MLPCell, TransformerCell, build_cell
 from memtrain.models.check_cell import check_cell, memory_shape
 
-KINDS = ("transformer", "mlp", "gru")
-SHAPES = ((1, 16), (3, 24), (2, 4))
+KINDS = ("transformer", "mlp", "gru", "lstm")
+SHAPES = ((1, 16), (3, 24), (2, 4), (4, 8))
+CASES = [
+    (kind, *shape) for kind in KINDS for shape in SHAPES if kind != "lstm" or shape[0] % 2 == 0
+]
 
 
 def random_memory(cell: nn.Module, rows: int = 5) -> Tensor:
@@ -21,9 +24,8 @@ def random_memory(cell: nn.Module, rows: int = 5) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("memory_tokens", "memory_dim"), SHAPES, ids=[f"M{m}-D{d}" for m, d in SHAPES]
+    ("kind", "memory_tokens", "memory_dim"), CASES, ids=[f"{k}-M{m}-D{d}" for k, m, d in CASES]
 )
-@pytest.mark.parametrize("kind", KINDS)
 class TestEveryCell:
     @pytest.fixture
     def cell(self, kind, memory_tokens, memory_dim) -> nn.Module:
@@ -49,11 +51,11 @@ class TestEveryCell:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_transformer_and_mlp_give_tokens_of_rms_1_and_a_gru_does_not(kind):
-    cell = tiny_cell(kind, memory_tokens=3, memory_dim=24)
+def test_transformer_and_mlp_give_tokens_of_rms_1_and_gated_cells_do_not(kind):
+    cell = tiny_cell(kind, memory_tokens=4, memory_dim=24)
     rms = cell(random_memory(cell), random_tokens(5)).square().mean(-1).sqrt()
-    normalised = torch.allclose(rms, torch.ones(5, 3), atol=1e-3)
-    assert normalised is (kind != "gru")
+    normalised = torch.allclose(rms, torch.ones(5, 4), atol=1e-3)
+    assert normalised is (kind not in ("gru", "lstm"))
 
 
 class TestTransformerCell:
@@ -104,6 +106,15 @@ class TestMLPCell:
         assert_close(cell(memory, token), expected, atol=1e-4, rtol=1e-4)
 
 
+def stacked_weights(layers: nn.ModuleList) -> dict[str, Tensor]:
+    """The weights of single cells under the names of nn.GRU and nn.LSTM."""
+    return {
+        f"{name}_l{depth}": value
+        for depth, layer in enumerate(layers)
+        for name, value in layer.state_dict().items()
+    }
+
+
 class TestGRUCell:
     def test_one_layer_equals_the_equations_written_out(self):
         cell = tiny_cell("gru", memory_tokens=1)
@@ -123,16 +134,36 @@ class TestGRUCell:
         cell = tiny_cell("gru", memory_tokens=3)
         assert isinstance(cell, GRUCell)
         stacked = nn.GRU(16, 16, num_layers=3)
-        stacked.load_state_dict(
-            {
-                f"{name}_l{depth}": value
-                for depth, layer in enumerate(cell.layers)
-                for name, value in layer.state_dict().items()
-            }
-        )
+        stacked.load_state_dict(stacked_weights(cell.layers))
         memory, token = random_memory(cell), random_tokens(5)
         _, state = stacked(cell.embedding(token)[None], memory.transpose(0, 1).contiguous())
         assert_close(cell(memory, token), state.transpose(0, 1))
+
+
+class TestLSTMCell:
+    def test_tokens_are_h_and_c_of_each_layer_of_a_stacked_lstm(self):
+        cell = tiny_cell("lstm", memory_tokens=6)
+        assert isinstance(cell, LSTMCell)
+        stacked = nn.LSTM(16, 16, num_layers=3)
+        stacked.load_state_dict(stacked_weights(cell.layers))
+        memory, token = random_memory(cell), random_tokens(5)
+        h, c = (memory[:, at::2].transpose(0, 1).contiguous() for at in (0, 1))
+        _, (h, c) = stacked(cell.embedding(token)[None], (h, c))
+        found = cell(memory, token)
+        assert_close(found[:, 0::2], h.transpose(0, 1))
+        assert_close(found[:, 1::2], c.transpose(0, 1))
+
+    def test_keeps_full_precision_under_autocast(self):
+        cell = tiny_cell("lstm", memory_tokens=2)
+        memory, token = random_memory(cell), random_tokens(5)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = cell(memory.bfloat16().float(), token)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, cell(memory.bfloat16().float(), token))
+
+    def test_an_odd_number_of_tokens_is_refused(self):
+        with pytest.raises(MemtrainError, match="memory_tokens=3: must be even.*set it to 4"):
+            tiny_cell("lstm", memory_tokens=3)
 
 
 # ------------------------------------------------------------------------------ broken cells
@@ -345,7 +376,7 @@ class TestCheckCell:
         ("cell", "message"),
         [
             (Sound, "Sound: is a class; pass an instance, cell=Sound(...)"),
-            ("gru", "config.cell.kind (--cell.kind)"),
+            ("gru", "config.cell.kind; memtrain.make_cell makes one"),
             (nn.GRUCell(8, 8), "GRUCell: memory_tokens and memory_dim missing; a cell states"),
             (nn.GRUCell(8, 8), "forward(memory (B, M, D), token (B,)) -> memory (B, M, D)"),
         ],

@@ -16,7 +16,7 @@ from memtrain.models.teacher import Decoder
 
 CELLS = pytest.mark.parametrize(
     ("kind", "memory_tokens", "memory_dim"),
-    [("transformer", 2, 16), ("mlp", 3, 24), ("gru", 1, 8)],
+    [("transformer", 2, 16), ("mlp", 3, 24), ("gru", 1, 8), ("lstm", 2, 8)],
     ids=lambda value: str(value),
 )
 

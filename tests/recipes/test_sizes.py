@@ -54,7 +54,7 @@ def test_other_recipes_have_one_size():
 
 
 @pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("kind", ["gru", "mlp"])
+@pytest.mark.parametrize("kind", ["gru", "lstm", "mlp"])
 def test_other_cells_have_about_as_many_parameters(name: str, kind: str):
     config = recipe("text", name, cell=kind)
     sizes = [
@@ -64,10 +64,11 @@ def test_other_cells_have_about_as_many_parameters(name: str, kind: str):
     assert config.cell.kind == kind and sizes[0] == pytest.approx(sizes[1], rel=0.3)
 
 
-def test_the_papers_gru_is_as_large_as_its_transformer():
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_the_papers_gru_and_lstm_are_as_large_as_its_transformer(kind: str):
     sizes = [
-        sum(p.numel() for p in build_rnn(recipe("mnist", cell=kind), 256).parameters())
-        for kind in ("gru", "transformer")
+        sum(p.numel() for p in build_rnn(recipe("mnist", cell=one), 256).parameters())
+        for one in (kind, "transformer")
     ]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.03)
 

@@ -19,7 +19,7 @@ from memtrain.accel.cpu_unroll import FusedUnroll, UnrolledGRU
 from memtrain.accel.cuda_graphs import GraphedRollouts, RolloutKernels
 from memtrain.accel.engine import Engine
 from memtrain.accel.triton import HEAD_DIMS
-from memtrain.models.cells import GRUCell, TransformerCell
+from memtrain.models.cells import GRUCell, LSTMCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
 from memtrain.models.rnn import RNN, Choose, Sampler
 from memtrain.models.teacher import Decoder, Teacher
@@ -90,6 +90,10 @@ def _heads_off(module: nn.Module, engine: Engine | None = None) -> str | None:
     sizes = {part.head_dim for part in module.modules() if isinstance(part, Attention)}
     wrong, needed = sorted(sizes.difference(HEAD_DIMS)), " or ".join(map(str, HEAD_DIMS))
     return f"head_dim {wrong[0]}; {needed} needed" if wrong else None
+
+
+def _lstm_off(module: nn.Module, engine: Engine) -> str | None:
+    return "torch's loop returns only the last c, a memory has c of every step"
 
 
 def _hopper_off(module: nn.Module, engine: Engine) -> str | None:
@@ -218,6 +222,7 @@ FAST_PATHS = (
              precision="fp32", cell=TransformerCell),
     FastPath("whole-sequence GRU", RNN, "any", ("cell",),
              lambda rnn, engine: loops(rnn, unroller=UnrolledGRU()), cell=GRUCell),
+    FastPath("whole-sequence LSTM", RNN, "any", ("cell",), off=_lstm_off, cell=LSTMCell),
     FastPath("CUDA graphs", RNN, "cuda", ROLLOUTS, _graphs),
     FastPath("triton", RNN, "cuda", ROLLOUTS, _rollout_kernels, _triton_off),
     FastPath("triton attention", RNN, "cuda", ROLLOUTS, off=_heads_off),

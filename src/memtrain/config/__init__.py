@@ -17,22 +17,30 @@ from memtrain.config.data import (
     Custom,
     DataConfig,
     Digits,
+    LabelFile,
     Parity,
     Recall,
     Retrieval,
     Stack,
     Stream,
 )
-from memtrain.config.model import CELLS, CellConfig, TeacherConfig, check_used, model_shapes
+from memtrain.config.model import (
+    CELLS,
+    TORCH_CELLS,
+    CellConfig,
+    TeacherConfig,
+    check_used,
+    model_shapes,
+)
 from memtrain.config.run import EngineConfig, LogConfig, RunConfig
 from memtrain.config.stages import BPTTConfig, DMTConfig, PretrainConfig, SMTConfig, StageConfig
 from memtrain.config.validation import CUSTOM_PATH
 
 __all__ = [
     "BPTTConfig", "CELLS", "CUSTOM_PATH", "CellConfig", "DMTConfig", "DataConfig", "EngineConfig",
-    "LogConfig", "PretrainConfig", "RunConfig", "SMTConfig", "StageConfig", "TeacherConfig",
-    "check_used", "model_shapes", "Arithmetic", "Copy", "Custom", "Digits", "Parity", "Recall",
-    "Retrieval", "S5", "Stack", "Stream",
+    "LogConfig", "PretrainConfig", "RunConfig", "SMTConfig", "StageConfig", "TORCH_CELLS",
+    "TeacherConfig", "check_used", "model_shapes", "Arithmetic", "Copy", "Custom", "Digits",
+    "LabelFile", "Parity", "Recall", "Retrieval", "S5", "Stack", "Stream",
 ]  # fmt: skip
 
 

@@ -180,4 +180,25 @@ class Stream(Checked):
     document does, as evaluation and generation do."""
 
 
-DataConfig = Retrieval | Copy | Stack | Recall | Arithmetic | Parity | S5 | Digits | Stream | Custom
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelFile(Checked):
+    """Sequences with a memory for every step, from a teacher or an oracle; no teacher is needed."""
+
+    kind: Literal["labels"] = "labels"
+    path: str = ""
+    """File that `memtrain label RUN` or `memtrain.Labels.save` wrote."""
+
+
+DataConfig = (
+    Retrieval
+    | Copy
+    | Stack
+    | Recall
+    | Arithmetic
+    | Parity
+    | S5
+    | Digits
+    | Stream
+    | LabelFile
+    | Custom
+)

@@ -45,12 +45,15 @@ class TeacherConfig(Checked):
         check_rotary(self.head_dim, self.rotary_fraction)
 
 
-CELLS = ("transformer", "mlp", "gru")
+CELLS = ("transformer", "mlp", "gru", "lstm")
+TORCH_CELLS = ("torch.nn:RNNCell", "torch.nn:GRUCell", "torch.nn:LSTMCell")
+"""Classes that a config may name without permission to import code."""
 _MEMORY = frozenset({"kind", "memory_tokens", "memory_dim"})
 _USED = {
     "transformer": _MEMORY | {"width", "layers", "heads", "head_dim", "rotary_fraction"},
     "mlp": _MEMORY | {"width", "layers"},
     "gru": _MEMORY,
+    "lstm": _MEMORY,
 }
 _USED_BY_OTHERS = frozenset({"kind", "options"})
 
@@ -60,15 +63,19 @@ class CellConfig(Checked):
     """The recurrent cell, one step (memory, token) -> memory, and the shape of its memory."""
 
     kind: str = "transformer"
-    """transformer, mlp, gru, or your own class as package.module:Class."""
+    """transformer, mlp, gru, lstm, your own class as package.module:Class, or any recurrent cell,
+    such as torch.nn:LSTMCell."""
     memory_tokens: MemoryTokens = 16
-    """Tokens per memory (layers of a GRU). Your own class states its own."""
+    """Tokens per memory (layers of a GRU; two per layer of an LSTM). Other classes state their
+    own."""
     memory_dim: Width = 256
-    """Width of a memory token. Your own class states its own."""
+    """Width of a memory token. Other classes state their own; it is the default of a wrapped cell's
+    input_size and hidden_size."""
     width: Width = 256
-    """Inner width (Transformer) or hidden width (MLP); not used by a GRU."""
+    """Inner width (Transformer) or hidden width (MLP); not used by a GRU or LSTM."""
     layers: Layers = 8
-    """Blocks (Transformer) or hidden layers (MLP); a GRU has one layer per memory token."""
+    """Blocks (Transformer) or hidden layers (MLP); a GRU has one layer per memory token, an LSTM
+    one per two."""
     heads: Heads = 8
     """Attention heads (Transformer)."""
     head_dim: HeadDim = 64
@@ -76,7 +83,7 @@ class CellConfig(Checked):
     rotary_fraction: Fraction = 1.0
     """Fraction of each head's channels that RoPE rotates (Transformer; the authors' code: 0.5)."""
     options: Options = field(default_factory=dict)
-    """Keyword arguments of your own class, besides vocab_size."""
+    """Keyword arguments of the class, besides vocab_size."""
 
     def check(self) -> None:
         check_rotary(self.head_dim, self.rotary_fraction)
@@ -143,7 +150,12 @@ def check_used(cell: CellConfig, default: CellConfig) -> None:
         if one.name in used or value == getattr(default, one.name):
             continue
         having = [kind for kind in CELLS if one.name in _USED[kind]] or ["package.module:Class"]
+        own = (
+            "; cell.options sets the arguments of a class (hidden_size, ...)"
+            if ":" in cell.kind
+            else ""
+        )
         raise MemtrainError(
             f"cell.{one.name}={value}: must be left out with cell.kind={cell.kind}, which does not "
-            f"use it; it is for {', '.join(having)}"
+            f"use it; it is for {', '.join(having)}{own}"
         )

@@ -53,7 +53,7 @@ class LogConfig(Checked):
     """Checkpoints to keep on disk, besides the best one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RunConfig(Checked):
     """A whole run: data, models and stages."""
 
@@ -92,6 +92,9 @@ class RunConfig(Checked):
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**31")
         if not any(stage.steps for stage in self.stages().values()):
             raise MemtrainError("steps=0 in every stage: set smt.steps, dmt.steps or bptt.steps")
+        if self.has_labels:
+            self._check_labels()
+            return
         if self.dmt.steps and not self.has_teacher:
             raise MemtrainError(
                 f"dmt.steps={self.dmt.steps} with smt.steps=0: DMT needs the teacher that SMT "
@@ -108,10 +111,37 @@ class RunConfig(Checked):
                 f"{self.teacher.encoder}, whose tokens see their targets"
             )
 
+    def __repr__(self) -> str:
+        steps = [f"{name} {one.steps}" for name, one in self.stages().items() if one.steps]
+        cell = f"{self.cell.kind} cell, memory {self.cell.memory_tokens} x {self.cell.memory_dim}"
+        return f"<RunConfig {self.name}: {self.data.kind}, {cell}; steps: {', '.join(steps)}>"
+
     def stages(self) -> dict[str, StageConfig]:
         """The stages by name, in order."""
         return {"pretrain": self.pretrain, "smt": self.smt, "dmt": self.dmt, "bptt": self.bptt}
 
+    def _check_labels(self) -> None:
+        """Refuse what needs a teacher, where the memories come from a file."""
+        needs: dict[str, int | float] = {
+            "pretrain.steps": self.pretrain.steps,
+            "smt.train_teacher": bool(self.smt.steps and self.smt.train_teacher),
+            "smt.next_weight": self.smt.next_weight,
+            "smt.token_weight": self.smt.token_weight,
+            "dmt.train_teacher": self.dmt.train_teacher,
+            "dmt.decode_weight": self.dmt.decode_weight,
+        }
+        for name, value in needs.items():
+            if value:
+                off = "False" if isinstance(value, bool) else "0"
+                raise MemtrainError(
+                    f"{name}={value}: must be {off} with data.kind=labels, which has no teacher"
+                )
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the memories to learn come with the data."""
+        return self.data.kind == "labels"
+
     @property
     def has_teacher(self) -> bool:
-        return self.pretrain.steps + self.smt.steps > 0
+        return not self.has_labels and self.pretrain.steps + self.smt.steps > 0

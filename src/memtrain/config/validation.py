@@ -11,14 +11,17 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, did_you_mean
 
 CUSTOM_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A user's class, as package.module:Class."""
+MOST_NAMES = 12
+"""Classes of a module that an error lists."""
 MOVED = {"memtrain.experiments.memory_maps": "memtrain.paper.figures.memory_maps"}
 """Modules of memtrain that configs of earlier versions name, and where they are now."""
 
@@ -85,6 +88,28 @@ def check_bounds(config: object) -> None:
             bounds.check(one.name, value)
 
 
+Config = TypeVar("Config", bound=Checked)
+
+
+def config_from(kind: type[Config], config: Config | None, settings: dict[str, Any]) -> Config:
+    """A config from keyword arguments, or one with some fields replaced.
+
+    Raises:
+        MemtrainError: `config` is something else, or there is no such field.
+    """
+    if config is not None and not isinstance(config, kind):
+        raise MemtrainError(
+            f"config={type(config).__name__}: must be a {kind.__name__}; or leave it out and give "
+            "its fields by name"
+        )
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    for name, value in settings.items():
+        if name not in names:
+            guess = did_you_mean(name, names).partition(" (")[0]  # without the list of all
+            raise MemtrainError(f"{name}={value!r}: {kind.__name__} has no such field; {guess}")
+    return replace(config or kind(), **settings)  # type: ignore[type-var]
+
+
 def _broken_rule(kind: Any, value: Any) -> str:
     """What a value of this type must be, if it is not; dataclasses do not check types."""
     if kind is int:
@@ -143,6 +168,8 @@ def load_class(path: str, field: str) -> type:
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        if len(classes) > MOST_NAMES:
+            classes = get_close_matches(class_name, classes, MOST_NAMES) or classes[:MOST_NAMES]
         raise MemtrainError(f"{field}={path}: it has no class {class_name}, but {classes}")
     return found
 

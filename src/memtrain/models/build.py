@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memtrain.config import CELLS, RunConfig
+from memtrain.config import CELLS, TORCH_CELLS, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.models.cells import build_cell
 from memtrain.models.check_cell import check_cell, memory_shape
@@ -69,6 +69,9 @@ def _build_checked(
         # An exact count needs torch's compiler, which takes a second to load.
         with torch.device("meta"):  # shapes without memory
             _check_size(*build())
+    if cell is None and config.cell.kind in TORCH_CELLS:
+        sizes = [value for value in config.cell.options.values() if type(value) is int]
+        _check_count(8 * max(sizes, default=0) ** 2)  # of an LSTM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
@@ -101,7 +104,12 @@ def _memory() -> int:
 
 
 def _check_size(*models: nn.Module | None) -> None:
-    count = sum(p.numel() for model in models if model is not None for p in model.parameters())
+    _check_count(
+        sum(p.numel() for model in models if model is not None for p in model.parameters())
+    )
+
+
+def _check_count(count: int) -> None:
     memory = _memory()
     if 4 * count > memory:
         raise MemtrainError(

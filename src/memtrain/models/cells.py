@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from memtrain.config import CellConfig
-from memtrain.config.validation import load_class
-from memtrain.errors import MemtrainError, describe_error
+from memtrain.config import CellConfig, check_used
+from memtrain.config.validation import config_from, load_class
+from memtrain.errors import MemtrainError, describe_error, did_you_mean
 from memtrain.models.check_cell import check_cell
 from memtrain.models.layers import Stack, normalize_memory, projection
+from memtrain.models.wrap import WrappedCell, constructor_options, is_wrappable, wrap
 
 
 class Cell(nn.Module, ABC):
@@ -103,7 +104,46 @@ class GRUCell(Cell):
         return torch.stack(states, dim=1)
 
 
-CELL_CLASSES = {"transformer": TransformerCell, "mlp": MLPCell, "gru": GRUCell}
+class LSTMCell(Cell):
+    """A stacked LSTM: memory tokens 2l and 2l + 1 are the states h and c of layer l.
+
+    A layer reads h of the layer below. Neither normalized nor under autocast, as a GRU.
+    """
+
+    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
+        if config.memory_tokens % 2:
+            raise MemtrainError(
+                f"cell.memory_tokens={config.memory_tokens}: must be even with cell.kind=lstm, "
+                "whose layers have two memory tokens each, h and c; set it to "
+                f"{config.memory_tokens + 1}"
+            )
+        self.embedding = nn.Embedding(vocab_size, config.memory_dim)
+        self.layers = nn.ModuleList(
+            nn.LSTMCell(config.memory_dim, config.memory_dim)
+            for _ in range(config.memory_tokens // 2)
+        )
+
+    def forward(
+        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B M D"]:
+        states: list[Tensor] = []
+        with torch.autocast(memory.device.type, enabled=False):
+            below, memory = self.embedding(token), memory.to(self.embedding.weight.dtype)
+            for number, layer in enumerate(self.layers):
+                h, c = layer(below, (memory[:, 2 * number], memory[:, 2 * number + 1]))
+                states += [h, c]
+                below = h
+        return torch.stack(states, dim=1)
+
+
+CELL_CLASSES = {
+    "transformer": TransformerCell,
+    "mlp": MLPCell,
+    "gru": GRUCell,
+    "lstm": LSTMCell,
+}
 
 
 def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
@@ -111,12 +151,22 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
     if config.kind in CELL_CLASSES:
         return CELL_CLASSES[config.kind](config, vocab_size)
     cell_class = load_class(config.kind, "cell.kind")
-    try:
-        cell = cell_class(vocab_size=vocab_size, **config.options)
-    except TypeError as error:
+    if cell_class is WrappedCell:
         raise MemtrainError(
-            f"cell.kind={config.kind}: {error}; a cell is made as Class(vocab_size=..., **options)"
-        ) from None
+            f"cell.kind={config.kind}: the run was created with a cell that memtrain.wrap made; "
+            "pass the same, cell=memtrain.wrap(...)"
+        )
+    wrapped = is_wrappable(cell_class)
+    made_as = "a cell is made as Class(vocab_size=..., **options)"
+    if wrapped:
+        made_as = "cell.options sets its arguments that are numbers, strings or booleans"
+    try:
+        if wrapped:
+            cell = cell_class(**constructor_options(cell_class, config))
+        else:
+            cell = cell_class(vocab_size=vocab_size, **config.options)
+    except TypeError as error:
+        raise MemtrainError(f"cell.kind={config.kind}: {error}; {made_as}") from None
     except MemtrainError:
         raise
     except Exception as error:  # the user's code
@@ -125,4 +175,23 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
         raise MemtrainError(
             f"cell.kind={config.kind}: its constructor raised {describe_error(error)}"
         ) from error
-    return check_cell(cell, vocab_size)
+    return check_cell(wrap(cell, vocab_size) if wrapped else cell, vocab_size)
+
+
+def make_cell(kind: str = "transformer", *, vocab_size: int, **sizes: Any) -> nn.Module:
+    """A built-in cell: transformer, mlp, gru or lstm.
+
+    Args:
+        kind: its name.
+        vocab_size: the number of tokens that it reads.
+        sizes: fields of CellConfig; those that are left out are the paper's.
+
+    Example: `make_cell("gru", vocab_size=256, memory_tokens=1, memory_dim=64)`
+    """
+    if kind not in CELL_CLASSES:
+        raise MemtrainError(f"kind={kind!r}: {did_you_mean(str(kind), CELL_CLASSES)}")
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise MemtrainError(f"vocab_size={vocab_size!r}: must be a whole number above 0")
+    config = config_from(CellConfig, CellConfig(kind=kind), sizes)
+    check_used(config, CellConfig())
+    return build_cell(config, vocab_size)

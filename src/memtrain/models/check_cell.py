@@ -36,7 +36,7 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
         CellContractError: names the broken rule and the observation.
     """
     try:
-        checked = _check_kind(cell)
+        checked = check_kind(cell)
         check_tensors(checked)
         with _unchanged(checked):
             checked.eval()
@@ -44,8 +44,12 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
             with torch.no_grad():
                 probe.check_values()
                 probe.check_rows()
-            probe.check_gradients()
-        with _unchanged(checked):  # in its initial state, since a first call may change it
+            with torch.enable_grad():
+                probe.check_gradients()
+        with (
+            _unchanged(checked),
+            torch.enable_grad(),
+        ):  # in its initial state, since a first call may change it
             check_resume(checked, probe.step, probe.memory, probe.token)
     except CellContractError:
         raise
@@ -56,7 +60,7 @@ def check_cell(cell: object, vocab_size: int) -> nn.Module:
     return checked
 
 
-def _check_kind(cell: object) -> nn.Module:
+def check_kind(cell: object) -> nn.Module:
     """The cell, if it is a module with the shape of its memory."""
     name = type(cell).__name__
     if isinstance(cell, type):
@@ -66,7 +70,7 @@ def _check_kind(cell: object) -> nn.Module:
     if isinstance(cell, str):
         raise CellContractError(
             f"cell={cell!r}: must be a torch.nn.Module; a built-in cell is named in the config, "
-            "config.cell.kind (--cell.kind)"
+            "config.cell.kind; memtrain.make_cell makes one"
         )
     if not isinstance(cell, nn.Module):
         raise CellContractError(f"{name}: a cell must be a torch.nn.Module")

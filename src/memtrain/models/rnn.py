@@ -1,6 +1,7 @@
 """The RNN: a cell, a readout and the empty memory. It needs no teacher."""
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from memtrain.config import TeacherConfig
+from memtrain.config.validation import config_from
 from memtrain.errors import MemtrainError
-from memtrain.models.check_cell import memory_shape
-from memtrain.models.teacher import Decoder
+from memtrain.models.check_cell import check_cell, check_kind, memory_shape
+from memtrain.models.teacher import Decoder, Teacher, count_parameters
 
 Choose = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, V) and one uniform random number per row (B,) to one token per row."""
@@ -28,11 +31,65 @@ class RNN(nn.Module):
     or, whole sequences (B, T) at once, `logits = rnn(tokens)`.
     """
 
-    def __init__(self, cell: nn.Module, readout: Decoder) -> None:
+    def __init__(
+        self,
+        cell: nn.Module,
+        readout: Decoder | Teacher | None = None,
+        *,
+        vocab_size: int = 0,
+        **sizes: Any,
+    ) -> None:
+        """
+        Args:
+            cell: one step, forward(memory (B, M, D), token (B,)) -> memory (B, M, D).
+            readout: from a memory to the logits of the next target; given a teacher, a new one of
+                the shape of its decoder, which SMT copies into it.
+            vocab_size: the number of tokens, if no readout is given.
+            sizes: width, decoder_layers, heads and other fields of TeacherConfig, if no readout is
+                given.
+
+        Raises:
+            CellContractError: the cell breaks a rule.
+        """
         super().__init__()
+        check_kind(cell)
+        if not isinstance(readout, Decoder | Teacher | None):
+            raise MemtrainError(
+                f"readout={type(readout).__name__}: must be a memtrain.Decoder, or the "
+                "memtrain.Teacher whose decoder it will copy"
+            )
+        if isinstance(readout, Decoder):
+            self._refuse(vocab_size=vocab_size, **sizes)
+        else:
+            if isinstance(readout, Teacher):
+                self._refuse(vocab_size=vocab_size, **sizes)
+                config, vocab_size = readout.config, readout.vocab_size
+            else:
+                config = config_from(TeacherConfig, None, sizes)
+            readout = Decoder(config, vocab_size, memory_shape(cell)[1])
+            check_cell(cell, vocab_size)
         self.cell = cell
         self.readout = readout
         self.fast: Any = None
+
+    @staticmethod
+    def _refuse(**sizes: Any) -> None:
+        """Refuse sizes beside a readout, which has its own."""
+        for name, size in sizes.items():
+            if size:
+                raise MemtrainError(f"{name}={size!r}: must be left out; the readout has its own")
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens that it predicts."""
+        return self.readout.head.out_features
+
+    def __repr__(self) -> str:
+        tokens, dim = memory_shape(self.cell)
+        return (
+            f"<{type(self).__name__}: {type(self.cell).__name__}, memory {tokens} x {dim}, "
+            f"vocabulary {self.vocab_size}, {count_parameters(self):,} parameters>"
+        )
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
         """The memory of having read nothing: zeros."""
@@ -47,12 +104,12 @@ class RNN(nn.Module):
         Raises:
             MemtrainError: the memory or the tokens are not what the model takes.
         """
+        self._check_memory(memory)
         try:
             memory = self.cell(memory, token)
         except Exception:
             # Checked only now: reading the tokens on the host would stall a GPU at every step.
-            self._check_memory(memory)
-            self._check_tokens("token", token, len(memory))
+            self.check_tokens("token", token, len(memory))
             raise
         return self.predict(memory), memory
 
@@ -64,7 +121,7 @@ class RNN(nn.Module):
         Raises:
             MemtrainError: the tokens are not what the model takes.
         """
-        self._check_tokens("tokens", tokens)
+        self.check_tokens("tokens", tokens)
         return self.predict(self.unroll(tokens))
 
     def _check_memory(self, memory: object) -> None:
@@ -76,12 +133,13 @@ class RNN(nn.Module):
                 "rnn.empty_memory(batch_size) makes one"
             ) from None
 
-    def _check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
+    def check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
         """Refuse anything but a tensor of tokens, (rows,) or, without `rows`, (B, T)."""
         example = "torch.tensor([[3, 0, 5]])" if rows is None else "torch.tensor([3])"
         if not isinstance(tokens, Tensor):
             raise MemtrainError(
-                f"{name}={tokens!r}: must be a tensor of whole numbers, such as {example}"
+                f"{name}={reprlib.repr(tokens)}: must be a tensor of whole numbers, such as "
+                f"{example}"
             ) from None
         shape = "(B, T)" if rows is None else f"({rows},), as many as memory has rows"
         right = tokens.dim() == 2 if rows is None else tokens.shape == (rows,)

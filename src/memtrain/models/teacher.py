@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import TeacherConfig
+from memtrain.config.validation import config_from
+from memtrain.errors import MemtrainError
 from memtrain.models.layers import Lookup, Stack, normalize_memory, projection, residual
 
 MAX_ROWS = 2048
@@ -28,6 +30,19 @@ class EncoderOutput(NamedTuple):
 
 def _stack(config: TeacherConfig, layers: int) -> Stack:
     return Stack(config.width, layers, config.heads, config.head_dim, config.rotary_fraction)
+
+
+def _check_sizes(vocab_size: int, memory_dim: int, memory_tokens: int = 1) -> int:
+    """The width of a memory token, if these sizes are whole numbers above 0."""
+    sizes = {"vocab_size": vocab_size, "memory_tokens": memory_tokens, "memory_dim": memory_dim}
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise MemtrainError(f"{name}={size!r}: must be a whole number above 0; {name}=...")
+    return memory_dim
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class BidirectionalEncoder(nn.Module):
@@ -154,12 +169,30 @@ class Decoder(nn.Module):
 
     Causal, it is the teacher's decoder; with no future inputs it is the RNN's readout, and then
     it may also be bidirectional.
+
+    Example: `Decoder(vocab_size=256, memory_dim=64, width=64, decoder_layers=1)`
     """
 
     def __init__(
-        self, config: TeacherConfig, vocab_size: int, memory_dim: int, *, causal: bool = True
+        self,
+        config: TeacherConfig | None = None,
+        vocab_size: int = 0,
+        memory_dim: int = 0,
+        *,
+        causal: bool = True,
+        **sizes: Any,
     ) -> None:
+        """
+        Args:
+            config: the sizes, or give them by name.
+            vocab_size: the number of targets, V.
+            memory_dim: width of a memory token, D; by default the inner width.
+            causal: whether a position sees only those before it.
+            sizes: fields of TeacherConfig; those of the encoder are not used.
+        """
         super().__init__()
+        config = config_from(TeacherConfig, config, sizes)
+        memory_dim = _check_sizes(vocab_size, memory_dim or config.width)
         self.causal = causal
         self.from_memory = projection(memory_dim, config.width)
         self.stack = _stack(config, config.decoder_layers)
@@ -185,18 +218,44 @@ class Decoder(nn.Module):
 
 
 class Teacher(nn.Module):
-    """Encoder and decoder over one shared embedding."""
+    """Encoder and decoder over one shared embedding.
+
+    Example: `Teacher(vocab_size=256, memory_tokens=4, width=64, encoder_layers=2)`; sizes that are
+    left out are the paper's.
+    """
 
     def __init__(
-        self, config: TeacherConfig, vocab_size: int, memory_tokens: int, memory_dim: int
+        self,
+        config: TeacherConfig | None = None,
+        vocab_size: int = 0,
+        memory_tokens: int = 16,
+        memory_dim: int = 0,
+        **sizes: Any,
     ) -> None:
+        """
+        Args:
+            config: the sizes, or give them by name.
+            vocab_size: the number of tokens, V.
+            memory_tokens: tokens per memory, M, as many as the cell's.
+            memory_dim: width of a memory token, D, that of the cell; by default the inner width.
+            sizes: fields of TeacherConfig.
+        """
         super().__init__()
-        self.config = config
+        self.config = config = config_from(TeacherConfig, config, sizes)
+        memory_dim = _check_sizes(vocab_size, memory_dim or config.width, memory_tokens)
+        self.vocab_size, self.memory_tokens, self.memory_dim = vocab_size, memory_tokens, memory_dim
         self.embedding = nn.Embedding(vocab_size, config.width)
         self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, vocab_size, memory_dim)
         self.fast: Any = None
+
+    def __repr__(self) -> str:
+        memory, size = f"{self.memory_tokens} x {self.memory_dim}", count_parameters(self)
+        return (
+            f"<Teacher: {self.config.encoder} encoder of width {self.config.width}, memory "
+            f"{memory}, vocabulary {self.vocab_size}, {size:,} parameters>"
+        )
 
     @property
     def receptive_field(self) -> int:

@@ -188,7 +188,8 @@ def rough_cost(config: RunConfig) -> int:
     """Roughly the number of layers that a run evaluates in sequence: the time of a small model."""
     kind = type(config.data)
     own = TASKS[kind](config.data).sequence_length if kind in TASKS else 0
-    cell = config.cell.memory_tokens if config.cell.kind == "gru" else config.cell.layers
+    stacked = {"gru": config.cell.memory_tokens, "lstm": config.cell.memory_tokens // 2}
+    cell = stacked.get(config.cell.kind, config.cell.layers)
     teacher = config.teacher.encoder_layers + config.teacher.decoder_layers
     rollout = own or config.dmt.rollout_length or STREAM_ROLLOUT
     through = rollout if config.dmt.through_time else min(config.dmt.segment, rollout)

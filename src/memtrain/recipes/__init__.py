@@ -22,7 +22,7 @@ _MAKERS: tuple[Callable[..., RunConfig], ...] = (
         datasets.sketchy,
         datasets.text,
     ),
-    *(datasets.images, datasets.tokens, synthetic.custom),
+    *(datasets.images, datasets.tokens, datasets.labels, synthetic.custom),
 )
 RECIPES = {make.__name__.replace("_", "-"): make for make in _MAKERS}
 STREAMS: dict[str, str] = {
@@ -42,7 +42,7 @@ def recipe(
         name: one of `RECIPES`.
         size: of the models (`sizes.SIZES`), for real data.
         method: smt-dmt, or bptt for comparison, for real data.
-        cell: transformer, gru or mlp, with about as many parameters, for real data.
+        cell: transformer, gru, lstm or mlp, with about as many parameters, for real data.
     """
     if name not in RECIPES:
         raise MemtrainError(f"recipe {name!r}: {did_you_mean(name, RECIPES)}")

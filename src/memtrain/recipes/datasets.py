@@ -11,6 +11,7 @@ from memtrain.config import (
     Digits,
     DMTConfig,
     EngineConfig,
+    LabelFile,
     LogConfig,
     RunConfig,
     SMTConfig,
@@ -32,7 +33,7 @@ def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) 
     shape = size_named(size)
     make = _paper if shape.teacher.encoder == "bidirectional" else _laptop
     config = replace(make(name, data, shape), cell=cell_of_kind(shape, cell))
-    if cell == "gru":  # its states cannot reach RMS 1
+    if cell in ("gru", "lstm"):  # their states cannot reach RMS 1
         config = replace(config, teacher=replace(config.teacher, normalize_memory=False))
     return _by_bptt(config) if method == "bptt" else config
 
@@ -44,7 +45,8 @@ def _by_bptt(config: RunConfig) -> RunConfig:
     than SMT's; for equal time set `bptt.seconds`. The learning rates were the best of three at the
     paper's size (docs/RESULTS.md); for a GRU on text, three times as much was better still.
     """
-    small_rate = config.teacher.encoder == "bidirectional" and config.cell.kind != "gru"
+    gated = config.cell.kind in ("gru", "lstm")
+    small_rate = config.teacher.encoder == "bidirectional" and not gated
     return RunConfig(
         name=f"{config.name}-bptt",
         data=config.data,
@@ -169,6 +171,25 @@ def images(size: str = "small", method: str = "smt-dmt", cell: str = "transforme
 def tokens(size: str = "small", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Any array of tokens (--data FILE.npy)."""
     return _stream("tokens", size, method, cell, 256)
+
+
+def labels() -> RunConfig:
+    """A cell from a file of memories, without a teacher (--data FILE, of `memtrain label`)."""
+    return RunConfig(
+        name="labels",
+        data=LabelFile(),
+        **model_shapes(width=64, layers=(1, 1, 1), heads=4, head_dim=16, memory_tokens=1),
+        smt=SMTConfig(
+            steps=900,
+            learning_rate=2e-3,
+            schedule="cosine",
+            timesteps=0,
+            train_teacher=False,
+            dynamics_weight=1.0,
+        ),
+        dmt=DMTConfig(steps=300, learning_rate=3e-4, dynamics_weight=1.0),
+        log=LogConfig(evaluate_every=100),
+    )
 
 
 def digits() -> RunConfig:

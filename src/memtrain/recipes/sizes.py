@@ -82,22 +82,23 @@ def size_named(name: str) -> Size:
     return SIZES[name]
 
 
-GRU_LAYERS = 4
+RECURRENT_LAYERS = 4
 """Deeper stacks, such as the paper's 16 memory tokens would give, train badly by BPTT."""
 
 
 def cell_of_kind(size: Size, kind: str) -> CellConfig:
     """A cell of another kind with about as many parameters as the size's own.
 
-    A GRU has at most four wide layers; an MLP has two layers and the same memory shape.
+    A GRU or LSTM has at most four wide layers; an MLP has two layers and the same memory shape.
     """
     cell = size.cell
     attention = 4 * cell.width * cell.heads * cell.head_dim
     parameters = cell.layers * (attention + 8 * cell.width**2)
-    if kind == "gru":
-        layers = min(GRU_LAYERS, cell.memory_tokens)
-        width = math.sqrt(parameters / (6 * layers))
-        return replace(cell, kind=kind, memory_tokens=layers, memory_dim=round(width / 16) * 16)
+    if kind in ("gru", "lstm"):
+        layers = min(RECURRENT_LAYERS, cell.memory_tokens)
+        matrices, states = (6, 1) if kind == "gru" else (8, 2)
+        width = round(math.sqrt(parameters / (matrices * layers)) / 16) * 16
+        return replace(cell, kind=kind, memory_tokens=states * layers, memory_dim=width)
     if kind == "mlp":
         ends = (2 * cell.memory_tokens + 1) * cell.memory_dim  # inputs and outputs
         width = (math.sqrt(ends**2 + 4 * parameters) - ends) / 2
