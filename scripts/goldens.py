@@ -70,6 +70,7 @@ CELLS = {
     "transformer": TRANSFORMER,
     "mlp": CellConfig(kind="mlp", memory_tokens=2, memory_dim=16, width=24, layers=2),
     "gru": CellConfig(kind="gru", memory_tokens=2, memory_dim=16),
+    "lstm": CellConfig(kind="lstm", memory_tokens=4, memory_dim=16),
 }
 BASE = RunConfig(
     name="golden",
@@ -163,7 +164,7 @@ def _grid() -> Iterator[Case]:
     for encoder in ("bidirectional", "causal"):
         for kind, cell in CELLS.items():
             models = {
-                "teacher": {"encoder": encoder, "normalize_memory": kind != "gru"},
+                "teacher": {"encoder": encoder, "normalize_memory": kind not in ("gru", "lstm")},
                 "cell": cell,
             }
             yield _case(f"task/{encoder}/{kind}", models)

@@ -23,7 +23,7 @@ class Mutation(NamedTuple):
     """The fault in the mutated program."""
 
 
-LOSSES = ("objectives/test_losses.py",)
+LOSSES = ("test_losses.py",)
 SMT = ("objectives/test_smt.py",)
 DMT = ("objectives/test_dmt.py",)
 BPTT = ("objectives/test_bptt.py",)
@@ -42,15 +42,15 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------- objectives
     Mutation(
         "losses-weight-clamp",
-        "objectives/losses.py",
-        "shard.sum(weight.sum()).clamp(min=1)",
+        "losses.py",
+        "shard.sum(weight.sum()).clamp(min=1e-12)",
         "shard.sum(weight.sum())",
         LOSSES,
         "rows without any weight divide by zero",
     ),
     Mutation(
         "losses-decode-mean",
-        "objectives/losses.py",
+        "losses.py",
         "shard.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)",
         "shard.sum(torch.tensor(targets.numel())).clamp(min=1)",
         LOSSES,
@@ -58,7 +58,7 @@ MUTATIONS = [
     ),
     Mutation(
         "losses-dynamics-square",
-        "objectives/losses.py",
+        "losses.py",
         ".square().mean(dim=(-1, -2))",
         ".abs().mean(dim=(-1, -2))",
         LOSSES,
@@ -66,7 +66,7 @@ MUTATIONS = [
     ),
     Mutation(
         "losses-uniformity-sign",
-        "objectives/losses.py",
+        "losses.py",
         "(-2 * squared_distance).exp()",
         "(2 * squared_distance).exp()",
         LOSSES,
@@ -74,7 +74,7 @@ MUTATIONS = [
     ),
     Mutation(
         "losses-uniformity-pairs",
-        "objectives/losses.py",
+        "losses.py",
         "there & ~torch.eye(",
         "there | torch.eye(",
         LOSSES,
@@ -82,7 +82,7 @@ MUTATIONS = [
     ),
     Mutation(
         "losses-uniformity-empty",
-        "objectives/losses.py",
+        "losses.py",
         "there = tokens.any(dim=-1)",
         "there = torch.ones_like(tokens[:, 0], dtype=torch.bool)",
         LOSSES,

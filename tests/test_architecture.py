@@ -18,8 +18,8 @@ LAYERS = (
     ("demo",),
     ("paper", "bench"),
     ("generation",),
-    ("plotting",),
     ("training",),
+    ("plotting",),
     ("runs",),
     ("accel",),
     ("evaluation",),
@@ -29,6 +29,7 @@ LAYERS = (
     ("recipes",),
     ("config",),
     ("files",),
+    ("losses",),
     ("shapes",),
     ("errors",),
     ("",),  # memtrain itself: its version

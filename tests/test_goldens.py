@@ -23,6 +23,7 @@ QUICK = {
     "task/bidirectional/mlp",
     "stream/bidirectional/transformer",
     "stream/causal/gru",
+    "task/causal/lstm",
     "data/retrieval",
     "data/words",
     "own/accumulate",

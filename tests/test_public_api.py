@@ -10,18 +10,18 @@ import memtrain
 from conftest import random_tokens, seeded, tiny_rnn
 
 NAMES = """
-BPTTConfig Batch Cell CellConfig CellContractError DMTConfig EngineConfig Evaluation IGNORE_INDEX
-LogConfig Losses MemtrainError PretrainConfig Pretrained RECIPES RNN Reporter Run RunConfig
-SMTConfig Samples Stream Task Teacher TeacherConfig Written __version__ check_cell check_task
-evaluate export from_json generate load_pretrained load_rnn make_reporter pretrained_names read
-recipe sample to_json write
+BPTT BPTTConfig Batch Cell CellConfig CellContractError DMT DMTConfig Decoder EngineConfig
+Evaluation IGNORE_INDEX LogConfig Losses MemtrainError PretrainConfig Pretrained RECIPES RNN
+Reporter Run RunConfig SMT SMTConfig Samples Stream Task Teacher TeacherConfig Written __version__
+check_cell check_task evaluate export from_json generate load_pretrained load_rnn losses make_cell
+make_reporter pretrained_names read recipe sample to_json wrap write Labels
 """
 """Names are added here, and never taken away."""
 
 CONFIG_NAMES = """
 Arithmetic BPTTConfig CELLS CUSTOM_PATH CellConfig Copy Custom DMTConfig DataConfig Digits
 EngineConfig LogConfig MOST Parity PretrainConfig Recall Retrieval RunConfig S5 SMTConfig Stack
-StageConfig Stream TeacherConfig check_used
+StageConfig Stream TeacherConfig check_used LabelFile
 """
 """Those of memtrain.config."""
 

@@ -33,6 +33,7 @@ def _spin_briefly(environment: MutableMapping[str, str], imported: Container[str
 _spin_briefly(os.environ, sys.modules)
 
 if TYPE_CHECKING:
+    from memtrain import losses
     from memtrain.config import (
         BPTTConfig,
         CellConfig,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         TeacherConfig,
     )
     from memtrain.config.serialize import from_json, to_json
+    from memtrain.data.labels import Labels
     from memtrain.data.task import Task, check_task
     from memtrain.errors import CellContractError, MemtrainError
     from memtrain.evaluation.evaluate import Evaluation, evaluate
@@ -58,10 +60,14 @@ if TYPE_CHECKING:
         pretrained_names,
     )
     from memtrain.generation.sampling import sample
-    from memtrain.models.cells import Cell
+    from memtrain.models.cells import Cell, make_cell
     from memtrain.models.check_cell import check_cell
     from memtrain.models.rnn import RNN
-    from memtrain.models.teacher import Teacher
+    from memtrain.models.teacher import Decoder, Teacher
+    from memtrain.models.wrap import wrap
+    from memtrain.objectives.bptt import BPTT
+    from memtrain.objectives.dmt import DMT
+    from memtrain.objectives.smt import SMT
     from memtrain.recipes import RECIPES, recipe
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses
     from memtrain.training.console import Reporter, make_reporter
@@ -71,16 +77,21 @@ _PUBLIC = {
     "config": "BPTTConfig CellConfig DMTConfig EngineConfig LogConfig PretrainConfig RunConfig "
     "SMTConfig Stream TeacherConfig",
     "config.serialize": "from_json to_json",
+    "data.labels": "Labels",
     "data.task": "Task check_task",
     "errors": "CellContractError MemtrainError",
     "evaluation.evaluate": "Evaluation evaluate",
     "generation.generate": "Samples generate",
     "generation.pretrained": "Pretrained export load_pretrained load_rnn pretrained_names",
     "generation.sampling": "sample",
-    "models.cells": "Cell",
+    "models.cells": "Cell make_cell",
     "models.check_cell": "check_cell",
     "models.rnn": "RNN",
-    "models.teacher": "Teacher",
+    "models.teacher": "Decoder Teacher",
+    "models.wrap": "wrap",
+    "objectives.bptt": "BPTT",
+    "objectives.dmt": "DMT",
+    "objectives.smt": "SMT",
     "recipes": "RECIPES recipe",
     "shapes": "Batch IGNORE_INDEX Losses",
     "training.console": "Reporter make_reporter",
@@ -88,7 +99,9 @@ _PUBLIC = {
 }
 """Public names by module. Type checkers read the imports above."""
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = ("losses",)
+"""Public modules."""
+__all__ = ["__version__", *_MODULES, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 _RENAMED = {"Written": "Samples", "read": "RNN.read", "write": "sample"}
 """Old public names, which still work and warn."""
@@ -99,6 +112,8 @@ def __getattr__(name: str) -> object:
         new = _RENAMED[name]
         warnings.warn(f"memtrain.{name} is now memtrain.{new}", DeprecationWarning, stacklevel=2)
         name = new
+    if name in _MODULES:
+        return import_module(f"memtrain.{name}")
     name, _, method = name.partition(".")
     if name not in _HOME:
         raise AttributeError(f"module 'memtrain' has no attribute {name!r}")

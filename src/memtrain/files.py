@@ -239,10 +239,17 @@ def write_atomic(path: Path, content: bytes) -> None:
     Raises:
         OSError: it names `path`, and the old content is still there.
     """
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BufferedWriter]:
+    """Like `write_atomic`, for content that is written in pieces to the file that it yields."""
     draft = path.with_name(unique_name(f".draft-{path.name}-"))
     try:
         with open_new(draft) as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

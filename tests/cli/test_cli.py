@@ -452,7 +452,7 @@ def test_method_bptt_refuses_steps_of_other_stages(here: Path, capsys):
     assert "retrieval has one method; memtrain train retrieval-bptt;" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cell", ["transformer", "gru"])
+@pytest.mark.parametrize("cell", ["transformer", "gru", "lstm", "torch.nn:LSTMCell"])
 def test_method_bptt_trains_and_reports_its_cost(here: Path, capsys, cell: str):
     Path("book.txt").write_text("".join(f"line {n} of a long book\n" for n in range(900)))
     few = ["--size", "tiny", "--log.evaluate-sequences", "2", "--data.evaluate-length", "24"]

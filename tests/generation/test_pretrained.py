@@ -182,7 +182,7 @@ def test_an_unknown_name_suggests_the_nearest(folder: Path):
         (lambda f: edit(f, version=2), "version 2, update memtrain"),
         (lambda f: edit(f, spelling={"vocab": 3}), "spelling"),
         (lambda f: edit(f, spelling={"vocab_size": 3, "start_token": 3}), "start_token=3: must be"),
-        (lambda f: edit_cell(f, "evil:Cell"), "cell.kind=evil:Cell: must be transformer"),
+        (lambda f: edit_cell(f, "evil:Cell"), "imports its cell, evil:Cell; allow_code=True"),
         (lambda f: edit(f, trained=3), "damaged"),
         (lambda f: edit(f, sha256="../" * 30), "must be 64 hexadecimal digits"),
         (lambda f: (f / "tiny-digits.json").write_text(" " * 2**21), "larger than"),

@@ -11,7 +11,7 @@ from memtrain.models.rnn import RNN, Sampler
 
 
 class TestRead:
-    @pytest.mark.parametrize("kind", ["transformer", "mlp", "gru"])
+    @pytest.mark.parametrize("kind", ["transformer", "mlp", "gru", "lstm"])
     def test_generate_equals_one_step_at_a_time(self, kind):
         rnn, inputs = tiny_rnn(tiny_cell(kind)), random_tokens(3, 6)
         logits, memories = rnn.read(inputs)

@@ -40,10 +40,10 @@ def naive_bptt(rnn: RNN, batch: Batch, truncate: int) -> Tensor:
 
 
 @CASES
-@pytest.mark.parametrize("kind", ["transformer", "mlp", "gru"])
+@pytest.mark.parametrize("kind", ["transformer", "mlp", "gru", "lstm"])
 def test_loss_and_gradients_equal_a_loop_that_cuts_the_memory(kind, length, truncate):
     rnn, batch = tiny_rnn(tiny_cell(kind)), random_batch(3, length)
-    losses = BPTT(BPTTConfig(truncate=truncate), rnn)(batch, seeded())
+    losses = BPTT(rnn, BPTTConfig(truncate=truncate))(batch, seeded())
     expected = naive_bptt(rnn, batch, truncate)
     assert_close(losses.total, expected)
     assert_close(losses.parts["readout"], expected.detach())
@@ -59,7 +59,7 @@ def test_loss_and_gradients_equal_a_loop_that_cuts_the_memory(kind, length, trun
 @pytest.mark.parametrize("kind", ["transformer", "gru"])
 def test_recomputing_changes_neither_loss_nor_gradients(kind, length, truncate, recompute):
     rnn, batch = tiny_rnn(tiny_cell(kind)), random_batch(3, length)
-    losses = BPTT(BPTTConfig(truncate=truncate, recompute=recompute), rnn)(batch, seeded())
+    losses = BPTT(rnn, BPTTConfig(truncate=truncate, recompute=recompute))(batch, seeded())
     expected = naive_bptt(rnn, batch, truncate)
     assert_close(losses.total, expected)
     parameters = list(rnn.parameters())
@@ -79,7 +79,7 @@ def kept_elements(recompute: int, length: int) -> int:
 
     rnn = tiny_rnn()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        BPTT(BPTTConfig(recompute=recompute), rnn)(random_batch(2, length), seeded())
+        BPTT(rnn, BPTTConfig(recompute=recompute))(random_batch(2, length), seeded())
     return sum(kept.values())
 
 
@@ -104,7 +104,7 @@ def test_a_cell_with_dropout_drops_the_same_when_recomputed():
     results = []
     for recompute in (0, 6):
         torch.manual_seed(1)
-        total = BPTT(BPTTConfig(recompute=recompute), rnn)(batch, seeded()).total
+        total = BPTT(rnn, BPTTConfig(recompute=recompute))(batch, seeded()).total
         results.append([total, *gradients(total, list(rnn.parameters()))])
     for one, other in zip(*results, strict=True):
         assert_close(one, other)
@@ -113,15 +113,15 @@ def test_a_cell_with_dropout_drops_the_same_when_recomputed():
 @CASES
 def test_truncation_does_not_change_the_loss(length, truncate):
     rnn, batch = tiny_rnn(), random_batch(3, length)
-    cut = BPTT(BPTTConfig(truncate=truncate), rnn)(batch, seeded()).total
-    full = BPTT(BPTTConfig(), rnn)(batch, seeded()).total
+    cut = BPTT(rnn, BPTTConfig(truncate=truncate))(batch, seeded()).total
+    full = BPTT(rnn, BPTTConfig())(batch, seeded()).total
     assert torch.equal(cut, full)
 
 
 def test_truncation_changes_the_gradient():
     rnn, batch = tiny_rnn(), random_batch(3, 6)
-    cut = BPTT(BPTTConfig(truncate=2), rnn)(batch, seeded()).total
-    full = BPTT(BPTTConfig(), rnn)(batch, seeded()).total
+    cut = BPTT(rnn, BPTTConfig(truncate=2))(batch, seeded()).total
+    full = BPTT(rnn, BPTTConfig())(batch, seeded()).total
     pairs = zip(
         gradients(cut, rnn.cell.parameters()), gradients(full, rnn.cell.parameters()), strict=True
     )
@@ -134,13 +134,13 @@ def test_truncation_changes_the_gradient():
     ids=lambda n: str(n),
 )
 def test_credit_passes_as_many_applications_as_the_truncation_allows(length, truncate, depth):
-    objective = BPTT(BPTTConfig(truncate=truncate), tiny_rnn(CountedCell(tiny_cell())))
+    objective = BPTT(tiny_rnn(CountedCell(tiny_cell())), BPTTConfig(truncate=truncate))
     assert recurrent_depth(objective(random_batch(2, length), seeded()).total) == depth
 
 
 def test_cell_and_readout_train():
     rnn, batch = tiny_rnn(), random_batch(2, 5)
-    objective = BPTT(BPTTConfig(), rnn)
+    objective = BPTT(rnn, BPTTConfig())
     assert objective.trained() == {"rnn": rnn}
     total = objective(batch, seeded()).total
     assert receives_gradient(total, rnn.cell)
@@ -148,7 +148,7 @@ def test_cell_and_readout_train():
 
 
 def test_sequential_operations_grow_by_the_same_number_for_every_token():
-    objective = BPTT(BPTTConfig(), tiny_rnn())
+    objective = BPTT(tiny_rnn(), BPTTConfig())
     counts = []
     for length in (4, 5, 8, 12):
         batch = random_batch(2, length)
@@ -161,6 +161,6 @@ def test_sequential_operations_grow_by_the_same_number_for_every_token():
 def test_without_any_target_the_loss_is_zero_with_a_finite_gradient():
     inputs, rnn = random_tokens(2, 4), tiny_rnn()
     batch = Batch(inputs, torch.full_like(inputs, IGNORE_INDEX))
-    total = BPTT(BPTTConfig(), rnn)(batch, seeded()).total
+    total = BPTT(rnn, BPTTConfig())(batch, seeded()).total
     assert total.item() == 0
     assert all(not g.any() for g in gradients(total, rnn.parameters()))

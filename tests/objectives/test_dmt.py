@@ -34,7 +34,7 @@ THROUGH_TIME = pytest.mark.parametrize("through_time", [False, True], ids=["one-
 
 
 def tiny_dmt(encoder: str = "causal", cell: Any = None, **options: Any) -> DMT:
-    return DMT(DMTConfig(**options), tiny_teacher(encoder), tiny_rnn(cell))
+    return DMT(tiny_teacher(encoder), tiny_rnn(cell), DMTConfig(**options))
 
 
 def record_teacher(objective: DMT) -> list[tuple]:
@@ -247,7 +247,7 @@ class TestDecoding:
     @pytest.mark.parametrize(("stream", "steps"), [(True, STREAM_ROLLOUT), (False, 0)])
     def test_default_rollout_length_is_bounded_on_streams_and_whole_otherwise(self, stream, steps):
         config = DMTConfig(empty_start=0.5, decode_weight=1.0, future_length=3)
-        objective = DMT(config, tiny_teacher(), tiny_rnn(), stream=stream)
+        objective = DMT(tiny_teacher(), tiny_rnn(), config, stream=stream)
         length = objective.tokens_needed()
         assert length > STREAM_ROLLOUT
         _, through = objective._start(random_batch(2, length), seeded())

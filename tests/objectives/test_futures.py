@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from conftest import gradients, random_batch, random_tokens, seeded, tiny_rnn, tiny_teacher
+from memtrain.losses import decode_loss
 from memtrain.objectives.futures import (
     decode_futures,
     gather_window,
     readout_loss,
     target_positions,
 )
-from memtrain.objectives.losses import decode_loss
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 

@@ -351,7 +351,7 @@ def smt(models: Models, *, joint: bool, stream: bool) -> tuple[SMT, Batch]:
         learn_start=False,
         short_contexts=0.0,
     )
-    objective = SMT(config, models.teacher, models.rnn, stream=stream)
+    objective = SMT(models.teacher, models.rnn, config, stream=stream)
     return objective, batch_of(objective.tokens_needed() if stream else LENGTH)
 
 
@@ -363,7 +363,7 @@ def dmt(models: Models, *, taught: bool, through_time: bool) -> tuple[DMT, Batch
         through_time=through_time,
         dynamics_weight=DYNAMICS,
     )
-    return DMT(config, models.teacher, models.rnn), batch_of(LENGTH)
+    return DMT(models.teacher, models.rnn, config), batch_of(LENGTH)
 
 
 Case = Callable[[Models, Details], tuple[Losses, Weights, dict[str, float]]]
@@ -393,7 +393,7 @@ def dmt_case(**options: bool) -> Case:
 
 def bptt_case(models: Models, details: Details) -> tuple[Losses, Weights, dict[str, float]]:
     batch = batch_of(LENGTH)
-    losses = BPTT(BPTTConfig(), models.rnn)(batch, torch.Generator())
+    losses = BPTT(models.rnn, BPTTConfig())(batch, torch.Generator())
     return losses, bptt_parts(models.reference(details), batch), {"readout": 1.0}
 
 

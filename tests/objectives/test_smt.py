@@ -46,7 +46,7 @@ def tiny_smt(
 ) -> SMT:
     teacher = tiny_teacher(encoder, context_length=context_length)
     config = SMTConfig(**{"future_length": 3, **options})
-    return SMT(config, teacher, tiny_rnn(cell), stream=stream)
+    return SMT(teacher, tiny_rnn(cell), config, stream=stream)
 
 
 # ------------------------------------------------------------- the equations, one step at a time
@@ -314,7 +314,7 @@ class TestGradients:
 
     @pytest.mark.parametrize("length", [4, 8, 16], ids=lambda n: f"T{n}")
     def test_credit_of_bptt_passes_as_many_as_there_are_tokens(self, length):
-        objective = BPTT(BPTTConfig(), tiny_rnn(CountedCell(tiny_cell())))
+        objective = BPTT(tiny_rnn(CountedCell(tiny_cell())), BPTTConfig())
         assert recurrent_depth(objective(random_batch(2, length), seeded()).total) == length
 
     @TIMESTEPS
@@ -403,7 +403,7 @@ class TestTwoStages:
         options: dict[str, Any] = dict(timesteps=timesteps, context_length=4, stream=stream)
         weights: dict[str, Any] = dict(uniformity_weight=0.5, next_weight=0.3, decode_timesteps=1)
         smt = tiny_smt(encoder, **options, **weights, dynamics_weight=0.0)
-        pretrain = Pretrain(smt.config, smt.teacher, smt.rnn, stream=stream)
+        pretrain = Pretrain(smt.teacher, smt.rnn, smt.config, stream=stream)
         batch = random_batch(8, 9, target_rate=1.0)
         expected, losses = smt(batch, seeded(3)), pretrain(batch, seeded(3))
         assert losses.parts.keys() == {"decode", "uniformity", "next"}
@@ -414,14 +414,14 @@ class TestTwoStages:
 
     def test_pretraining_encodes_no_memory_that_is_a_label_only(self):
         smt, calls = tiny_smt("bidirectional", timesteps=1, context_length=4, stream=True), []
-        pretrain = Pretrain(smt.config, smt.teacher, smt.rnn, stream=True)
+        pretrain = Pretrain(smt.teacher, smt.rnn, smt.config, stream=True)
         smt.teacher.encode = recorded(calls, smt.teacher.encode)
         pretrain(random_batch(8, 9), seeded())
         smt(random_batch(8, 9), seeded())
         assert [steps.shape for _, steps, _ in calls] == [(8, 1), (8, 2)]
 
     def test_pretraining_trains_the_teacher_alone_also_if_smt_does_not(self):
-        objective = Pretrain(SMTConfig(train_teacher=False), tiny_teacher(), tiny_rnn())
+        objective = Pretrain(tiny_teacher(), tiny_rnn(), SMTConfig(train_teacher=False))
         assert objective.trained() == {"teacher": objective.teacher}
         total = objective(random_batch(4, 6, target_rate=1.0), seeded()).total
         for name, parameter in objective.teacher.named_parameters():
@@ -463,7 +463,7 @@ class TestTwoStages:
         task = build_task(Stack(sequence_length=8, vocab_size=VOCAB, depth=3))
         objective = tiny_smt(timesteps=0, train_teacher=not frozen)
         if not frozen:
-            objective = Pretrain(objective.config, objective.teacher, objective.rnn)
+            objective = Pretrain(objective.teacher, objective.rnn, objective.config)
         stage = StageConfig(steps=3, batch_size=4, learning_rate=1e-2)
         trainer = Trainer(objective, stage, task, Engine(EngineConfig(device="cpu")), seed=0)
         before = {name: value.clone() for name, value in objective.state_dict().items()}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import memtrain
 from conftest import TINY
 from memtrain.config import CellConfig, Custom, PretrainConfig, Stream
 from memtrain.data.prepare import prepare_tokens
@@ -425,3 +426,26 @@ def test_a_run_has_a_one_line_repr(tmp_path: Path):
     assert repr(run) == f"<Run tiny in {tmp_path}/run: smt 0/12, dmt 0/8, bptt 0/4 steps, cpu>"
     run.train(Reporter(), until="smt")
     assert "smt 12/12, dmt 0/8, bptt 0/4 steps" in repr(run)
+
+
+def test_a_run_shows_its_stages_and_curves_in_notebooks(tmp_path: Path):
+    run = Run.create(TINY, tmp_path / "run")
+    assert run._repr_png_() is None and "<img" not in run._repr_html_()
+    run.train(Reporter(), until="dmt")
+    figure = run.plot()
+    titles = [axes.get_title() for axes in figure.axes]
+    assert "smt: losses on its batches" in titles and "dmt: losses on its batches" in titles
+    image, page = run._repr_png_(), run._repr_html_()
+    assert image is not None and image.startswith(b"\x89PNG")
+    assert "<th>smt</th><td>12 of 12</td>" in page and "<th>bptt</th><td>0 of 4</td>" in page
+    assert "data:image/png;base64," in page
+
+
+def test_the_rnn_of_a_task_with_answers_is_loaded_as_an_rnn(tmp_path: Path):
+    run = Run.create(TINY, tmp_path / "run").train(Reporter(), until="smt")
+    loaded = memtrain.load_rnn(tmp_path / "run")
+    assert isinstance(loaded, memtrain.RNN) and loaded.rnn is loaded and loaded.spelling is None
+    tokens = torch.tensor([[1, 0, 3, 2, 1, 0]])
+    torch.testing.assert_close(loaded(tokens), run.rnn.eval()(tokens))
+    scored = memtrain.evaluate(run.task, loaded, sequences=16)
+    assert scored.rnn.nats == pytest.approx(run.evaluate(16).rnn.nats)

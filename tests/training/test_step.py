@@ -36,7 +36,7 @@ class Pull(Objective):
     def tokens_needed(self) -> int:
         return 1
 
-    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+    def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         total = self.force * (self.left.weight.sum() + 1e-3 * self.right.weight.sum())
         total = total + self.frozen.weight.sum() + 0 * (self.left.bias + self.right.bias).sum()
         return Losses(total, {"force": total.detach()})
@@ -83,7 +83,7 @@ def test_the_saved_optimizer_state_is_complete():
 class Draws(Pull):
     """Pulls every row of the batch with a force that it draws for the whole batch."""
 
-    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+    def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         force = torch.randn(self.shard.whole(len(batch.inputs)), 4, generator=generator)
         total = self.shard.sum((self.shard.rows(force) @ self.left.weight).sum())
         total = total + 0 * sum(p.sum() for p in self.parameters())
@@ -137,7 +137,7 @@ class Infinite(Pull):
 
     bad = False
 
-    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+    def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         losses = super().forward(batch, generator)
         return Losses(losses.total * (float("inf") if self.bad else 1), losses.parts)
 

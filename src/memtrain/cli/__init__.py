@@ -26,6 +26,7 @@ usage: memtrain COMMAND [OPTIONS]
   demo              compare SMT -> DMT with BPTT on the same cell, in minutes
   train RECIPE      train a recipe, or a config.json, into a run folder
   resume RUN        continue a stopped run
+  label RUN         write the teacher's memories to a file, to train a cell without it
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      sample from the recurrent network: text, or images as a PNG grid
   data [NAME]       list tasks and data sets, show samples, or prepare real data
@@ -49,6 +50,7 @@ COMMANDS = {
     "demo": "paper:demo",
     "train": "train:train",
     "resume": "train:resume",
+    "label": "label:label",
     "eval": "evaluate:evaluate",
     "generate": "generate:generate",
     "data": "data:data",

@@ -46,7 +46,9 @@ def data(arguments: list[str]) -> int:
     from memtrain.recipes import RECIPES
 
     tasks = {make().data.kind: make().data for make in RECIPES.values()}
-    tasks = {name: task for name, task in tasks.items() if name not in ("stream", "custom")}
+    tasks = {
+        name: task for name, task in tasks.items() if name not in ("stream", "labels", "custom")
+    }
     if not options.name:
         print("Tasks, generated during training (`memtrain data NAME` shows samples):")
         for name, config in tasks.items():

@@ -163,7 +163,10 @@ def _originals(model: Any, options: Generate) -> np.ndarray | None:
         raise MemtrainError("--given: a pretrained model holds no images; complete --image FILE")
     generator = torch.Generator().manual_seed(options.seed)
     images = model.task.held_out_images(options.count or 16, generator)
-    assert images is not None
+    if images is None:
+        raise MemtrainError(
+            "--given: the labels of this run do not cover whole images; complete --image FILE"
+        )
     if options.count and len(images) < options.count:
         print(f"only {len(images)} images are held out", file=sys.stderr)
     return images.cpu().numpy()

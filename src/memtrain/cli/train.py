@@ -19,7 +19,7 @@ from memtrain.cli.args import (
     parse_known,
     show_help,
 )
-from memtrain.config import CELLS, RunConfig, Stream, check_used
+from memtrain.config import CELLS, TORCH_CELLS, LabelFile, RunConfig, Stream, check_used
 from memtrain.config.serialize import read_config
 from memtrain.errors import MemtrainError, printable
 from memtrain.recipes import RECIPES, STREAMS, recipe
@@ -65,7 +65,7 @@ data and model
 --data: your file or folder, or prepared data
 --size: paper, medium, small or tiny models
 --method: smt-dmt, or bptt for comparison
---cell.kind: transformer, gru, mlp, or module:Class
+--cell.kind: transformer, gru, lstm, mlp, or module:Class
 --cell.memory-tokens: tokens in a memory
 --teacher.encoder: bidirectional (the paper's) or causal (fast)
 training, one stage after another
@@ -108,7 +108,7 @@ def train(arguments: list[str]) -> int:
     from memtrain.training.run import Run
 
     group = join()
-    if options.data is not None:
+    if options.data is not None and name in STREAMS:
         from memtrain.data.prepare.cache import prepared_stream
 
         assert isinstance(default.data, Stream)
@@ -151,11 +151,16 @@ def _parse_train(
     if HELP & {*arguments}:
         _show_help(program, name, known, everything="--help-all" in arguments)
     check_names(arguments, known, program)
-    hint = "did you mean --data {}?" if name in STREAMS and options.data is None else ""
+    takes_data = name in STREAMS or name == "labels"
+    hint = "did you mean --data {}?" if takes_data and options.data is None else ""
     configure = partial(parse, RunConfig, overrides, program, known, hint=hint)
     config = configure(default)
     if name in STREAMS and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
         default = _recipe(name, options, config.cell.kind)  # as large as the other cell
+        config = configure(default)
+    tokens = default.cell.memory_tokens
+    if config.cell.kind == "lstm" and tokens % 2:  # h and c of each layer
+        default = replace(default, cell=replace(default.cell, memory_tokens=tokens + 1))
         config = configure(default)
     check_used(config.cell, default.cell)
     for stage in ("pretrain", "smt", "dmt") if options.method == "bptt" else ():
@@ -210,10 +215,15 @@ def _check_source(path: Path) -> None:
 
 def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunConfig:
     """The recipe with the data, size, method and cell that were chosen."""
+    if name == "labels" and options.data is not None:
+        from memtrain.data.labels import Labels
+
+        return Labels.open(options.data).config(recipe(name, options.size, options.method, cell))
     if name in RECIPES and name not in STREAMS and options.data is not None:
         takes = "--data.path" if name in ("mnist-small", "custom") else "no data"
         raise MemtrainError(
-            f"data={str(options.data)!r}: {name} takes {takes}; {', '.join(STREAMS)} take --data"
+            f"data={str(options.data)!r}: {name} takes {takes}; {', '.join(STREAMS)} and labels "
+            "take --data"
         )
     return recipe(name, options.size, options.method, cell)
 
@@ -221,6 +231,8 @@ def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunC
 def _known_options(name: str, default: RunConfig) -> list[Option]:
     """All options of `memtrain train NAME`, with the recipe's defaults."""
     known = options_of(_StreamOptions if name in STREAMS else _TrainOptions)
+    if name == "labels":
+        known += [one for one in options_of(_StreamOptions) if one.name == "--data"]
     changes: dict[str, dict[str, Any]] = {
         "--size": {"help": describe_sizes(), "default": STREAMS.get(name)},
         "--method": {"default": "smt-dmt"},
@@ -246,7 +258,8 @@ def _show_help(program: str, name: str, known: list[Option], everything: bool) -
 
 def _unnamed(config: RunConfig, arguments: list[str]) -> list[str]:
     """The classes that a config imports and the command line does not name."""
-    classes = [config.cell.kind] if ":" in config.cell.kind else []
+    kind = config.cell.kind
+    classes = [kind] if ":" in kind and kind not in TORCH_CELLS else []
     classes += [config.data.path] if config.data.kind == "custom" else []
     given = {argument.rpartition("=")[2] for argument in arguments}
     return [path for path in classes if path not in given]
@@ -282,6 +295,12 @@ def _check_same_data(source: Path, prepared: Any, own: Any) -> None:
     paths = [Path(prepared.path), Path(own.path)]
     if paths[0] == paths[1]:
         return
+    if isinstance(own, LabelFile):
+        from memtrain.data.labels import Labels
+
+        if paths[1].is_file() and len({Labels.open(path).identity for path in paths}) == 1:
+            return
+        raise MemtrainError(f"data={source}: the run learns from {paths[1]}, {KEEPS}")
     known = (paths[1] / "meta.json").is_file()  # else compare the paths alone
     if known and len({identity_of(open_store(path).splits) for path in paths}) == 1:
         return

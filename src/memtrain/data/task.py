@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from memtrain.config import Custom, DataConfig, Digits, Stream
+from memtrain.config import Custom, DataConfig, Digits, LabelFile, Stream
 from memtrain.config.validation import load_class, preserve_rng_state
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError, describe_error
@@ -187,6 +187,7 @@ def build_task(config: DataConfig) -> Task:
     """Build the task that a config names; the user's own task is checked against the contract."""
     # These modules import this one.
     from memtrain.data.digits import DigitsTask
+    from memtrain.data.labels import LabelsTask
     from memtrain.data.stream import StreamTask
     from memtrain.data.synthetic import TASKS
 
@@ -194,6 +195,8 @@ def build_task(config: DataConfig) -> Task:
         return DigitsTask(config)
     if isinstance(config, Stream):
         return StreamTask.from_config(config)
+    if isinstance(config, LabelFile):
+        return LabelsTask.from_config(config)
     if isinstance(config, Custom):
         task_class = load_class(config.path, "data.path")
         try:

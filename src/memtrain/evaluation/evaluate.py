@@ -10,8 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.data.task import Task
+from memtrain.errors import MemtrainError
 from memtrain.evaluation.memories import Spread, SpreadAccumulator
 from memtrain.evaluation.ngram import Baseline, count_baselines
+from memtrain.losses import squared_error, variance_of
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
@@ -88,7 +90,8 @@ class Evaluation:
     teacher: Score | None
     """The encoder's memory at every step, decoded by the decoder."""
     rnn_from_teacher: Score | None
-    """Rolled out from the teacher's memory at `start`, scored on the targets after it."""
+    """Rolled out from the teacher's memory at `start`, or from the data's label, scored on the
+    targets after it."""
     rnn_after_start: Score | None
     """The rollout from the empty memory, scored on the same targets as `rnn_from_teacher`."""
     start: int
@@ -194,8 +197,9 @@ class DriftAccumulator:
         parts = zip(before.split(ROWS), inputs.flatten().split(ROWS), strict=True)
         steps = [rnn.unroll_last(token[:, None], part).float() for part, token in parts]
         labels = labels.float()
-        self.rollout += _squared(memories, labels)
-        self.stepped += _squared(torch.cat(steps).view(labels.shape), labels)
+        stepped = torch.cat(steps).view(labels.shape)
+        self.rollout += squared_error(memories, labels).sum(0, dtype=torch.float64)
+        self.stepped += squared_error(stepped, labels).sum(0, dtype=torch.float64)
         self.label_sum = self.label_sum + labels.sum(dim=(0, 1), dtype=torch.float64)
         self.label_squares = self.label_squares + labels.double().square().sum(dim=(0, 1))
         self.rows += len(inputs)
@@ -204,8 +208,7 @@ class DriftAccumulator:
         """The drift; 1 - R^2 is its share of the labels' variance over sequences and steps."""
         assert isinstance(self.label_sum, Tensor) and isinstance(self.label_squares, Tensor)
         total = self.rows * len(self.rollout)
-        squares, mean = self.label_squares / total, self.label_sum / total
-        variance = float((squares - mean.square()).mean().clamp(min=1e-12))
+        variance = float(variance_of(self.label_sum, self.label_squares, total))
         rollout, stepped = self.rollout / self.rows, float(self.stepped.mean() / self.rows)
         return Drift(
             rollout=rollout.tolist(),
@@ -215,17 +218,13 @@ class DriftAccumulator:
         )
 
 
-def _squared(one: Float[Tensor, "B T M D"], other: Float[Tensor, "B T M D"]) -> Float[Tensor, " T"]:
-    return (one.float() - other).square().mean(dim=(2, 3)).sum(0, dtype=torch.float64)
-
-
 def evaluate(
     task: Task,
     rnn: RNN,
-    teacher: Teacher | None,
+    teacher: Teacher | None = None,
     *,
-    sequences: int,
-    device: torch.device,
+    sequences: int = 256,
+    device: torch.device | None = None,
     seed: int = EVALUATION_SEED,
     baselines: bool = False,
 ) -> Evaluation:
@@ -238,10 +237,29 @@ def evaluate(
         rnn: the network.
         teacher: its teacher, if it has one.
         sequences: how many, fewer if the data has fewer.
-        device: the models' device.
+        device: the models' device; by default where the RNN is.
         seed: selects the sequences.
         baselines: also score n-gram models, if the task has a corpus to count.
+
+    Raises:
+        MemtrainError: an argument is something else.
     """
+    for name, thing, kind in (("task", task, Task), ("rnn", rnn, RNN)):
+        if not isinstance(thing, kind):
+            raise MemtrainError(
+                f"{name}={type(thing).__name__}: must be a memtrain.{kind.__name__}; a run is "
+                "evaluated by run.evaluate()"
+            )
+    if not isinstance(teacher, Teacher | None):
+        raise MemtrainError(f"teacher={type(teacher).__name__}: must be a memtrain.Teacher or None")
+    if sequences < 1:
+        raise MemtrainError(f"sequences={sequences}: must be at least 1")
+    if task.vocab_size != rnn.vocab_size:
+        raise MemtrainError(
+            f"task: its vocab_size={task.vocab_size}, that of the rnn is {rnn.vocab_size}; they "
+            "must be equal"
+        )
+    device = rnn.readout.head.weight.device if device is None else device
     training = rnn.training
     rnn.eval()
     try:
@@ -262,27 +280,31 @@ def _evaluate(
     drifts, spread = DriftAccumulator(length, inputs.device), SpreadAccumulator(count)
     size = rnn.empty_memory(1).numel()
     rows = max(1, FLOATS.get(inputs.device.type, FLOATS["cpu"]) // (length * size))
-    for part, target in zip(inputs.split(rows), targets.split(rows), strict=True):
+    for first in range(0, count, rows):
+        some = batch.map(lambda tensor, at=first: tensor[at : at + rows])
+        part, target, labels = some.inputs, some.targets, some.memories
         memories = rnn.unroll(part)
         own.add(rnn.predict, memories, target)
-        if teacher is None:
+        if teacher is not None:
+            labels = encode_in_chunks(teacher, part)
+            taught.add(teacher.predict, labels, target)
+        if labels is None:
             spread.add(memories)
             continue
-        labels = encode_in_chunks(teacher, part)
-        taught.add(teacher.predict, labels, target)
         drifts.add(rnn, part, memories, labels)
         spread.add(labels)
         if length > 1:
             later = rnn.unroll(part[:, start + 1 :], labels[:, start])
             handed.add(rnn.predict, later, target[:, start + 1 :], start + 1)
-    compared = teacher is not None and length > 1
-    drift = drifts.drift() if teacher else None
+    labelled = teacher is not None or batch.memories is not None
+    compared = labelled and length > 1
+    drift = drifts.drift() if labelled else None
     width = -(-length // BINS)
     by_position = ByPosition(
         edges=[*range(0, length, width), length],
         rnn=own.binned(width),
         teacher=taught.binned(width) if teacher else None,
-        rnn_from_teacher=handed.binned(width) if teacher else None,
+        rnn_from_teacher=handed.binned(width) if labelled else None,
         unexplained=_binned(drift.unexplained, width) if drift else None,
     )
     return Evaluation(

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from memtrain.losses import uniformity_loss
+
 SAMPLED = 512
 """Memories that are compared."""
 SAMPLED_TOKENS = 2048
@@ -52,8 +54,6 @@ class SpreadAccumulator:
         self.sampled.append(flat[chosen.to(flat.device)].float().cpu())
 
     def spread(self) -> Spread:
-        from memtrain.objectives.losses import uniformity_loss  # not needed to generate
-
         memories = torch.cat(self.sampled)[:SAMPLED]  # (N, M, D)
         uniformity = uniformity_loss(memories, SAMPLED_TOKENS, self.generator)
         return Spread(float(uniformity), effective_rank(memories.flatten(1)))

@@ -157,7 +157,10 @@ def _parts(model: Any) -> tuple[RNN, TokenCodec]:
             "load_rnn"
         )
     if codec is None:
-        raise MemtrainError("model: its task asks for answers and has no sequences to sample")
+        raise MemtrainError(
+            f"model={type(model).__name__}: its task asks for answers and has no sequences to "
+            "sample; model.rnn(tokens) gives the logits of its answers"
+        )
     return rnn, codec
 
 

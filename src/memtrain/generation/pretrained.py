@@ -7,7 +7,7 @@ NAME.json the config, the token codec, the training record, and the checksum of 
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,13 +18,14 @@ from torch import nn
 
 from memtrain import __version__
 from memtrain.accel.engine import Engine
-from memtrain.config import CELLS, RunConfig
+from memtrain.config import CELLS, TORCH_CELLS, RunConfig
 from memtrain.config.serialize import from_json, to_json
 from memtrain.data.codec import TokenCodec, read_codec
 from memtrain.errors import MemtrainError, describe_error, did_you_mean
 from memtrain.files import parse_json, read_bytes, read_text, sync, write_atomic
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
+from memtrain.models.teacher import count_parameters
 from memtrain.runs.checkpoint import latest_checkpoint, load_weights
 from memtrain.runs.fingerprint import check_record, describe_cell, read_record
 from memtrain.runs.run_folder import check_imports, read_folder, whole_run_file
@@ -40,21 +41,37 @@ HOME = Path(__file__).parent / "weights"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class Pretrained:
-    """An RNN without its teacher and data, ready for `generate`."""
+class Pretrained(RNN):
+    """An RNN without its teacher and data, ready for `generate`, and what is known of it."""
 
-    name: str
-    rnn: RNN
-    spelling: TokenCodec | None
-    """The token codec; None if the task asks for answers, and there is nothing to sample."""
-    config: RunConfig
-    """The config of the run that trained it."""
-    trained: dict[str, Any]
-    """Steps, tokens and seconds of each stage, and the notes of `export`."""
+    def __init__(
+        self,
+        name: str,
+        rnn: RNN,
+        spelling: TokenCodec | None,
+        config: RunConfig,
+        trained: dict[str, Any],
+    ) -> None:
+        """
+        Args:
+            name: the run's or the exported model's.
+            rnn: whose cell and readout it takes.
+            spelling: the token codec; None if the task asks for answers, and there is nothing to
+                sample.
+            config: of the run that trained it.
+            trained: steps, tokens and seconds of each stage, and the notes of `export`.
+        """
+        super().__init__(rnn.cell, rnn.readout)
+        self.train(rnn.training)
+        self.name, self.spelling, self.config, self.trained = name, spelling, config, trained
+
+    @property
+    def rnn(self) -> RNN:
+        """Itself."""
+        return self
 
     def __repr__(self) -> str:
-        size = sum(parameter.numel() for parameter in self.rnn.parameters())
+        size = count_parameters(self)
         return f"<Pretrained {self.name}: {size:,} parameters, {self.config.cell.kind} cell>"
 
 
@@ -67,6 +84,8 @@ def load_rnn(
     reporter: Reporter | None = None,
 ) -> Pretrained:
     """Load the RNN of a run, for which config.json and checkpoints/ are enough.
+
+    It is a `memtrain.RNN`: `load_rnn(folder)(tokens)` gives logits.
 
     Args:
         folder: the run folder.
@@ -117,10 +136,10 @@ def load_rnn(
     load_weights(rnn, weights, folder)
     engine = Engine(config.engine)
     engine.apply_globals()
-    rnn.to(engine.device).eval()
-    engine.prepare(rnn)
     trained = {"stages": checkpoint.progress.stages_json()}
-    return Pretrained(config.name, rnn, spelling, config, trained)
+    model = Pretrained(config.name, rnn, spelling, config, trained).to(engine.device).eval()
+    engine.prepare(model)
+    return model
 
 
 def pretrained_names(folder: Path | str | None = None) -> list[str]:
@@ -129,7 +148,11 @@ def pretrained_names(folder: Path | str | None = None) -> list[str]:
 
 
 def load_pretrained(
-    name: str, *, folder: Path | str | None = None, device: torch.device | str = "cpu"
+    name: str,
+    *,
+    folder: Path | str | None = None,
+    device: torch.device | str = "cpu",
+    allow_code: bool = False,
 ) -> Pretrained:
     """Load an exported model, in 32 bits.
 
@@ -137,6 +160,7 @@ def load_pretrained(
         name: one of `pretrained_names`.
         folder: the folder of its two files, unless it is bundled.
         device: the device to load it to.
+        allow_code: import the cell class that its config names.
 
     Raises:
         MemtrainError: there is no such model, or its files have changed since the export.
@@ -152,7 +176,10 @@ def load_pretrained(
             raise MemtrainError(f"{name}.json: version {card['version']}, update memtrain")
         config = from_json(json.dumps(card["config"]))
         spelling = read_codec(card["spelling"], f"{name}.json")
-        _check_cell_kind(config, name)
+        if config.cell.kind not in (*CELLS, *TORCH_CELLS) and not allow_code:
+            raise MemtrainError(
+                f"{name}: imports its cell, {config.cell.kind}; allow_code=True if you trust it"
+            )
         rnn = build_rnn(config, spelling.vocab_size)
         trained = dict(card["trained"])
         weights = _weights_of(home, name, str(card["sha256"]), rnn)
@@ -198,7 +225,7 @@ def export(
     If it is killed or the disk is full, the old model or the new one loads, never a mixture.
 
     Args:
-        run: a trained run with a built-in cell, whose task has sequences to sample.
+        run: a trained run whose config names its cell, and whose task has sequences to sample.
         name: letters, digits, '-'.
         folder: the folder, in which both files are replaced.
         dtype: fp16 has more digits, which weights need; bf16 has more range.
@@ -212,7 +239,11 @@ def export(
         raise MemtrainError(f"{run.folder}: its task asks for answers; it writes nothing to export")
     if not run.progress.stages:
         raise MemtrainError(f"{run.folder}: is not trained yet")
-    _check_cell_kind(run.config, name)
+    if run.made_of.get("cell", {}).get("given"):
+        raise MemtrainError(
+            f"{name}: the cell of {run.folder} was given as an object, which cannot be exported; "
+            "name its class in the config, cell.kind=package.module:Class"
+        )
     state = {
         key: value.detach().to("cpu", DTYPES[dtype]).contiguous()
         for key, value in run.rnn.state_dict().items()
@@ -242,9 +273,3 @@ def export(
             left.unlink()
     sync(folder)
     return paths
-
-
-def _check_cell_kind(config: RunConfig, name: str) -> None:
-    """Refuse cells that would need code to be imported."""
-    if config.cell.kind not in CELLS:
-        raise MemtrainError(f"{name}: cell.kind={config.cell.kind}: must be {', '.join(CELLS)}")

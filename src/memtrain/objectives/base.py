@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from memtrain.shapes import Batch, Losses
+from memtrain.errors import MemtrainError
+from memtrain.models.rnn import RNN
+from memtrain.objectives.arguments import check_generator, checked_batch
+from memtrain.shapes import WHOLE_BATCH, Batch, BatchShard, Losses
 
 
 class Overlap:
@@ -28,38 +32,6 @@ class Overlap:
 
 
 NO_OVERLAP = Overlap()
-
-
-class BatchShard:
-    """The rows of a batch that one call of the objective sees; here, all of them.
-
-    Where a loss is a mean or a comparison over the whole batch, the objective uses `sum` and
-    `gather`. They return the value for the whole batch, but only this shard's share of the gradient
-    flows back; the gradients of all shards add up to that of the whole batch.
-    """
-
-    index = 0
-    count = 1
-
-    def whole(self, rows: int) -> int:
-        """Rows of the whole batch when each shard has `rows`."""
-        return rows * self.count
-
-    def rows(self, whole: Tensor) -> Tensor:
-        """This shard's rows of a tensor made for the whole batch."""
-        own = len(whole) // self.count
-        return whole[self.index * own : (self.index + 1) * own]
-
-    def sum(self, value: Tensor) -> Tensor:
-        """The sum over all shards."""
-        return value
-
-    def gather(self, value: Tensor) -> Tensor:
-        """The rows of all shards, in order."""
-        return value
-
-
-WHOLE_BATCH = BatchShard()
 
 
 @runtime_checkable
@@ -147,9 +119,37 @@ class Objective(nn.Module, ABC):
     overlap: Overlap = NO_OVERLAP
     """Runs work that can overlap with the rest of the step; set by the trainer."""
 
+    def forward(
+        self,
+        tokens: Batch | Int[Tensor, "B T"],
+        generator: torch.Generator | None = None,
+        *,
+        targets: Int[Tensor, "B T"] | None = None,
+    ) -> Losses:
+        """The loss of a batch, `losses.total`, and its named parts, `losses.parts`.
+
+        Args:
+            tokens: sequences (B, T), int64; or a Batch of sequences and targets.
+            generator: the source of randomness; by default torch's global one.
+            targets: (B, T), targets[:, t] is predicted after tokens[:, t]; IGNORE_INDEX where there
+                is none. By default the next token.
+
+        Raises:
+            MemtrainError: an argument does not fit the models.
+        """
+        if not isinstance(tokens, Batch) or generator is None or targets is not None:
+            tokens = self.check_batch(tokens, targets)
+            generator = check_generator(generator)
+        return self.compute(tokens, generator)
+
+    def check_batch(self, tokens: object, targets: object) -> Batch:
+        """The batch of a user's own loop."""
+        assert isinstance(self.rnn, RNN)
+        return checked_batch(self.rnn, tokens, targets)
+
     @abstractmethod
-    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
-        """The loss of a batch; the generator is the only source of randomness.
+    def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
+        """The loss of a checked batch; the generator is the only source of randomness.
 
         Random numbers are drawn for the whole batch and sliced by `self.shard.rows`, so that they
         do not depend on the sharding. Means are computed with `self.shard.sum`.
@@ -158,6 +158,24 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def trained(self) -> dict[str, nn.Module]:
         """The modules to train, by name; gradients are clipped per module."""
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """The parameters to train, for your optimizer.
+
+        Raises:
+            MemtrainError: there are none.
+        """
+        every = [p for part in self.trained().values() for p in part.parameters()]
+        if not (trained := [p for p in every if p.requires_grad]):
+            raise MemtrainError(
+                f"{type(self).__name__}: requires_grad=False for all {len(every)} parameters, so "
+                "there is nothing to train; call requires_grad_() on the models"
+            )
+        return trained
+
+    def __repr__(self) -> str:
+        models = ", ".join(f"{name} {type(part).__name__}" for name, part in self.trained().items())
+        return f"<{type(self).__name__}: trains {models}>"
 
     @abstractmethod
     def tokens_needed(self) -> int:

@@ -1,5 +1,7 @@
 """Backpropagation through time: the baseline, and a last stage that can surpass the teacher."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -8,16 +10,28 @@ from torch.utils.checkpoint import checkpoint
 from memtrain.config import BPTTConfig
 from memtrain.models.cells import Cell
 from memtrain.models.rnn import RNN
+from memtrain.objectives.arguments import check_models, stage_settings
 from memtrain.objectives.base import Objective
 from memtrain.objectives.futures import readout_loss
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
 class BPTT(Objective):
-    """Next-target loss of the RNN unrolled from the empty memory."""
+    """Next-target loss of the RNN unrolled from the empty memory.
 
-    def __init__(self, config: BPTTConfig, rnn: RNN) -> None:
+    Example: `BPTT(rnn)(tokens).total.backward()`.
+    """
+
+    def __init__(self, rnn: RNN, config: BPTTConfig | None = None, **settings: Any) -> None:
+        """
+        Args:
+            rnn: the network.
+            config: the settings, or give them by name, as in `truncate=64`.
+            settings: fields of BPTTConfig.
+        """
         super().__init__()
+        check_models(self, None, rnn)
+        config = stage_settings(BPTTConfig, config, settings)
         self.config = config
         self.rnn = rnn
 
@@ -44,7 +58,7 @@ class BPTT(Objective):
         restoring its random numbers would stall a GPU."""
         return isinstance(self.rnn.cell, Cell)
 
-    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+    def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         loss = self._recomputed(batch) if self.config.recompute else self._kept(batch)
         return Losses(loss, {"readout": loss.detach()})
 

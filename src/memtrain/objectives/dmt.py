@@ -8,6 +8,7 @@ learning by its own decoding and uniformity loss.
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from memtrain.config import DMTConfig
 from memtrain.config.stages import STREAM_ROLLOUT
+from memtrain.losses import dynamics_loss, total_loss, uniformity_loss
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
+from memtrain.objectives.arguments import check_models, stage_settings
 from memtrain.objectives.base import Objective
 from memtrain.objectives.futures import decode_futures, readout_loss
-from memtrain.objectives.losses import dynamics_loss, total_loss, uniformity_loss
 from memtrain.shapes import IGNORE_INDEX, Batch, Losses
 
 
@@ -29,12 +31,30 @@ class DMT(Objective):
 
     With a teacher that trains, also teacher_decode_weight · L^dec + uniformity_weight · L^unif of
     the teacher's memories. Its labels are detached: the dynamics loss does not train it.
+
+    Example: `DMT(teacher, rnn)(tokens).total.backward()`, in a loop after SMT.
     """
 
     def __init__(
-        self, config: DMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
+        self,
+        teacher: Teacher,
+        rnn: RNN,
+        config: DMTConfig | None = None,
+        *,
+        stream: bool = False,
+        **settings: Any,
     ) -> None:
+        """
+        Args:
+            teacher: trained by SMT; makes the memory labels.
+            rnn: its cell is rolled out and trained, and its readout.
+            config: the settings, or give them by name, as in `through_time=True`.
+            stream: whether sequences are windows of one long stream.
+            settings: fields of DMTConfig.
+        """
         super().__init__()
+        check_models(self, teacher, rnn)
+        config = stage_settings(DMTConfig, config, settings)
         self.rollout_length = config.rollout_length or (STREAM_ROLLOUT if stream else 0)
         self.config = config
         self.teacher = teacher
@@ -54,7 +74,7 @@ class DMT(Objective):
     def empty_start_rows(self, rows: int) -> int:
         return round(self.config.empty_start * rows)
 
-    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+    def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         memory, steps = self._start(batch, generator)
         # Steps of a rollout beyond the end of its sequence do not count.
@@ -65,7 +85,7 @@ class DMT(Objective):
 
         labelled, counts = self._labelled(steps.shape[1], generator, steps.device)
         with self.overlap(), nullcontext() if config.train_teacher else torch.no_grad():
-            taught = self.teacher.encode(batch.inputs, steps[:, labelled])
+            taught = self._memories(batch, steps[:, labelled])
             labels = taught.detach()
         with torch.set_grad_enabled(config.through_time):
             rollout = self.rnn.unroll(inputs, memory)  # (B, R, M, D)
@@ -118,6 +138,10 @@ class DMT(Objective):
             parts["uniformity"] = config.uniformity_weight, uniformity
         return parts
 
+    def _memories(self, batch: Batch, steps: Int[Tensor, "B S"]) -> Float[Tensor, "B S M D"]:
+        """The memories to learn, after the given steps."""
+        return self.teacher.encode(batch.inputs, steps)
+
     def _start(
         self, batch: Batch, generator: torch.Generator
     ) -> tuple[Float[Tensor, "B M D"], Int[Tensor, "B R"]]:
@@ -144,7 +168,8 @@ class DMT(Objective):
             taught = max(0, empty - self.shard.index * rows)
             encoded = min(taught, rows - 1)
             with torch.no_grad():
-                memories = self.teacher.encode(batch.inputs[encoded:], after[encoded:])[:, 0]
+                rest = batch.map(lambda tensor: tensor[encoded:])
+                memories = self._memories(rest, after[encoded:])[:, 0]
             memory[taught:] = memories[taught - encoded :]
             first[taught:] = after[taught:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)

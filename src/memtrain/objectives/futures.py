@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from memtrain.losses import decode_loss
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import WHOLE_BATCH, BatchShard
-from memtrain.objectives.losses import decode_loss
 from memtrain.shapes import IGNORE_INDEX, Batch, Window
 
 

@@ -7,18 +7,21 @@ no gradient passes through more than one application of it. The paper's theory h
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import SMTConfig
+from memtrain.errors import MemtrainError
+from memtrain.losses import decode_loss, dynamics_loss, total_loss, uniformity_loss
 from memtrain.models.cells import CELL_CLASSES
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
+from memtrain.objectives.arguments import check_models, check_readout, stage_settings
 from memtrain.objectives.base import Objective, sample_steps
 from memtrain.objectives.futures import decode_futures
-from memtrain.objectives.losses import decode_loss, dynamics_loss, total_loss, uniformity_loss
 from memtrain.shapes import Batch, Losses
 
 
@@ -27,14 +30,41 @@ class SMT(Objective):
     next_weight · L^dec of the next target, token_weight · that of the encoder's tokens.
 
     With a frozen teacher, dynamics_weight · L^dyn alone.
+
+    Example:
+        smt = SMT(teacher, rnn, future_length=16, timesteps=0)
+        smt(tokens).total.backward()  # in a loop with your optimizer
+        smt.sync_readout()  # at the end: the readout of the RNN becomes the teacher's decoder
     """
 
     trains_cell = True
 
     def __init__(
-        self, config: SMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
+        self,
+        teacher: Teacher,
+        rnn: RNN,
+        config: SMTConfig | None = None,
+        *,
+        stream: bool = False,
+        **settings: Any,
     ) -> None:
+        """
+        Args:
+            teacher: makes the memory labels.
+            rnn: its cell learns them; its readout has the shape of the teacher's decoder.
+            config: the settings, or give them by name, as in `future_length=16`.
+            stream: whether sequences are windows of one long stream; see `tokens_needed`.
+            settings: fields of SMTConfig.
+        """
         super().__init__()
+        check_models(self, teacher, rnn)
+        check_readout(teacher, rnn)
+        config = stage_settings(SMTConfig, config, settings)
+        if config.token_weight and teacher.config.encoder != "causal":
+            raise MemtrainError(
+                f"token_weight={config.token_weight:g}: must be 0 with a bidirectional encoder, "
+                'whose tokens see their targets; Teacher(encoder="causal", ...)'
+            )
         self.stream = stream
         self.config = config
         self.teacher = teacher
@@ -53,6 +83,15 @@ class SMT(Objective):
         config = self.config
         return self.teacher.config.context_length + config.future_length + config.dynamics_steps - 1
 
+    def check_batch(self, tokens: object, targets: object) -> Batch:
+        batch, needed = super().check_batch(tokens, targets), self.tokens_needed()
+        if self.stream and self.config.timesteps == 1 and batch.inputs.shape[1] < needed:
+            raise MemtrainError(
+                f"tokens={tuple(batch.inputs.shape)}: windows of a stream must have at least "
+                f"{needed} tokens, context and future; or leave out stream=True"
+            )
+        return batch
+
     def empty_start_rows(self, rows: int) -> int:
         return round(self.config.short_contexts * rows)
 
@@ -69,7 +108,7 @@ class SMT(Objective):
         """Copy the teacher's decoder into the readout."""
         self.rnn.readout.load_state_dict(gather(self.teacher.decoder.state_dict()))
 
-    def forward(self, batch: Batch, generator: torch.Generator) -> Losses:
+    def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         steps, current, decoded = self._timesteps(batch, generator)
         token_logits = None
@@ -219,9 +258,15 @@ class Pretrain(SMT):
     trains_cell = False
 
     def __init__(
-        self, config: SMTConfig, teacher: Teacher, rnn: RNN, *, stream: bool = False
+        self,
+        teacher: Teacher,
+        rnn: RNN,
+        config: SMTConfig | None = None,
+        *,
+        stream: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__(config, teacher, rnn, stream=stream)
+        super().__init__(teacher, rnn, config, stream=stream, **settings)
         self.trains_teacher = True
 
     def _timesteps(

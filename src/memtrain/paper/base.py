@@ -271,7 +271,7 @@ def memory_uniformity(run: "Run") -> float:
     import torch
 
     from memtrain.evaluation.evaluate import EVALUATION_SEED, encode_in_chunks
-    from memtrain.objectives.losses import uniformity_loss
+    from memtrain.losses import uniformity_loss
 
     count = min(32, run.config.log.evaluate_sequences)
     batch = run.task.held_out(count, torch.Generator().manual_seed(EVALUATION_SEED))

@@ -120,7 +120,7 @@ def natural(
         heads=heads,
         head_dim=head_dim,
         memory_tokens=tokens,
-        normalize_memory=cell != "gru",  # a GRU's states stay below RMS 1
+        normalize_memory=cell not in ("gru", "lstm"),  # their states stay below RMS 1
         **authors_details(setup),
     )
     if cell != "transformer":

@@ -15,6 +15,7 @@ from memtrain.plotting.style import COLOURS, GREY, log_y_axis, panels, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LINES: dict[str, dict[str, Any]] = {
     "teacher": dict(color=GREY, label="teacher", linewidth=1.5, marker="."),
@@ -64,16 +65,19 @@ def save_evaluation_figure(result: Evaluation, path: Path, name: str, unit: str)
 
 
 def save_training_figure(records: list[dict], path: Path, name: str, unit: str) -> None:
-    """Draw a run's losses per stage and its held-out losses; no records, no figure.
+    """Save `training_figure`; missing folders are created. No records, no figure."""
+    if records:
+        save(training_figure(records, name, unit), path)
+
+
+def training_figure(records: list[dict], name: str, unit: str) -> "Figure":
+    """Draw a run's losses per stage and its held-out losses.
 
     Args:
-        records: from `MetricsFile.read`.
-        path: file of the figure; missing folders are created.
+        records: from `MetricsFile.read`, at least one.
         name: name of the run.
         unit: what one token is, such as "pixel".
     """
-    if not records:
-        return
     stages = [(stage, list(lines)) for stage, lines in groupby(records, lambda r: r["stage"])]
     evaluated = [record for record in records if _nats(record, "rnn") is not None]
     figure, grid = panels(1, len(stages) + bool(evaluated), width=4.2, height=3.6)
@@ -87,7 +91,7 @@ def save_training_figure(records: list[dict], path: Path, name: str, unit: str) 
             place: dict[str, Any] = dict(loc="upper center", bbox_to_anchor=(0.5, -0.16))
             axes.legend(frameon=False, fontsize=8, ncols=3, **place)
     figure.suptitle(name, fontsize=10)
-    save(figure, path)
+    return figure
 
 
 def _draw_stage(axes: "Axes", stage: str, lines: list[dict]) -> None:

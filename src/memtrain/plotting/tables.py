@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from memtrain.config import RunConfig
+from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Evaluation, Score
-
-if TYPE_CHECKING:
-    from memtrain.training.run import Run
+from memtrain.runs.progress import MetricsFile, Progress
 
 GAP = 0.1
 """Advice is given if the RNN is this far above its teacher, in nats and as a fraction."""
@@ -21,7 +21,17 @@ FALLING = 0.02
 """DMT still improves if the loss falls by this fraction of the gap between two evaluations."""
 
 
-def print_evaluation(result: Evaluation, run: "Run") -> None:
+@runtime_checkable
+class EvaluatedRun(Protocol):
+    """What is printed of a `memtrain.Run`, which is above this room."""
+
+    config: RunConfig
+    task: Task
+    metrics: MetricsFile
+    progress: Progress
+
+
+def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
     """Print scores, advice, drift and training cost of a run to stdout."""
     console, unit = Console(highlight=False), run.task.unit
     title = f"{run.config.name}: {result.sequences} held-out sequences of {result.length}"
@@ -118,7 +128,7 @@ def _advice_on_dmt(above: float, history: Sequence[tuple[str, float]]) -> str:
     return ""
 
 
-def _held_out_losses(run: "Run") -> list[tuple[str, float]]:
+def _held_out_losses(run: EvaluatedRun) -> list[tuple[str, float]]:
     """Stage and RNN loss of each evaluation during training; empty if the file is damaged."""
     try:
         return [

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memtrain.config import DataConfig, RunConfig, Stream
+from memtrain.config import TORCH_CELLS, DataConfig, LabelFile, RunConfig, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.data.store import identity_of, open_store
 from memtrain.errors import CheckpointError, MemtrainError
@@ -261,7 +261,8 @@ def read_folder(folder: Path) -> RunConfig:
 
 def check_imports(folder: Path, config: RunConfig, *, cell_given: bool, task_given: bool) -> None:
     """Refuse a config that names a class to import, unless it is given as an object."""
-    named = [config.cell.kind] if ":" in config.cell.kind and not cell_given else []
+    imported = ":" in config.cell.kind and config.cell.kind not in TORCH_CELLS
+    named = [config.cell.kind] if imported and not cell_given else []
     named += [config.data.path] if config.data.kind == "custom" and not task_given else []
     if named:
         part = "cell" if named[0] == config.cell.kind else "task"
@@ -279,9 +280,12 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
         data: the data of its config.
         learned: the identity of its training data, if that is known.
     """
-    if not isinstance(data, Stream) or Path(data.path).is_absolute():
+    if not isinstance(data, Stream | LabelFile) or Path(data.path).is_absolute():
         return data
     places = [Path(data.path), folder.resolve().parent.parent / data.path]
+    if isinstance(data, LabelFile):
+        there = [place for place in places if place.is_file()]
+        return replace(data, path=str(there[0])) if there else data
     there = [place for place in places if (place / "meta.json").is_file()]
     if not there:
         raise MemtrainError(
@@ -297,7 +301,7 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
 def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None:
     """Refuse other data than the run's: its held-out part may be in the run's training data."""
     if learned and found != learned:
-        name = data.path if isinstance(data, Stream) else data.kind
+        name = data.kind if not isinstance(data, Stream | LabelFile) else data.path
         raise MemtrainError(
             f"{name}: is not the data that {folder} learned from; prepare that again, with "
             "the same options, or train a new run"

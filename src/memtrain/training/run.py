@@ -6,10 +6,13 @@ runs/NAME/config.json       the whole RunConfig
           checkpoints/      the last few and the best; each resumes bit-exactly
 """
 
+from base64 import b64encode
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,6 +20,7 @@ from torch import nn
 from memtrain.accel.engine import Engine
 from memtrain.config import Custom, DataConfig, RunConfig
 from memtrain.data.codec import TokenCodec
+from memtrain.data.labels import LabelsTask
 from memtrain.data.task import Task, build_task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import sequential_ops
@@ -31,6 +35,7 @@ from memtrain.models.build import build_models
 from memtrain.objectives.base import Objective
 from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
+from memtrain.objectives.from_labels import DMTFromLabels, SMTFromLabels
 from memtrain.objectives.smt import SMT, Pretrain
 from memtrain.runs import fingerprint, run_folder
 from memtrain.runs.async_checkpoint import CheckpointWriter
@@ -40,8 +45,12 @@ from memtrain.runs.processes import Interrupted, stop_signals
 from memtrain.runs.progress import MAX_METRICS_BYTES, MetricsFile, Progress, StageProgress
 from memtrain.runs.run_folder import Guard, RunFile, newest_number
 from memtrain.training.console import Reporter, make_reporter
+from memtrain.training.label import start_from_labels
 from memtrain.training.loop import Agreement, StageLoop
 from memtrain.training.step import Trainer, check_batch_sizes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Interrupted", "Run"]
 
@@ -52,15 +61,20 @@ class Run:
     def __init__(
         self,
         config: RunConfig,
-        folder: Path,
+        folder: Path | str = "",
         *,
         cell: nn.Module | None = None,
         task: Task | None = None,
         data: DataConfig | None = None,
         group: Group = ALONE,
     ) -> None:
+        if not isinstance(config, RunConfig):
+            raise MemtrainError(
+                f"config={config!r}: must be a RunConfig; Run.create(config, folder) makes a run, "
+                "Run.open(folder) opens one"
+            )
         self.config = config
-        self.folder = folder
+        self.folder = folder = Path(folder)
         self.id = ""
         """The run's identity, also in its checkpoints; empty without a folder and in old runs."""
         self.group = group
@@ -70,6 +84,8 @@ class Run:
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.task = check_task(task) if task is not None else build_task(data or config.data)
         rnn, teacher = build_models(config, self.task.vocab_size, cell)
+        if isinstance(self.task, LabelsTask):
+            start_from_labels(self.task.labels, rnn, config)
         self.made_of = fingerprint.describe(
             config, self.task, rnn.cell, task_given=task is not None, cell_given=cell is not None
         )
@@ -233,6 +249,43 @@ class Run:
         steps = ", ".join(each)
         return f"<Run {self.config.name} in {self.folder}: {steps} steps, {self.engine.device}>"
 
+    def plot(self) -> "Figure":
+        """The training curves as a matplotlib Figure: losses per stage, and held-out losses.
+
+        Raises:
+            MemtrainError: there are no metrics yet.
+        """
+        from memtrain.plotting.figures import training_figure
+
+        records = self.metrics.read()
+        if not records:
+            raise MemtrainError(
+                f"{self.folder}: has no metrics to plot yet; call run.train() first"
+            )
+        return training_figure(records, self.config.name, self.task.unit)
+
+    def _repr_png_(self) -> bytes | None:
+        """The training curves, for notebooks."""
+        from memtrain.plotting.style import render_figure
+
+        return render_figure(self.plot()) if self.metrics.read() else None
+
+    def _repr_html_(self) -> str:
+        """A table of the stages above the training curves, for notebooks."""
+        rows, done = "", {stage.name: stage for stage in self.progress.stages}
+        for name in self.stages:
+            steps = self.config.stages()[name].steps
+            found = done.get(name)
+            counts = f"{found.steps:,}" if found else "0", f"{found.tokens:,}" if found else "0"
+            seconds = f"{found.seconds:.1f}" if found else "0"
+            cells = (f"{counts[0]} of {steps:,}", counts[1], seconds)
+            rows += f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        title = escape(f"{self.config.name} in {self.folder}")
+        heads = "".join(f"<th>{head}</th>" for head in (title, "steps", "tokens", "seconds"))
+        curves = self._repr_png_()
+        image = f'<img src="data:image/png;base64,{b64encode(curves).decode()}">' if curves else ""
+        return f"<table><tr>{heads}</tr>{rows}</table>{image}"
+
     @property
     def spelling(self) -> TokenCodec | None:
         """The codec of the RNN's tokens; None if the task is not generative."""
@@ -251,13 +304,17 @@ class Run:
 
     def objective(self, name: str) -> Objective:
         if name == "bptt":
-            return BPTT(self.config.bptt, self.rnn)
+            return BPTT(self.rnn, self.config.bptt)
+        if self.config.has_labels:
+            if name == "dmt":
+                return DMTFromLabels(self.rnn, self.config.dmt)
+            return SMTFromLabels(self.rnn, self.config.smt)
         assert self.teacher is not None
         models, stream = (self.teacher, self.rnn), self.task.stream
         if name == "dmt":
-            return DMT(self.config.dmt, *models, stream=stream)
+            return DMT(*models, self.config.dmt, stream=stream)
         kind = Pretrain if name == "pretrain" else SMT
-        return kind(self.config.smt, *models, stream=stream)
+        return kind(*models, self.config.smt, stream=stream)
 
     def train(self, reporter: Reporter | None = None, *, until: str | None = None) -> "Run":
         """Train the stages that are left.

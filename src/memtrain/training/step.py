@@ -149,8 +149,7 @@ class Trainer:
         def rows(index: int) -> Batch:
             self.generator.set_state(state)
             self.objective.shard = shard = MicroBatchShard(self.group, index, exchanged)
-            own = Batch(shard.rows(batch.inputs), shard.rows(batch.targets))
-            return own.to(self.engine.device)
+            return batch.map(shard.rows).to(self.engine.device)
 
         try:
             if count > 1:

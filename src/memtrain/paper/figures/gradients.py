@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from memtrain.config import BPTTConfig, Retrieval, RunConfig
+from memtrain.losses import decode_loss, dynamics_loss, uniformity_loss
 from memtrain.objectives.futures import gather_window, readout_loss
-from memtrain.objectives.losses import decode_loss, dynamics_loss, uniformity_loss
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import distinct, where

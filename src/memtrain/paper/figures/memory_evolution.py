@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 
 from memtrain.data.images import ImageFormat, encode_images
 from memtrain.generation.sampling import sample
-from memtrain.objectives.losses import decode_loss
+from memtrain.losses import decode_loss
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import natural
 from memtrain.paper.plots import album, grey, image_stream, real_images, show_image, where

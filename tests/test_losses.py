@@ -6,9 +6,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from conftest import VOCAB, random_tokens, seeded
-from memtrain.objectives.losses import (
+from memtrain.losses import (
     decode_loss,
     dynamics_loss,
+    rollout_drift,
+    unexplained_variance,
     uniformity_loss,
 )
 from memtrain.shapes import IGNORE_INDEX
@@ -137,3 +139,25 @@ class TestUniformityLoss:
         losses = [float(uniformity_loss(memory, 4, generator)) for _ in range(20)]
         assert len(set(losses)) > 15
         assert float(uniformity_loss(memory, 4, seeded())) == losses[0]
+
+
+class TestDrift:
+    def test_is_the_mean_squared_error_of_each_step(self):
+        memories, labels = normal(5, 3, 2, 4), normal(5, 3, 2, 4, seed=1)
+        found = rollout_drift(memories, labels)
+        for t in range(3):
+            assert_close(found[t], dynamics_loss(memories[:, t], labels[:, t]))
+
+    def test_unexplained_variance_is_0_for_the_labels_and_1_for_their_mean(self):
+        labels = 3 + 2 * normal(50, 3, 2, 4)
+        assert_close(unexplained_variance(labels, labels), torch.zeros(3))
+        constant = labels.mean(dim=(0, 1)).expand_as(labels)
+        assert float(unexplained_variance(constant, labels).mean()) == pytest.approx(1, abs=1e-5)
+
+    def test_a_weighted_mean_does_not_depend_on_the_scale_of_the_weights(self):
+        predicted, memory = normal(3, 2, 4), normal(3, 2, 4, seed=1)
+        weight = torch.tensor([1.0, 2.0, 3.0])
+        assert_close(
+            dynamics_loss(predicted, memory, 1e-3 * weight),
+            dynamics_loss(predicted, memory, weight),
+        )
