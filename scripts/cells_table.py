@@ -131,7 +131,7 @@ def wrapping_problem(kind: str, width: int) -> str:
     from memtrain.models.cells import build_cell
 
     try:
-        build_cell(CellConfig(kind=kind, memory_dim=width, memory_tokens=2), vocab_size=9)
+        build_cell(CellConfig(kind=kind, memory_dim=width, memory_tokens=2), 9)
     except MemtrainError as error:
         return str(error)
     return ""

@@ -14,7 +14,7 @@ BPTT BPTTConfig Batch Cell CellConfig CellContractError DMT DMTConfig Decoder En
 Evaluation IGNORE_INDEX LogConfig Losses MemtrainError PretrainConfig Pretrained RECIPES RNN
 Reporter Run RunConfig SMT SMTConfig Samples Stream Task Teacher TeacherConfig Written __version__
 check_cell check_task evaluate export from_json generate load_pretrained load_rnn losses make_cell
-make_reporter pretrained_names read recipe sample to_json wrap write Labels
+make_reporter pretrained_names read recipe sample to_json wrap write Labels Values
 """
 """Names are added here, and never taken away."""
 

@@ -23,6 +23,7 @@ from memtrain.data.task import build_task
 
 SIZES: dict[str, Any] = dict(width=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
 TOKENS = torch.tensor([[3, 0, 5, 1], [2, 6, 4, 0]])
+VALUES = memtrain.Values(features=3, targets=2)
 MEMORY = torch.zeros(2, 4, 2, 16)
 """Two rollouts of four memories of 2 x 16, the shape of the tiny models."""
 
@@ -51,6 +52,11 @@ class Wider(nn.Module):
 def other_readout() -> memtrain.RNN:
     sizes: dict[str, Any] = SIZES | {"width": 32}
     return memtrain.RNN(tiny_cell(), vocab_size=7, **sizes)
+
+
+def value_rnn() -> memtrain.RNN:
+    cell = memtrain.make_cell("gru", values=VALUES, memory_tokens=1, memory_dim=16)
+    return memtrain.RNN(cell, values=VALUES, **SIZES)
 
 
 def run_of(folder: Path) -> memtrain.Run:
@@ -115,6 +121,16 @@ CASES: list[Case] = [
     ("a size that a GRU has not", lambda _: memtrain.make_cell("gru", vocab_size=9, layers=4), "layers=4: must be left out with cell.kind=gru"),
     ("a cell of no known kind", lambda _: memtrain.make_cell("gruu", vocab_size=9), "kind='gruu': did you mean gru"),
     ("a memory of another shape", lambda _: tiny_rnn().step(torch.zeros(1, 3, 16), torch.tensor([1])), r"memory: must be a tensor of shape \(B, 2, 16\), not \(1, 3, 16\); rnn.empty_memory"),
+    # ------------------------------------------------------------------------- numbers
+    ("a likelihood by its other name", lambda _: memtrain.Values(features=1, likelihood="normal"), "likelihood='normal': must be one of gaussian, quantile, student-t"),  # type: ignore
+    ("a number of features for values", lambda _: memtrain.make_cell("gru", values=3), r"values=3: must be a memtrain.Values, such as Values\(features=4, targets=3\)"),  # type: ignore
+    ("tokens and numbers", lambda _: memtrain.Teacher(vocab_size=3, values=VALUES), "vocab_size=3: must be left out; values="),
+    ("tokens for numbers", lambda _: value_rnn()(TOKENS), r"tokens=torch.int64: must be a tensor of floats, \(B, T, 3\); this model reads numbers"),
+    ("numbers for tokens", lambda _: tiny_rnn()(torch.randn(2, 4)), r"tokens: must be int64, not torch.float32; tokens.long\(\)"),
+    ("one number too few", lambda _: value_rnn()(torch.zeros(2, 5, 2)), r"must have shape \(B, T, 3\), not \(2, 5, 2\); an input has 2 target numbers and 1 known ones"),
+    ("infinite numbers", lambda _: value_rnn()(torch.full((2, 5, 3), torch.inf)), "contains infinity; numbers must be finite, or NaN where they are missing"),
+    ("targets of one axis too few", lambda _: memtrain.BPTT(value_rnn())(torch.zeros(2, 5, 3), targets=torch.zeros(2, 5)), r"targets=\(2, 5\): must be a tensor of shape \(2, 5, 2\), with NaN"),  # type: ignore
+    ("outputs for another likelihood", lambda _: memtrain.losses.value_loss(torch.zeros(4, 6), torch.zeros(4, 2)), r"outputs=\(4, 6\): must be \(4, 4\): 2 parameters of gaussian"),
     # ------------------------------------------------------------------------- losses
     ("memories of other shapes", lambda _: memtrain.losses.dynamics_loss(MEMORY, MEMORY[:, :-1]), r"predicted=\(2, 4, 2, 16\): must have the shape of memory, \(2, 3, 2, 16\)"),
     ("weights of another shape", lambda _: memtrain.losses.dynamics_loss(MEMORY, MEMORY, torch.ones(4)), r"weight=\(4,\): must have one number per memory, \(2, 4\)"),

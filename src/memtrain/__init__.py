@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from memtrain.objectives.dmt import DMT
     from memtrain.objectives.smt import SMT
     from memtrain.recipes import RECIPES, recipe
-    from memtrain.shapes import IGNORE_INDEX, Batch, Losses
+    from memtrain.shapes import IGNORE_INDEX, Batch, Losses, Values
     from memtrain.training.console import Reporter, make_reporter
     from memtrain.training.run import Run
 
@@ -93,7 +93,7 @@ _PUBLIC = {
     "objectives.dmt": "DMT",
     "objectives.smt": "SMT",
     "recipes": "RECIPES recipe",
-    "shapes": "Batch IGNORE_INDEX Losses",
+    "shapes": "Batch IGNORE_INDEX Losses Values",
     "training.console": "Reporter make_reporter",
     "training.run": "Run",
 }

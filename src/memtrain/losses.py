@@ -7,6 +7,7 @@ Example, for a cell and memory labels of your own:
     loss = memtrain.losses.dynamics_loss(cell(memory, token), label)
 """
 
+import math
 import operator
 from collections.abc import Mapping
 from functools import reduce
@@ -16,12 +17,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.errors import MemtrainError
-from memtrain.shapes import IGNORE_INDEX, WHOLE_BATCH, BatchShard, Losses
+from memtrain.errors import MemtrainError, did_you_mean
+from memtrain.shapes import (
+    IGNORE_INDEX,
+    PARAMETERS,
+    QUANTILES,
+    WHOLE_BATCH,
+    BatchShard,
+    Likelihood,
+    Losses,
+)
 
 __all__ = [
-    "decode_loss", "dynamics_loss", "uniformity_loss", "total_loss", "squared_error",
-    "rollout_drift", "unexplained_variance",
+    "decode_loss", "value_loss", "dynamics_loss", "uniformity_loss", "total_loss", "squared_error",
+    "value_losses", "rollout_drift", "unexplained_variance",
 ]  # fmt: skip
 
 
@@ -53,6 +62,80 @@ def decode_loss(
             f"logits, or {IGNORE_INDEX} where there is no target"
         ) from None
     return shard.sum(total) / shard.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)
+
+
+def value_loss(
+    outputs: Float[Tensor, "*rows V"],
+    targets: Float[Tensor, "*rows Y"],
+    likelihood: Likelihood = "gaussian",
+    shard: BatchShard = WHOLE_BATCH,
+) -> Float[Tensor, ""]:
+    """L^dec of numbers: the mean of `value_losses` over all target numbers that are not NaN.
+
+    Args:
+        outputs: parameters of the predicted distributions, (*rows, Y · P); see `value_losses`.
+        targets: numbers, (*rows, Y); NaN where there is no target.
+        likelihood: gaussian, student-t or quantile.
+        shard: exchanges sums with processes that share the batch; leave it out.
+    """
+    losses = value_losses(outputs, targets, likelihood)
+    return shard.sum(losses.sum()) / shard.sum((~targets.isnan()).sum()).clamp(min=1)
+
+
+def value_losses(
+    outputs: Float[Tensor, "*rows V"],
+    targets: Float[Tensor, "*rows Y"],
+    likelihood: Likelihood = "gaussian",
+) -> Float[Tensor, "*rows Y"]:
+    """The loss of each target number, 0 where it is NaN.
+
+    For gaussian (parameters: mean, log of the deviation) and student-t (mean, log of the scale, and
+    a number that softplus maps to the degrees of freedom above 2) it is the negative log-likelihood
+    in nats. For quantile it is the pinball loss, the mean over 13 levels.
+    """
+    for name, value in (("outputs", outputs), ("targets", targets)):
+        _check_tensor(name, value)
+    if likelihood not in PARAMETERS:
+        raise MemtrainError(f"likelihood={likelihood!r}: {did_you_mean(likelihood, PARAMETERS)}")
+    needed = (*targets.shape[:-1], targets.shape[-1] * PARAMETERS[likelihood])
+    if tuple(outputs.shape) != needed:
+        raise MemtrainError(
+            f"outputs={_shape(outputs)}: must be {needed}: {PARAMETERS[likelihood]} parameters of "
+            f"{likelihood} for each number of targets, {_shape(targets)}"
+        )
+    outputs = outputs.float().unflatten(-1, (targets.shape[-1], -1))  # (*rows, Y, P)
+    missing = targets.isnan()
+    wanted = targets.float().where(~missing, 0)
+    if likelihood == "quantile":
+        levels = outputs.new_tensor(QUANTILES)
+        error = wanted[..., None] - outputs
+        losses = torch.maximum(levels * error, (levels - 1) * error).mean(-1)
+    else:
+        mean, scale = outputs[..., 0], log_scale(outputs[..., 1])
+        z = (wanted - mean) * (-scale).exp()
+        if likelihood == "gaussian":
+            losses = 0.5 * z.square() + scale + 0.5 * math.log(2 * math.pi)
+        else:
+            freedom = degrees_of_freedom(outputs[..., 2])
+            half = (freedom + 1) / 2
+            constant = torch.lgamma(freedom / 2) - torch.lgamma(half)
+            constant = constant + 0.5 * (freedom * math.pi).log()
+            losses = constant + scale + half * torch.log1p(z.square() / freedom)
+    return losses.where(~missing, 0)
+
+
+LOG_SCALE_LIMIT = 7.0
+"""Predicted deviations are between exp(-7) and exp(7) times the data's."""
+
+
+def log_scale(raw: Tensor) -> Tensor:
+    """The log of a predicted scale, softly limited: an exact prediction has no finite loss."""
+    return LOG_SCALE_LIMIT * torch.tanh(raw / LOG_SCALE_LIMIT)
+
+
+def degrees_of_freedom(raw: Tensor) -> Tensor:
+    """The degrees of freedom of a predicted t distribution: above 2, so that it has a variance."""
+    return 2 + F.softplus(raw)
 
 
 def dynamics_loss(

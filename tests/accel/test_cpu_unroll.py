@@ -126,7 +126,7 @@ every_depth = pytest.mark.parametrize("layers", [1, 3])
 
 
 def random_gru(layers: int) -> GRUCell:
-    cell = GRUCell(CellConfig(kind="gru", memory_tokens=layers, memory_dim=6), vocab_size=5)
+    cell = GRUCell(CellConfig(kind="gru", memory_tokens=layers, memory_dim=6), 5)
     return cell.double()
 
 

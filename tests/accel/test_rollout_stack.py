@@ -170,6 +170,7 @@ def test_cell(rows, tokens, width, layers, heads, head_dim, path, limits):  # no
     config = CellConfig(**sizes, layers=layers, heads=heads, head_dim=head_dim)
     cell = TransformerCell(config, 40).to(DEVICE)
     fast_stack = InferenceStack(cell.stack)
+    assert isinstance(cell.embedding, nn.Embedding)
     fast = InferenceCell(cell.embedding, fast_stack)
     inputs = torch.randint(40, (rows, 2), device=DEVICE)
     parts = {}

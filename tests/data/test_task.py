@@ -61,7 +61,8 @@ def test_objects_that_are_not_tasks_are_refused():
 @pytest.mark.parametrize("value", [0, -1, 2.5, "4", None])
 def test_a_number_that_is_not_whole_and_positive_is_refused(field, value):
     task = Constant(zeros(3, 5), **{field: value})
-    assert refusal(task) == f"Constant.{field}={value!r}: must be a whole number above 0"
+    hint = "; or values=memtrain.Values(...)" if field == "vocab_size" else ""
+    assert refusal(task) == f"Constant.{field}={value!r}: must be a whole number above 0{hint}"
 
 
 def test_an_unset_number_is_refused():

@@ -87,7 +87,7 @@ class TestTransformerCell:
             assert_close(cell(memory, token), expected)
 
     def test_default_size_is_that_of_the_paper(self):
-        cell = build_cell(CellConfig(), vocab_size=256)
+        cell = build_cell(CellConfig(), 256)
         assert 8.4e6 < sum(p.numel() for p in cell.parameters()) < 8.6e6
 
 

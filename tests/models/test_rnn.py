@@ -141,7 +141,7 @@ def test_a_step_needs_no_teacher():
 
 
 def test_default_size_is_that_of_the_paper():
-    cell = build_cell(CellConfig(), vocab_size=256)
+    cell = build_cell(CellConfig(), 256)
     rnn = RNN(cell, Decoder(TeacherConfig(), vocab_size=256, memory_dim=256))
     assert 12.6e6 < sum(p.numel() for p in rnn.parameters()) < 12.8e6
 

@@ -245,6 +245,7 @@ def test_causal_memories_and_gradients_equal_those_of_the_plain_formulas(shape, 
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=seeded()))
     encoder = teacher.encoder
     assert isinstance(encoder, CausalEncoder)
+    assert isinstance(teacher.embedding, nn.Embedding)
     inputs = torch.randint(5, (4, length), generator=seeded())
     steps = torch.randint(-1, length, (4, 5), generator=seeded())
     found = encoder(inputs, steps, teacher.embedding)

@@ -22,7 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, rms_norm
 
 from memtrain.models.cells import GRUCell, TransformerCell
-from memtrain.models.layers import RMS_EPSILON, Block
+from memtrain.models.layers import RMS_EPSILON, Block, ValueEmbedding
+from memtrain.shapes import Inputs
 
 
 class FusedUnroll:
@@ -37,22 +38,30 @@ class FusedUnroll:
         )
 
     def __call__(
-        self, cell: nn.Module, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
+        self, cell: nn.Module, inputs: Inputs, memory: Float[Tensor, "B M D"]
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
         assert isinstance(cell, TransformerCell)
-        rows, steps = inputs.shape
+        rows, steps = inputs.shape[:2]
         blocks = [block for block in cell.stack.blocks if isinstance(block, Block)]
         weights = [_fold(block) for block in blocks]
         stored = steps if torch.is_grad_enabled() else 1
         shape = _Shape(steps, rows, cell.memory_tokens, blocks[0].attention.heads, stored)
         cell.stack.rotary.reserve(cell.memory_tokens + 1)
+        read = inputs.transpose(0, 1)
+        if isinstance(cell.embedding, ValueEmbedding):
+            tokens = cell.embedding(read)  # (T, B, W)
+            projected = _project(tokens.flatten(0, 1), weights[0].project_in)
+            projected = projected.unflatten(1, read.shape[:2]).transpose(0, 1)
+        else:
+            tokens = embedding(read, cell.embedding.weight) if len(blocks) > 1 else None
+            projected = _projected(cell.embedding.weight, read, weights[0].project_in)
         memories = _Unrolled.apply(
             shape,
             cell.stack.rotary.phase(cell.memory_tokens + 1, memory.dtype),
             memory.transpose(0, 1).flatten(0, 1),  # (M·B, D)
-            embedding(inputs.T, cell.embedding.weight) if len(blocks) > 1 else None,
-            _projected(cell.embedding.weight, inputs.T, weights[0].project_in),
+            tokens if len(blocks) > 1 else None,
+            projected,
             cell.from_memory.weight.T if isinstance(cell.from_memory, nn.Linear) else None,
             _last_gain(cell),
             *(weight for block in weights for weight in block),
@@ -70,12 +79,18 @@ def _projected(
     """
     few = len(table) < inputs.numel()
     rows = table if few else embedding(inputs.flatten(), table)
-    normed = rms_norm(rows, (rows.shape[-1],), eps=RMS_EPSILON)
-    projected = torch.bmm(normed.expand(3, -1, -1), project_in)
+    projected = _project(rows, project_in)
     if not few:
         return projected.unflatten(1, inputs.shape).transpose(0, 1)
     projected = embedding(inputs, projected.transpose(0, 1).flatten(1))
     return projected.unflatten(-1, (3, -1)).transpose(1, 2)
+
+
+def _project(
+    rows: Float[Tensor, "N W"], project_in: Float[Tensor, "3 W I"]
+) -> Float[Tensor, "3 N I"]:
+    normed = rms_norm(rows, (rows.shape[-1],), eps=RMS_EPSILON)
+    return torch.bmm(normed.expand(3, -1, -1), project_in)
 
 
 def _last_gain(cell: TransformerCell) -> Float[Tensor, "W D"] | Float[Tensor, " W"]:
@@ -423,7 +438,7 @@ class UnrolledGRU:
         return type(cell) is GRUCell
 
     def __call__(
-        self, cell: nn.Module, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"]
+        self, cell: nn.Module, inputs: Inputs, memory: Float[Tensor, "B M D"]
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input."""
         assert isinstance(cell, GRUCell)

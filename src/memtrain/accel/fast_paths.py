@@ -23,6 +23,7 @@ from memtrain.models.cells import GRUCell, LSTMCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
 from memtrain.models.rnn import RNN, Choose, Sampler
 from memtrain.models.teacher import Decoder, Teacher
+from memtrain.shapes import Values
 
 MODELS = ("encoder", "decoder", "cell", "readout")
 STEP, ROLLOUTS = ("training step",), ("rollout", "generation")
@@ -77,7 +78,7 @@ def triton_off(engine: Engine) -> str | None:
 
 
 def _triton_off(module: nn.Module, engine: Engine) -> str | None:
-    return triton_off(engine)
+    return _values_off(module) or triton_off(engine)
 
 
 def _block_off(block: Block, engine: Engine) -> str | None:
@@ -90,6 +91,11 @@ def _heads_off(module: nn.Module, engine: Engine | None = None) -> str | None:
     sizes = {part.head_dim for part in module.modules() if isinstance(part, Attention)}
     wrong, needed = sorted(sizes.difference(HEAD_DIMS)), " or ".join(map(str, HEAD_DIMS))
     return f"head_dim {wrong[0]}; {needed} needed" if wrong else None
+
+
+def _values_off(module: nn.Module, engine: Engine | None = None) -> str | None:
+    found = isinstance(module, RNN | Teacher) and isinstance(module.space, Values)
+    return "reads numbers; tokens needed" if found else None
 
 
 def _lstm_off(module: nn.Module, engine: Engine) -> str | None:
@@ -189,6 +195,7 @@ def rollout_kernels(rnn: RNN) -> RolloutKernels:
         module: InferenceCell(module.embedding, stacks[module.stack])
         for module in rnn.modules()
         if isinstance(module, TransformerCell)
+        and isinstance(module.embedding, nn.Embedding)
         and module.stack in stacks
         and isinstance(module.from_memory, nn.Identity)
         and isinstance(module.to_memory, nn.Identity)
@@ -213,8 +220,8 @@ FAST_PATHS = (
     FastPath("hopper", Block, "cuda", MODELS, off=_hopper_off),
     FastPath("triton", Lookup, "cuda", (), _embedding_gradient, _triton_off),
     FastPath("projected vocabulary (CPU)", Teacher, "cpu", ("decoder",),
-             lambda teacher, engine: VocabProjectedDecoder(), precision="fp32"),
-    FastPath("CUDA graph", RNN, "cuda", STEP),
+             lambda teacher, engine: VocabProjectedDecoder(), _values_off, "fp32"),
+    FastPath("CUDA graph", RNN, "cuda", STEP, off=_values_off),
     FastPath("overlapped streams", RNN, "cuda", STEP),
     FastPath("bulk weight cast", RNN, "cuda", STEP, precision="bf16"),
     FastPath("fused unroll (CPU)", RNN, "cpu", ("cell", "rollout"),
@@ -223,7 +230,7 @@ FAST_PATHS = (
     FastPath("whole-sequence GRU", RNN, "any", ("cell",),
              lambda rnn, engine: loops(rnn, unroller=UnrolledGRU()), cell=GRUCell),
     FastPath("whole-sequence LSTM", RNN, "any", ("cell",), off=_lstm_off, cell=LSTMCell),
-    FastPath("CUDA graphs", RNN, "cuda", ROLLOUTS, _graphs),
+    FastPath("CUDA graphs", RNN, "cuda", ROLLOUTS, _graphs, _values_off),
     FastPath("triton", RNN, "cuda", ROLLOUTS, _rollout_kernels, _triton_off),
     FastPath("triton attention", RNN, "cuda", ROLLOUTS, off=_heads_off),
     FastPath("hopper", RNN, "cuda", ROLLOUTS, off=_hopper_off),

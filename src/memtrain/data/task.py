@@ -12,7 +12,7 @@ from memtrain.config import Custom, DataConfig, Digits, LabelFile, Stream
 from memtrain.config.validation import load_class, preserve_rng_state
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError, describe_error
-from memtrain.shapes import IGNORE_INDEX, Batch
+from memtrain.shapes import IGNORE_INDEX, Batch, Space, Values, has_target
 
 CHECKED = 256
 """Of this many sequences at least one must have a target."""
@@ -44,10 +44,13 @@ class Task(ABC):
                 return Batch(bits, bits.cumsum(1) % 2)
     """
 
-    vocab_size: int
+    vocab_size: int = 0
     """Inputs and targets are 0..vocab_size-1; a target may also be IGNORE_INDEX."""
+    values: Values | None = None
+    """What sequences consist of, if that is numbers: inputs (count, T, X), targets (count, T, Y),
+    float32, NaN where a number is missing. The default: tokens."""
     sequence_length: int
-    """Tokens in a sequence."""
+    """Tokens or steps in a sequence."""
     unit: str = "target"
     """The name of one target in results, as in "nats per pixel"."""
     stream: bool = False
@@ -56,6 +59,11 @@ class Task(ABC):
     """Identifies the data; empty if sequences are generated as they are sampled."""
     spelling: TokenCodec | None = None
     """The meaning of the tokens, if a model can generate them; None for question answering."""
+
+    @property
+    def space(self) -> Space:
+        """The size of the vocabulary, or the values."""
+        return self.vocab_size if self.values is None else self.values
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Batch:
@@ -106,10 +114,19 @@ def check_task(task: object) -> Task:
         raise MemtrainError(f"{task.__name__}: is a class; pass an instance, {task.__name__}(...)")
     if not isinstance(task, Task):
         raise MemtrainError(f"{name}: a task must be a subclass of memtrain.Task")
-    for attribute in ("vocab_size", "sequence_length"):
+    if not isinstance(task.values, Values | None):
+        raise MemtrainError(f"{name}.values={task.values!r}: must be a memtrain.Values")
+    if task.values is not None and task.vocab_size:
+        raise MemtrainError(
+            f"{name}.vocab_size={task.vocab_size}: must be left out, since values={task.values}"
+        )
+    for attribute in ("vocab_size", "sequence_length")[task.values is not None :]:
         value = getattr(task, attribute, None)
         if not isinstance(value, int) or value < 1:
-            raise MemtrainError(f"{name}.{attribute}={value!r}: must be a whole number above 0")
+            hint = "; or values=memtrain.Values(...)" if attribute == "vocab_size" else ""
+            raise MemtrainError(
+                f"{name}.{attribute}={value!r}: must be a whole number above 0{hint}"
+            )
     if hasattr(task, "held_out_pictures"):
         message = f"{name}.held_out_pictures is called held_out_images now; rename it"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
@@ -118,9 +135,12 @@ def check_task(task: object) -> Task:
         few = _checked_batch(task, "sample", 3)
         # Where targets are rare, three sequences may have none.
         if not _has_target(few) and not _has_target(_checked_batch(task, "sample", CHECKED)):
+            ignored, needed = f"IGNORE_INDEX ({IGNORE_INDEX})", f"in 0..{task.vocab_size - 1}"
+            if task.values is not None:
+                ignored, needed = "NaN", "a number"
             raise MemtrainError(
-                f"{name}.sample({CHECKED}): all targets are IGNORE_INDEX ({IGNORE_INDEX}), so "
-                f"there is nothing to learn; at least one must be in 0..{task.vocab_size - 1}"
+                f"{name}.sample({CHECKED}): all targets are {ignored}, so there is nothing to "
+                f"learn; at least one must be {needed}"
             )
         _check_reproducible(task, "sample", few)
         if type(task).held_out is not Task.held_out:
@@ -129,15 +149,14 @@ def check_task(task: object) -> Task:
 
 
 def _has_target(batch: Batch) -> bool:
-    return bool((batch.targets != IGNORE_INDEX).any())
+    return bool(has_target(batch.targets).any())
 
 
 def _check_reproducible(task: Task, method: str, first: Batch) -> None:
     """Equal generators must give equal batches, or a resumed run would differ."""
     second = _checked_batch(task, method, len(first.inputs))
-    if not (
-        torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
-    ):
+    pairs = (first.inputs, second.inputs), (first.targets, second.targets)
+    if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
         raise MemtrainError(
             f"{type(task).__name__}.{method}: two calls with equally seeded generators differ, so "
             "a resumed run would differ; sample with generator=generator only, and keep "
@@ -166,6 +185,10 @@ def _checked_batch(task: Task, method: str, count: int) -> Batch:
                 f"{name}({count}): {role} must be a torch.Tensor, "
                 f"not {type(tokens).__name__}; torch.tensor(...) makes one"
             )
+        if task.values is not None:
+            width = task.values.features if role == "inputs" else task.values.targets
+            _check_values(f"{name}({count}): {role}", tokens, (*shape, width))
+            continue
         if tuple(tokens.shape) != shape or tokens.dtype != torch.long:
             raise MemtrainError(
                 f"{name}({count}): {role} must be int64 of shape {shape}, "
@@ -181,6 +204,16 @@ def _checked_batch(task: Task, method: str, count: int) -> Batch:
                 + (f" and not IGNORE_INDEX ({IGNORE_INDEX})" if role == "targets" else "")
             )
     return batch
+
+
+def _check_values(name: str, numbers: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(numbers.shape) != shape or numbers.dtype != torch.float32:
+        raise MemtrainError(
+            f"{name} must be float32 of shape {shape}, "
+            f"not {numbers.dtype} of shape {tuple(numbers.shape)}"
+        )
+    if bool(numbers.isinf().any()):
+        raise MemtrainError(f"{name} contain infinity; they must be finite, or NaN where missing")
 
 
 def build_task(config: DataConfig) -> Task:

@@ -16,7 +16,7 @@ from memtrain.evaluation.ngram import Baseline, count_baselines
 from memtrain.losses import squared_error, variance_of
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.shapes import IGNORE_INDEX, Batch
+from memtrain.shapes import IGNORE_INDEX, Batch, Inputs
 
 EVALUATION_SEED = 2**31 - 1
 """Evaluations have their own generator and leave the RNG state of training untouched."""
@@ -187,14 +187,14 @@ class DriftAccumulator:
     def add(
         self,
         rnn: RNN,
-        inputs: Int[Tensor, "B T"],
+        inputs: Inputs,
         memories: Float[Tensor, "B T M D"],
         labels: Float[Tensor, "B T M D"],
     ) -> None:
         """Compare a rollout from the empty memory, and single steps from the teacher's memories."""
         empty = rnn.empty_memory(len(inputs))[:, None].to(labels.dtype)
         before = torch.cat([empty, labels[:, :-1]], dim=1).flatten(0, 1)
-        parts = zip(before.split(ROWS), inputs.flatten().split(ROWS), strict=True)
+        parts = zip(before.split(ROWS), inputs.flatten(0, 1).split(ROWS), strict=True)
         steps = [rnn.unroll_last(token[:, None], part).float() for part, token in parts]
         labels = labels.float()
         stepped = torch.cat(steps).view(labels.shape)
@@ -354,7 +354,7 @@ def default_sequences(length: int, window: int, device: torch.device) -> int:
 
 
 def encode_in_chunks(
-    teacher: Teacher, inputs: Int[Tensor, "B T"], windows: int = 8192
+    teacher: Teacher, inputs: Inputs, windows: int = 8192
 ) -> Float[Tensor, "B T M D"]:
     """Encode the memories of every step, a bounded number of windows at a time.
 
@@ -367,9 +367,7 @@ def encode_in_chunks(
     return torch.cat([_encode_long(teacher, part, stretch) for part in inputs.split(rows)])
 
 
-def _encode_long(
-    teacher: Teacher, inputs: Int[Tensor, "B T"], stretch: int
-) -> Float[Tensor, "B T M D"]:
+def _encode_long(teacher: Teacher, inputs: Inputs, stretch: int) -> Float[Tensor, "B T M D"]:
     memories = []
     for first in range(0, inputs.shape[1], stretch):
         begin = max(0, first - teacher.receptive_field)

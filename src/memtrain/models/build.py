@@ -13,12 +13,13 @@ from memtrain.models.cells import build_cell
 from memtrain.models.check_cell import check_cell, memory_shape
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Decoder, Teacher
+from memtrain.shapes import Space, Values, named
 
 Models = TypeVar("Models", bound=tuple[Any, ...])
 
 
 def build_models(
-    config: RunConfig, vocab_size: int, cell: nn.Module | None = None
+    config: RunConfig, space: Space, cell: nn.Module | None = None
 ) -> tuple[RNN, Teacher | None]:
     """The RNN and its teacher, if it has one, initialized from the config's seed.
 
@@ -28,44 +29,47 @@ def build_models(
     """
 
     def build() -> tuple[RNN, Teacher | None]:
-        rnn = _build_rnn(config, vocab_size, cell)
+        rnn = _build_rnn(config, space, cell)
         if not config.has_teacher:
             return rnn, None
-        return rnn, Teacher(config.teacher, vocab_size, *memory_shape(rnn.cell))
+        return rnn, _build_teacher(config, space, rnn)
 
-    return _build_checked(config, vocab_size, cell, build)
+    return _build_checked(config, space, cell, build)
 
 
-def build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None = None) -> RNN:
+def build_rnn(config: RunConfig, space: Space, cell: nn.Module | None = None) -> RNN:
     """The RNN of a config alone; `cell` replaces the one that the config names.
 
     Raises:
         MemtrainError: as `build_models`.
     """
-    (rnn,) = _build_checked(
-        config, vocab_size, cell, lambda: (_build_rnn(config, vocab_size, cell),)
-    )
+    (rnn,) = _build_checked(config, space, cell, lambda: (_build_rnn(config, space, cell),))
     return rnn
 
 
-def _build_rnn(config: RunConfig, vocab_size: int, cell: nn.Module | None) -> RNN:
+def _build_teacher(config: RunConfig, space: Space, rnn: RNN) -> Teacher:
+    tokens, dim = memory_shape(rnn.cell)
+    return Teacher(config.teacher, memory_tokens=tokens, memory_dim=dim, **named(space))
+
+
+def _build_rnn(config: RunConfig, space: Space, cell: nn.Module | None) -> RNN:
     if cell is None:
-        cell = build_cell(config.cell, vocab_size)
+        cell = build_cell(config.cell, space)
     else:
-        check_cell(cell, vocab_size)
+        check_cell(cell, **named(space))
     _, memory_dim = memory_shape(cell)
     causal = config.readout_attention == "causal"
-    rnn = RNN(cell, Decoder(config.teacher, vocab_size, memory_dim, causal=causal))
+    rnn = RNN(cell, Decoder(config.teacher, memory_dim=memory_dim, causal=causal, **named(space)))
     # A cell in eval mode would stay in it until the first evaluation, and again after a resume.
     return rnn.train()
 
 
 def _build_checked(
-    config: RunConfig, vocab_size: int, cell: nn.Module | None, build: Callable[[], Models]
+    config: RunConfig, space: Space, cell: nn.Module | None, build: Callable[[], Models]
 ) -> Models:
     """Build models if they fit, from the config's seed, and restore torch's global RNG state."""
     known = cell is None and config.cell.kind in CELLS
-    if known and 4 * most_parameters(config, vocab_size) > _memory():
+    if known and 4 * most_parameters(config, space) > _memory():
         # An exact count needs torch's compiler, which takes a second to load.
         with torch.device("meta"):  # shapes without memory
             _check_size(*build())
@@ -84,7 +88,7 @@ def _build_checked(
             ) from None
 
 
-def most_parameters(config: RunConfig, vocab_size: int) -> int:
+def most_parameters(config: RunConfig, space: Space) -> int:
     """An upper bound on the number of parameters, computed without building the models."""
     teacher, cell = config.teacher, config.cell
     widest = max(
@@ -94,8 +98,9 @@ def most_parameters(config: RunConfig, vocab_size: int) -> int:
         cell.heads * cell.head_dim,
         cell.memory_tokens * cell.memory_dim,
     )
+    symbols = space.features + space.outputs if isinstance(space, Values) else space
     layers = teacher.encoder_layers + 2 * teacher.decoder_layers + cell.layers + 2
-    return 16 * layers * widest**2 + 8 * vocab_size * widest
+    return 16 * layers * widest**2 + 8 * symbols * widest
 
 
 def _memory() -> int:

@@ -4,15 +4,16 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from memtrain.config import CellConfig, check_used
 from memtrain.config.validation import config_from, load_class
 from memtrain.errors import MemtrainError, describe_error, did_you_mean
 from memtrain.models.check_cell import check_cell
-from memtrain.models.layers import Stack, normalize_memory, projection
+from memtrain.models.layers import Stack, make_embedding, normalize_memory, projection
 from memtrain.models.wrap import WrappedCell, constructor_options, is_wrappable, wrap
+from memtrain.shapes import Space, Token, Values, named, space_of
 
 
 class Cell(nn.Module, ABC):
@@ -22,19 +23,17 @@ class Cell(nn.Module, ABC):
     memory_dim: int
 
     @abstractmethod
-    def forward(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B M D"]:
+    def forward(self, memory: Float[Tensor, "B M D"], token: Token) -> Float[Tensor, "B M D"]:
         """One step of the recurrence."""
 
 
 class TransformerCell(Cell):
     """Full attention over [memory, token]; the memory's positions become the next memory."""
 
-    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+    def __init__(self, config: CellConfig, space: Space) -> None:
         super().__init__()
         self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
-        self.embedding = nn.Embedding(vocab_size, config.width)
+        self.embedding = make_embedding(space, config.width)
         self.from_memory = projection(config.memory_dim, config.width)
         self.stack = Stack(
             config.width, config.layers, config.heads, config.head_dim, config.rotary_fraction
@@ -42,9 +41,7 @@ class TransformerCell(Cell):
         self.to_memory = projection(config.width, config.memory_dim)
         self.fast: Any = None
 
-    def forward(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B M D"]:
+    def forward(self, memory: Float[Tensor, "B M D"], token: Token) -> Float[Tensor, "B M D"]:
         if self.fast is not None and not torch.is_grad_enabled() and self.fast.serves(memory):
             return self.fast(memory, token)
         tokens = self.from_memory(memory)
@@ -56,11 +53,11 @@ class TransformerCell(Cell):
 class MLPCell(Cell):
     """An MLP on the memory as one vector, concatenated with the token's embedding."""
 
-    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+    def __init__(self, config: CellConfig, space: Space) -> None:
         super().__init__()
         self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
         size = config.memory_tokens * config.memory_dim
-        self.embedding = nn.Embedding(vocab_size, config.memory_dim)
+        self.embedding = make_embedding(space, config.memory_dim)
         widths = [size + config.memory_dim] + [config.width] * config.layers
         hidden = [
             layer
@@ -69,9 +66,7 @@ class MLPCell(Cell):
         ]
         self.mlp = nn.Sequential(*hidden, nn.Linear(config.width, size))
 
-    def forward(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B M D"]:
+    def forward(self, memory: Float[Tensor, "B M D"], token: Token) -> Float[Tensor, "B M D"]:
         embedded = self.embedding(token).to(memory.dtype)
         x = self.mlp(torch.cat([memory.flatten(1), embedded], dim=1))
         return normalize_memory(x.unflatten(1, (self.memory_tokens, self.memory_dim)))
@@ -84,17 +79,15 @@ class GRUCell(Cell):
     because a small change of the state would be lost to rounding.
     """
 
-    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+    def __init__(self, config: CellConfig, space: Space) -> None:
         super().__init__()
         self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
-        self.embedding = nn.Embedding(vocab_size, config.memory_dim)
+        self.embedding = make_embedding(space, config.memory_dim)
         self.layers = nn.ModuleList(
             nn.GRUCell(config.memory_dim, config.memory_dim) for _ in range(config.memory_tokens)
         )
 
-    def forward(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B M D"]:
+    def forward(self, memory: Float[Tensor, "B M D"], token: Token) -> Float[Tensor, "B M D"]:
         states = []
         with torch.autocast(memory.device.type, enabled=False):
             below, memory = self.embedding(token), memory.to(self.embedding.weight.dtype)
@@ -110,7 +103,7 @@ class LSTMCell(Cell):
     A layer reads h of the layer below. Neither normalized nor under autocast, as a GRU.
     """
 
-    def __init__(self, config: CellConfig, vocab_size: int) -> None:
+    def __init__(self, config: CellConfig, space: Space) -> None:
         super().__init__()
         self.memory_tokens, self.memory_dim = config.memory_tokens, config.memory_dim
         if config.memory_tokens % 2:
@@ -119,15 +112,13 @@ class LSTMCell(Cell):
                 "whose layers have two memory tokens each, h and c; set it to "
                 f"{config.memory_tokens + 1}"
             )
-        self.embedding = nn.Embedding(vocab_size, config.memory_dim)
+        self.embedding = make_embedding(space, config.memory_dim)
         self.layers = nn.ModuleList(
             nn.LSTMCell(config.memory_dim, config.memory_dim)
             for _ in range(config.memory_tokens // 2)
         )
 
-    def forward(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B M D"]:
+    def forward(self, memory: Float[Tensor, "B M D"], token: Token) -> Float[Tensor, "B M D"]:
         states: list[Tensor] = []
         with torch.autocast(memory.device.type, enabled=False):
             below, memory = self.embedding(token), memory.to(self.embedding.weight.dtype)
@@ -146,10 +137,10 @@ CELL_CLASSES = {
 }
 
 
-def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
+def build_cell(config: CellConfig, space: Space) -> nn.Module:
     """The cell that a config names; a user's cell is checked against the contract."""
     if config.kind in CELL_CLASSES:
-        return CELL_CLASSES[config.kind](config, vocab_size)
+        return CELL_CLASSES[config.kind](config, space)
     cell_class = load_class(config.kind, "cell.kind")
     if cell_class is WrappedCell:
         raise MemtrainError(
@@ -157,14 +148,15 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
             "pass the same, cell=memtrain.wrap(...)"
         )
     wrapped = is_wrappable(cell_class)
-    made_as = "a cell is made as Class(vocab_size=..., **options)"
+    reads = named(space)
+    made_as = f"a cell is made as Class({next(iter(reads))}=..., **options)"
     if wrapped:
         made_as = "cell.options sets its arguments that are numbers, strings or booleans"
     try:
         if wrapped:
             cell = cell_class(**constructor_options(cell_class, config))
         else:
-            cell = cell_class(vocab_size=vocab_size, **config.options)
+            cell = cell_class(**reads, **config.options)
     except TypeError as error:
         raise MemtrainError(f"cell.kind={config.kind}: {error}; {made_as}") from None
     except MemtrainError:
@@ -175,23 +167,25 @@ def build_cell(config: CellConfig, vocab_size: int) -> nn.Module:
         raise MemtrainError(
             f"cell.kind={config.kind}: its constructor raised {describe_error(error)}"
         ) from error
-    return check_cell(wrap(cell, vocab_size) if wrapped else cell, vocab_size)
+    return check_cell(wrap(cell, **reads) if wrapped else cell, **reads)
 
 
-def make_cell(kind: str = "transformer", *, vocab_size: int, **sizes: Any) -> nn.Module:
+def make_cell(
+    kind: str = "transformer", *, vocab_size: int = 0, values: Values | None = None, **sizes: Any
+) -> nn.Module:
     """A built-in cell: transformer, mlp, gru or lstm.
 
     Args:
         kind: its name.
-        vocab_size: the number of tokens that it reads.
+        vocab_size: the number of tokens, if it reads tokens.
+        values: what it reads, if that is numbers.
         sizes: fields of CellConfig; those that are left out are the paper's.
 
     Example: `make_cell("gru", vocab_size=256, memory_tokens=1, memory_dim=64)`
     """
     if kind not in CELL_CLASSES:
         raise MemtrainError(f"kind={kind!r}: {did_you_mean(str(kind), CELL_CLASSES)}")
-    if type(vocab_size) is not int or vocab_size < 1:
-        raise MemtrainError(f"vocab_size={vocab_size!r}: must be a whole number above 0")
+    space = space_of(vocab_size, values)
     config = config_from(CellConfig, CellConfig(kind=kind), sizes)
     check_used(config, CellConfig())
-    return build_cell(config, vocab_size)
+    return build_cell(config, space)

@@ -1,7 +1,8 @@
 """The cell contract, and a check that names the rule that a cell breaks.
 
 - an `nn.Module` with the whole numbers `memory_tokens` (M) and `memory_dim` (D);
-- `forward(memory (B, M, D), token (B,)) -> memory (B, M, D)`, for any batch size;
+- `forward(memory (B, M, D), token (B,)) -> memory (B, M, D)`, for any batch size; of sequences of
+  numbers it reads (B, X) instead of tokens;
 - rows do not mix, no state is kept between calls, the input memory is not modified;
 - gradients reach every parameter and the input memory;
 - the zero memory is a valid start;
@@ -20,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from memtrain.config.validation import preserve_rng_state
 from memtrain.errors import CellContractError, describe_error
 from memtrain.models.cell_state import check_resume, check_tensors, gradients_of
+from memtrain.shapes import Space, Values, space_of
 
 
 def memory_shape(cell: nn.Module) -> tuple[int, int]:
@@ -29,18 +31,24 @@ def memory_shape(cell: nn.Module) -> tuple[int, int]:
     return tokens, dim
 
 
-def check_cell(cell: object, vocab_size: int) -> nn.Module:
+def check_cell(cell: object, vocab_size: int = 0, *, values: Values | None = None) -> nn.Module:
     """Return the cell if it keeps the contract.
+
+    Args:
+        cell: one step, from a memory and an input to the next memory.
+        vocab_size: the number of tokens, if it reads tokens, (B,).
+        values: what it reads, if that is numbers, (B, X).
 
     Raises:
         CellContractError: names the broken rule and the observation.
     """
+    space = space_of(vocab_size, values)
     try:
         checked = check_kind(cell)
         check_tensors(checked)
         with _unchanged(checked):
             checked.eval()
-            probe = _Probe(checked, vocab_size)
+            probe = _Probe(checked, space)
             with torch.no_grad():
                 probe.check_values()
                 probe.check_rows()
@@ -115,18 +123,26 @@ def _unchanged(cell: nn.Module) -> Iterator[None]:
                     tensor.copy_(value)
 
 
+def sample_token(space: Space, rows: int, generator: torch.Generator) -> Tensor:
+    """One random input per row: tokens (B,), or numbers (B, X)."""
+    if isinstance(space, Values):
+        return torch.randn(rows, space.features, generator=generator)
+    return torch.randint(space, (rows,), generator=generator)
+
+
 class _Probe:
     """A cell, three random rows to test it on, and the rules."""
 
-    def __init__(self, cell: nn.Module, vocab_size: int) -> None:
+    def __init__(self, cell: nn.Module, space: Space) -> None:
         self.cell = cell
         self.shape = memory_shape(cell)
         generator = torch.Generator().manual_seed(0)
         device = next((p.device for p in cell.parameters()), torch.device("cpu"))
         self.memory = torch.randn(3, *self.shape, generator=generator).to(device)
-        self.token = torch.randint(vocab_size, (3,), generator=generator).to(device)
-        self.token[0] = vocab_size - 1  # an embedding with too few rows fails here
-        self.vocab_size = vocab_size
+        self.token = sample_token(space, 3, generator).to(device)
+        if not isinstance(space, Values):
+            self.token[0] = space - 1  # an embedding with too few rows fails here
+        self.space = space
         self.direction = torch.randn(3, *self.shape, generator=generator).to(device)
 
     def require(self, kept: bool, rule: str) -> None:
@@ -164,8 +180,8 @@ class _Probe:
         for name, module in self.cell.named_modules():
             if isinstance(module, nn.Embedding) and isinstance(error, IndexError):
                 rows = module.num_embeddings
-                if rows < self.vocab_size:
-                    return f"{name} has {rows} rows, the task's vocabulary {self.vocab_size} tokens"
+                if isinstance(self.space, int) and rows < self.space:
+                    return f"{name} has {rows} rows, the task's vocabulary {self.space} tokens"
         with torch.no_grad(), suppress(Exception):
             if self.cell(token, memory).shape == memory.shape:
                 return "are memory and token swapped? It is forward(memory, token)"

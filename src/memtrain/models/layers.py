@@ -1,9 +1,10 @@
-"""Pre-norm Transformer blocks with rotary positions, and the embedding lookup.
+"""Pre-norm Transformer blocks with rotary positions, and the embeddings of tokens and numbers.
 
 A module's attribute `fast` is None or a faster version of its computation, attached by
 accel/fast_paths.py.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
+
+from memtrain.shapes import Space, Values
 
 RMS_EPSILON = 1e-6
 """The same for all precisions; torch's default depends on the input's."""
@@ -346,3 +349,39 @@ class Lookup(nn.Module):
         if table.device.type == "cuda" and len(table) <= MOST_SYMBOLS:
             return _Lookup.apply(table, tokens, self.fast or table_gradient)
         return F.embedding(tokens, table)
+
+
+class ValueEmbedding(nn.Module):
+    """Embeds numbers (*rows, X) as vectors: an MLP of the numbers and of which are missing (NaN).
+
+    One linear map would not do: a block normalizes its input, so that only the direction of a
+    vector counts, and a line has few directions.
+    """
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.numbers = nn.Linear(2 * features, width)
+        self.mix = nn.Linear(width, width)
+        nn.init.normal_(self.numbers.weight, std=1 / math.sqrt(features))
+        nn.init.normal_(self.numbers.bias)
+        nn.init.normal_(self.mix.weight, std=2 / math.sqrt(width))
+
+    @property
+    def weight(self) -> Tensor:
+        """The last matrix, whose precision and device are those of the result."""
+        return self.mix.weight
+
+    def forward(self, values: Float[Tensor, "*rows X"]) -> Float[Tensor, "*rows W"]:
+        missing = values.isnan()
+        both = torch.cat([values.where(~missing, 0), missing.to(values.dtype)], dim=-1)
+        return self.mix(F.gelu(self.numbers(both.to(self.numbers.weight.dtype))))
+
+
+Embedding = nn.Embedding | ValueEmbedding
+
+
+def make_embedding(space: Space, width: int) -> Embedding:
+    """The embedding of tokens or of values."""
+    if isinstance(space, Values):
+        return ValueEmbedding(space.features, width)
+    return nn.Embedding(space, width)

@@ -15,13 +15,17 @@ from memtrain.config.validation import config_from
 from memtrain.errors import MemtrainError
 from memtrain.models.check_cell import check_cell, check_kind, memory_shape
 from memtrain.models.teacher import Decoder, Teacher, count_parameters
+from memtrain.shapes import Inputs, Space, Token, Values, describe_space, named, space_of
 
 Choose = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, V) and one uniform random number per row (B,) to one token per row."""
 
 
 class RNN(nn.Module):
-    """A recurrent network that reads token after token in constant time and memory.
+    """A recurrent network that reads input after input in constant time and memory.
+
+    Inputs are tokens, or numbers if it was made for `Values`; it returns logits of the next token,
+    or the parameters of the distribution of the next numbers.
 
     Example:
         memory = rnn.empty_memory(batch_size=1)
@@ -37,6 +41,7 @@ class RNN(nn.Module):
         readout: Decoder | Teacher | None = None,
         *,
         vocab_size: int = 0,
+        values: Values | None = None,
         **sizes: Any,
     ) -> None:
         """
@@ -45,6 +50,7 @@ class RNN(nn.Module):
             readout: from a memory to the logits of the next target; given a teacher, a new one of
                 the shape of its decoder, which SMT copies into it.
             vocab_size: the number of tokens, if no readout is given.
+            values: what sequences are, if they are numbers, and no readout is given.
             sizes: width, decoder_layers, heads and other fields of TeacherConfig, if no readout is
                 given.
 
@@ -59,15 +65,16 @@ class RNN(nn.Module):
                 "memtrain.Teacher whose decoder it will copy"
             )
         if isinstance(readout, Decoder):
-            self._refuse(vocab_size=vocab_size, **sizes)
+            self._refuse(vocab_size=vocab_size, values=values, **sizes)
         else:
             if isinstance(readout, Teacher):
-                self._refuse(vocab_size=vocab_size, **sizes)
-                config, vocab_size = readout.config, readout.vocab_size
+                self._refuse(vocab_size=vocab_size, values=values, **sizes)
+                config, space = readout.config, readout.space
             else:
                 config = config_from(TeacherConfig, None, sizes)
-            readout = Decoder(config, vocab_size, memory_shape(cell)[1])
-            check_cell(cell, vocab_size)
+                space = space_of(vocab_size, values)
+            readout = Decoder(config, memory_dim=memory_shape(cell)[1], **named(space))
+            check_cell(cell, **named(space))
         self.cell = cell
         self.readout = readout
         self.fast: Any = None
@@ -80,15 +87,20 @@ class RNN(nn.Module):
                 raise MemtrainError(f"{name}={size!r}: must be left out; the readout has its own")
 
     @property
+    def space(self) -> Space:
+        """What its sequences consist of: the size of a vocabulary, or values."""
+        return self.readout.space
+
+    @property
     def vocab_size(self) -> int:
-        """The number of tokens that it predicts."""
-        return self.readout.head.out_features
+        """The number of tokens that it predicts; 0 if it predicts numbers."""
+        return 0 if isinstance(self.space, Values) else self.space
 
     def __repr__(self) -> str:
         tokens, dim = memory_shape(self.cell)
         return (
             f"<{type(self).__name__}: {type(self.cell).__name__}, memory {tokens} x {dim}, "
-            f"vocabulary {self.vocab_size}, {count_parameters(self):,} parameters>"
+            f"{describe_space(self.space)}, {count_parameters(self):,} parameters>"
         )
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
@@ -97,7 +109,7 @@ class RNN(nn.Module):
         return torch.zeros(batch_size, *memory_shape(self.cell), device=device)
 
     def step(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+        self, memory: Float[Tensor, "B M D"], token: Token
     ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B M D"]]:
         """Read one token per row: the logits of its target, and the new memory.
 
@@ -113,7 +125,7 @@ class RNN(nn.Module):
             raise
         return self.predict(memory), memory
 
-    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+    def forward(self, tokens: Inputs) -> Float[Tensor, "B T V"]:
         """Read sequences from the empty memory: the logits of the target of each token.
 
         Gradients pass through all steps; `torch.no_grad()` reads without them, and faster.
@@ -134,7 +146,10 @@ class RNN(nn.Module):
             ) from None
 
     def check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
-        """Refuse anything but a tensor of tokens, (rows,) or, without `rows`, (B, T)."""
+        """Refuse anything but a tensor of tokens, (rows,) or, without `rows`, (B, T); of a network
+        that reads numbers, anything but (rows, X) or (B, T, X)."""
+        if isinstance(self.space, Values):
+            return self._check_values(name, tokens, rows, self.space)
         example = "torch.tensor([[3, 0, 5]])" if rows is None else "torch.tensor([3])"
         if not isinstance(tokens, Tensor):
             raise MemtrainError(
@@ -151,19 +166,42 @@ class RNN(nn.Module):
             raise MemtrainError(
                 f"{name}: must be int64, not {tokens.dtype}; {name}.long()"
             ) from None
-        device, last = self.readout.head.weight.device, self.readout.head.out_features - 1
-        if tokens.device != device:
-            raise MemtrainError(
-                f"{name}: must be on {device}, where the model is, not on {tokens.device}; "
-                f"{name}.to({str(device)!r})"
-            ) from None
+        self._check_device(name, tokens)
+        device, last = tokens.device, self.space - 1
         if device.type == "cpu" and bool((outside := (tokens < 0) | (tokens > last)).any()):
             raise MemtrainError(
                 f"{name}: contains {int(tokens[outside][0])}, outside the vocabulary 0..{last}"
             ) from None
 
+    def _check_values(self, name: str, found: object, rows: int | None, values: Values) -> None:
+        shape = f"({'B, T' if rows is None else rows}, {values.features})"
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+            raise MemtrainError(
+                f"{name}={kind}: must be a tensor of floats, {shape}; this model reads numbers"
+            ) from None
+        right = found.shape[-1:] == (values.features,) and found.numel() > 0
+        if not right or found.dim() != (3 if rows is None else 2) or rows not in (None, len(found)):
+            raise MemtrainError(
+                f"{name}: must have shape {shape}, not {tuple(found.shape)}; an input has "
+                f"{values.targets} target numbers and {values.known} known ones"
+            ) from None
+        self._check_device(name, found)
+        if found.device.type == "cpu" and bool(found.isinf().any()):
+            raise MemtrainError(
+                f"{name}: contains infinity; numbers must be finite, or NaN where they are missing"
+            ) from None
+
+    def _check_device(self, name: str, found: Tensor) -> None:
+        device = self.readout.head.weight.device
+        if found.device != device:
+            raise MemtrainError(
+                f"{name}: must be on {device}, where the model is, not on {found.device}; "
+                f"{name}.to({str(device)!r})"
+            ) from None
+
     def predict(self, memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows V"]:
-        """Logits of the next target."""
+        """Logits of the next target, or the parameters of its distribution."""
         rows = memory.shape[:-2]
         # Attention kernels of GPUs refuse batches of more than 65,535 rows.
         parts = [self.readout(part)[:, 0] for part in memory.flatten(0, -3).split(2**15)]
@@ -188,7 +226,7 @@ class RNN(nn.Module):
         return torch.stack(tokens, dim=1), memory
 
     def unroll(
-        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None
+        self, inputs: Inputs, memory: Float[Tensor, "B M D"] | None = None
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input, step by step, from `memory` or the empty one."""
         if memory is None:
@@ -205,14 +243,14 @@ class RNN(nn.Module):
 
     @torch.no_grad()
     def read(
-        self, inputs: Int[Tensor, "B T"], memory: Float[Tensor, "B M D"] | None = None
+        self, inputs: Inputs, memory: Float[Tensor, "B M D"] | None = None
     ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T M D"]]:
         """Logits and memories after each input, without gradients."""
         memories = self.unroll(inputs, memory)
         return self.predict(memories), memories
 
     def unroll_last(
-        self, inputs: Int[Tensor, "N K"], memory: Float[Tensor, "N M D"]
+        self, inputs: Int[Tensor, "N K"] | Float[Tensor, "N K X"], memory: Float[Tensor, "N M D"]
     ) -> Float[Tensor, "N M D"]:
         """The memory after the last of a few inputs, for many rows in parallel."""
         if self.fast is not None:

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from memtrain.config import TeacherConfig
 from memtrain.config.validation import config_from
 from memtrain.errors import MemtrainError
-from memtrain.models.layers import Lookup, Stack, normalize_memory, projection, residual
+from memtrain.models.layers import (
+    Embedding,
+    Lookup,
+    Stack,
+    ValueEmbedding,
+    make_embedding,
+    normalize_memory,
+    projection,
+    residual,
+)
+from memtrain.shapes import Inputs, Values, describe_space, named, space_of
 
 MAX_ROWS = 2048
 """Tokens and registers in one pass of the causal encoder."""
@@ -32,13 +42,20 @@ def _stack(config: TeacherConfig, layers: int) -> Stack:
     return Stack(config.width, layers, config.heads, config.head_dim, config.rotary_fraction)
 
 
-def _check_sizes(vocab_size: int, memory_dim: int, memory_tokens: int = 1) -> int:
+def _check_sizes(memory_dim: int, memory_tokens: int = 1) -> int:
     """The width of a memory token, if these sizes are whole numbers above 0."""
-    sizes = {"vocab_size": vocab_size, "memory_tokens": memory_tokens, "memory_dim": memory_dim}
+    sizes = {"memory_tokens": memory_tokens, "memory_dim": memory_dim}
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
             raise MemtrainError(f"{name}={size!r}: must be a whole number above 0; {name}=...")
     return memory_dim
+
+
+def _embed(embedding: Embedding, lookup: Lookup, inputs: Tensor) -> Tensor:
+    """Embed tokens by the lookup, numbers by their own module."""
+    if isinstance(embedding, ValueEmbedding):
+        return residual(embedding(inputs))
+    return lookup(embedding.weight, inputs)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -59,9 +76,9 @@ class BidirectionalEncoder(nn.Module):
 
     def forward(
         self,
-        inputs: Int[Tensor, "B T"],
+        inputs: Inputs,
         steps: Int[Tensor, "B S"],
-        embedding: nn.Embedding,
+        embedding: Embedding,
     ) -> EncoderOutput:
         """Memories after `steps`, each from the window of context that ends there."""
         window = self.context_length
@@ -70,23 +87,37 @@ class BidirectionalEncoder(nn.Module):
         positions = steps[:, :, None] + torch.arange(1 - window, 1, device=inputs.device)
         present = (positions >= 0).flatten(0, 1)  # (N, C); the rest is padding
         rows = torch.arange(len(inputs), device=inputs.device)[:, None, None]
-        context = inputs[rows, positions.clamp(min=0)].flatten(0, 1)
-        count = len(self.registers)
-        # One lookup table for symbols, registers and the void.
-        symbols = embedding.weight
-        tables = [symbols, self.registers.to(symbols.dtype)]
-        registers = torch.arange(len(symbols), len(symbols) + count, device=inputs.device)
-        registers = registers.expand(len(context), -1)
+        at, count = (rows, positions.clamp(min=0)), len(self.registers)
         mask = None
         if self.void is None:
             # RoPE is relative, so left padding needs only a mask.
-            mask = torch.cat([present, present.new_ones(len(context), count)], dim=1)
+            mask = torch.cat([present, present.new_ones(len(present), count)], dim=1)
+        if isinstance(embedding, ValueEmbedding):
+            context = residual(embedding(inputs))[at].flatten(0, 1)  # (N, C, W)
+            if self.void is not None:
+                context = context.where(present[..., None], self.void.to(context.dtype))
+            registers = self.registers.to(context.dtype).expand(len(context), -1, -1)
+            x = torch.cat([context, registers], dim=1)
         else:
-            tables.append(self.void.to(symbols.dtype)[None])
-            context = context.where(present, len(symbols) + count)
-        x = self.lookup(torch.cat(tables), torch.cat([context, registers], dim=1))  # (N, C+M, W)
+            x = self._look_up(inputs[at].flatten(0, 1), present, embedding.weight)
         memory = self.to_memory(self.stack(x, queries=slice(-count, None), mask=mask))
         return EncoderOutput(memory.unflatten(0, steps.shape), None)
+
+    def _look_up(
+        self,
+        context: Int[Tensor, "N C"],
+        present: Bool[Tensor, "N C"],
+        symbols: Float[Tensor, "V W"],
+    ) -> Float[Tensor, "N L W"]:
+        """Embedded tokens and registers, from one lookup table of symbols, registers and void."""
+        count = len(self.registers)
+        tables = [symbols, self.registers.to(symbols.dtype)]
+        registers = torch.arange(len(symbols), len(symbols) + count, device=context.device)
+        registers = registers.expand(len(context), -1)
+        if self.void is not None:
+            tables.append(self.void.to(symbols.dtype)[None])
+            context = context.where(present, len(symbols) + count)
+        return self.lookup(torch.cat(tables), torch.cat([context, registers], dim=1))
 
 
 class CausalEncoder(nn.Module):
@@ -107,9 +138,9 @@ class CausalEncoder(nn.Module):
 
     def forward(
         self,
-        inputs: Int[Tensor, "B T"],
+        inputs: Inputs,
         steps: Int[Tensor, "B S"],
-        embedding: nn.Embedding,
+        embedding: Embedding,
     ) -> EncoderOutput:
         """Memories after `steps`, which are split into chunks where they are many.
 
@@ -124,13 +155,13 @@ class CausalEncoder(nn.Module):
         return EncoderOutput(memory, outputs[0].tokens)
 
     def _encode(
-        self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"], embedding: nn.Embedding
+        self, inputs: Inputs, steps: Int[Tensor, "B S"], embedding: Embedding
     ) -> EncoderOutput:
         length, count = inputs.shape[1], len(self.registers)
-        tokens = self.lookup(embedding.weight, inputs)
+        tokens = _embed(embedding, self.lookup, inputs)
         registers = self.registers.to(tokens.dtype).repeat(len(steps), steps.shape[1], 1)
         x, update = residual(torch.cat([tokens, registers], dim=1)), None  # (B, T+S·M, W)
-        time = torch.arange(length, device=inputs.device).expand_as(inputs)
+        time = torch.arange(length, device=inputs.device).expand(len(inputs), -1)
         after = steps[..., None] + 1 + torch.arange(count, device=steps.device)  # (B, S, M)
         positions = torch.cat([time, after.flatten(1)], dim=1)
         mask = self._mask(time, steps)
@@ -180,23 +211,29 @@ class Decoder(nn.Module):
         memory_dim: int = 0,
         *,
         causal: bool = True,
+        values: Values | None = None,
         **sizes: Any,
     ) -> None:
         """
         Args:
             config: the sizes, or give them by name.
-            vocab_size: the number of targets, V.
+            vocab_size: the number of tokens, V, if targets are tokens.
             memory_dim: width of a memory token, D; by default the inner width.
             causal: whether a position sees only those before it.
+            values: what targets are, if they are numbers.
             sizes: fields of TeacherConfig; those of the encoder are not used.
         """
         super().__init__()
         config = config_from(TeacherConfig, config, sizes)
-        memory_dim = _check_sizes(vocab_size, memory_dim or config.width)
+        memory_dim = _check_sizes(memory_dim or config.width)
+        self.space = space = space_of(vocab_size, values)
         self.causal = causal
         self.from_memory = projection(memory_dim, config.width)
         self.stack = _stack(config, config.decoder_layers)
-        self.head = nn.Linear(config.width, vocab_size, bias=config.head_bias)
+        if isinstance(space, Values):
+            self.head = nn.Linear(config.width, space.outputs)
+        else:
+            self.head = nn.Linear(config.width, space, bias=config.head_bias)
 
     def forward(
         self,
@@ -230,32 +267,41 @@ class Teacher(nn.Module):
         vocab_size: int = 0,
         memory_tokens: int = 16,
         memory_dim: int = 0,
+        *,
+        values: Values | None = None,
         **sizes: Any,
     ) -> None:
         """
         Args:
             config: the sizes, or give them by name.
-            vocab_size: the number of tokens, V.
+            vocab_size: the number of tokens, V, if sequences are tokens.
             memory_tokens: tokens per memory, M, as many as the cell's.
             memory_dim: width of a memory token, D, that of the cell; by default the inner width.
+            values: what sequences are, if they are numbers.
             sizes: fields of TeacherConfig.
         """
         super().__init__()
         self.config = config = config_from(TeacherConfig, config, sizes)
-        memory_dim = _check_sizes(vocab_size, memory_dim or config.width, memory_tokens)
-        self.vocab_size, self.memory_tokens, self.memory_dim = vocab_size, memory_tokens, memory_dim
-        self.embedding = nn.Embedding(vocab_size, config.width)
+        memory_dim = _check_sizes(memory_dim or config.width, memory_tokens)
+        self.space = space = space_of(vocab_size, values)
+        self.memory_tokens, self.memory_dim = memory_tokens, memory_dim
+        self.embedding = make_embedding(space, config.width)
         self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
-        self.decoder = Decoder(config, vocab_size, memory_dim)
+        self.decoder = Decoder(config, memory_dim=memory_dim, **named(space))
         self.fast: Any = None
 
     def __repr__(self) -> str:
         memory, size = f"{self.memory_tokens} x {self.memory_dim}", count_parameters(self)
         return (
             f"<Teacher: {self.config.encoder} encoder of width {self.config.width}, memory "
-            f"{memory}, vocabulary {self.vocab_size}, {size:,} parameters>"
+            f"{memory}, {describe_space(self.space)}, {size:,} parameters>"
         )
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens; 0 if sequences are numbers."""
+        return 0 if isinstance(self.space, Values) else self.space
 
     @property
     def receptive_field(self) -> int:
@@ -264,7 +310,7 @@ class Teacher(nn.Module):
         return layers * (self.config.context_length - 1)
 
     def encode(
-        self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"] | None = None
+        self, inputs: Inputs, steps: Int[Tensor, "B S"] | None = None
     ) -> Float[Tensor, "B S M D"]:
         """The memories after the given steps of each sequence, or after every step.
 
@@ -273,11 +319,11 @@ class Teacher(nn.Module):
         Example: `teacher.encode(inputs)[:, -1]` is the memory of the whole sequence.
         """
         if steps is None:
-            steps = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape)
+            steps = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape[:2])
         return self._memory(self.encoder(inputs, steps, self.embedding), steps)
 
     def encode_with_logits(
-        self, inputs: Int[Tensor, "B T"], steps: Int[Tensor, "B S"]
+        self, inputs: Inputs, steps: Int[Tensor, "B S"]
     ) -> tuple[Float[Tensor, "B S M D"], Float[Tensor, "B T V"]]:
         """`encode`, and the logits of every token's target from the causal encoder's hidden states
         before its last block, through the decoder's norm and head."""
@@ -292,7 +338,7 @@ class Teacher(nn.Module):
     def decode(
         self,
         memory: Float[Tensor, "N M D"],
-        future_inputs: Int[Tensor, "N K"],
+        future_inputs: Int[Tensor, "N K"] | Float[Tensor, "N K X"],
         target_positions: Int[Tensor, "N A"] | None = None,
     ) -> Float[Tensor, "N F V"]:
         """Logits of the K + 1 targets that follow the memory, the k-th after k inputs.
@@ -301,7 +347,7 @@ class Teacher(nn.Module):
         """
         if self.fast is not None and self.fast.serves(self, memory):
             return self.fast(self, memory, future_inputs, target_positions)
-        future = self.lookup(self.embedding.weight, future_inputs)
+        future = _embed(self.embedding, self.lookup, future_inputs)
         return self.decoder(memory, future, target_positions)
 
     def predict(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N V"]:

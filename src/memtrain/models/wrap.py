@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from memtrain.config import CellConfig
 from memtrain.config.validation import preserve_rng_state
 from memtrain.errors import CellContractError, describe_error
+from memtrain.models.layers import make_embedding
+from memtrain.shapes import Token, Values, space_of
 
 ROWS = 7
 """Rows of a probe: more than a cell has states, so that a matrix is not taken for a tuple."""
@@ -67,8 +69,7 @@ class WrappedCell(nn.Module):
 
     States of one size are one memory token each. The output is not normalized, which would undo the
     gates' residual path. Autocast is off, because a small change of a state would be lost to
-    rounding. `embedding` may be replaced by a module that makes inputs (B, I) from something else,
-    such as nn.Linear for numbers instead of tokens.
+    rounding. `embedding` makes the cell's inputs (B, I) from tokens or numbers.
     """
 
     def __init__(self, cell: nn.Module, embedding: nn.Module, form: _Form) -> None:
@@ -79,9 +80,7 @@ class WrappedCell(nn.Module):
         self.cell = cell
         self._form = form
 
-    def forward(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B M D"]:
+    def forward(self, memory: Float[Tensor, "B M D"], token: Token) -> Float[Tensor, "B M D"]:
         with torch.autocast(memory.device.type, enabled=False):
             x = self.embedding(token)
             states = memory.to(x.dtype).flatten(1).split(self._form.sizes, dim=1)
@@ -95,20 +94,22 @@ class WrappedCell(nn.Module):
 
 def wrap(
     cell: object,
-    vocab_size: int,
+    vocab_size: int = 0,
     *,
+    values: Values | None = None,
     input_size: int | None = None,
     state_sizes: Sequence[int] | None = None,
 ) -> WrappedCell:
     """A cell of memtrain from any recurrent cell (input, states) -> states or (output, states).
 
-    The cell becomes a part of the result, with an embedding of tokens before it. An output beside
-    the states is not used, and parameters on which no state depends are frozen. Cells in continuous
-    time take steps of length 1.
+    The cell becomes a part of the result, with an embedding of tokens or numbers before it. An
+    output beside the states is not used, and parameters on which no state depends are frozen. Cells
+    in continuous time take steps of length 1.
 
     Args:
         cell: such as torch.nn.LSTMCell(64, 64). Its states are vectors per row, (B, H).
-        vocab_size: tokens of the task.
+        vocab_size: tokens of the task, if it has tokens.
+        values: what the task's sequences are, if they are numbers.
         input_size: of the cell; by default its attribute input_size or in_features.
         state_sizes: widths of its states; by default learned from a call without states, or from
             its attribute hidden_size or state_size.
@@ -118,6 +119,7 @@ def wrap(
 
     Example: `Run.create(config, cell=memtrain.wrap(nn.LSTMCell(64, 64), vocab_size=9))`.
     """
+    space = space_of(vocab_size, values)
     cell = _check_kind(cell)
     name = type(cell).__name__
     size = input_size or _attribute(cell, INPUT_SIZES)
@@ -137,7 +139,7 @@ def wrap(
             _check_states(cell, x, form)
     finally:
         cell.train(training)
-    embedding = nn.Embedding(vocab_size, size, device=weight.device, dtype=weight.dtype)
+    embedding = make_embedding(space, size).to(weight.device, weight.dtype)
     return WrappedCell(cell, embedding, form)
 
 

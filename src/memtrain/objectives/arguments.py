@@ -12,7 +12,7 @@ from memtrain.errors import MemtrainError
 from memtrain.models.check_cell import memory_shape
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.shapes import IGNORE_INDEX, Batch
+from memtrain.shapes import IGNORE_INDEX, Batch, Space, Values, named
 
 Stage = TypeVar("Stage", bound=StageConfig)
 
@@ -51,9 +51,9 @@ def check_models(objective: nn.Module, teacher: object, rnn: object) -> None:
             f"teacher: its memory is {shapes[0]}, that of the cell {shapes[1]}; they must be "
             f"equal: Teacher(memory_tokens={tokens}, memory_dim={dim}, ...)"
         )
-    if teacher.vocab_size != rnn.vocab_size:
+    if teacher.space != rnn.space:
         raise MemtrainError(
-            f"teacher: its vocab_size={teacher.vocab_size}, that of the rnn is {rnn.vocab_size}; "
+            f"teacher: its {_space(teacher.space)}, that of the rnn is {_space(rnn.space)}; "
             "they must be equal"
         )
 
@@ -86,6 +86,8 @@ def checked_batch(rnn: RNN, tokens: object, targets: object = None) -> Batch:
         tokens, targets = tokens.inputs, tokens.targets
     rnn.check_tokens("tokens", tokens)
     assert isinstance(tokens, Tensor)
+    if isinstance(rnn.space, Values):
+        return _batch_of_values(tokens, targets, rnn.space)
     tokens = tokens.long()
     if targets is None:
         if tokens.shape[1] < 2:
@@ -96,6 +98,43 @@ def checked_batch(rnn: RNN, tokens: object, targets: object = None) -> Batch:
         end = tokens.new_full((len(tokens), 1), IGNORE_INDEX)
         return Batch(tokens, torch.cat([tokens[:, 1:], end], dim=1))
     return Batch(tokens, _check_targets(targets, tokens, rnn.vocab_size))
+
+
+def _batch_of_values(inputs: Tensor, targets: object, values: Values) -> Batch:
+    """Sequences of numbers and their targets, by default the first numbers of the next input."""
+    if targets is None:
+        if inputs.shape[1] < 2:
+            raise MemtrainError(
+                f"tokens={tuple(inputs.shape)}: must have at least 2 steps per sequence, to "
+                "predict the next one; or pass targets=..."
+            )
+        end = inputs.new_full((len(inputs), 1, values.targets), torch.nan)
+        return Batch(inputs, torch.cat([inputs[:, 1:, : values.targets], end], dim=1))
+    needed = (*inputs.shape[:2], values.targets)
+    if not isinstance(targets, Tensor) or tuple(targets.shape) != needed:
+        found = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+        raise MemtrainError(
+            f"targets={found}: must be a tensor of shape {needed}, with NaN where there is no "
+            "target"
+        )
+    if not targets.is_floating_point():
+        raise MemtrainError(f"targets={targets.dtype}: must be floats; pass targets.float()")
+    if targets.device != inputs.device:
+        raise MemtrainError(
+            f"targets: must be on {inputs.device}, as the inputs are, not on {targets.device}; "
+            f"targets.to({str(inputs.device)!r})"
+        )
+    if targets.device.type == "cpu":
+        if bool(targets.isnan().all()):
+            raise MemtrainError("targets=NaN everywhere: at least one must be a number")
+        if bool(targets.isinf().any()):
+            raise MemtrainError("targets: contain infinity; they must be finite, or NaN")
+    return Batch(inputs, targets)
+
+
+def _space(space: Space) -> str:
+    name, value = next(iter(named(space).items()))
+    return f"{name}={value}"
 
 
 def _check_targets(targets: object, tokens: Tensor, vocab_size: int) -> Tensor:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from memtrain.errors import MemtrainError
 from memtrain.models.rnn import RNN
 from memtrain.objectives.arguments import check_generator, checked_batch
-from memtrain.shapes import WHOLE_BATCH, Batch, BatchShard, Losses
+from memtrain.shapes import WHOLE_BATCH, Batch, BatchShard, Inputs, Losses, Targets, Values
 
 
 class Overlap:
@@ -121,18 +120,20 @@ class Objective(nn.Module, ABC):
 
     def forward(
         self,
-        tokens: Batch | Int[Tensor, "B T"],
+        tokens: Batch | Inputs,
         generator: torch.Generator | None = None,
         *,
-        targets: Int[Tensor, "B T"] | None = None,
+        targets: Targets | None = None,
     ) -> Losses:
         """The loss of a batch, `losses.total`, and its named parts, `losses.parts`.
 
         Args:
-            tokens: sequences (B, T), int64; or a Batch of sequences and targets.
+            tokens: sequences (B, T), int64, or numbers (B, T, X); or a Batch of sequences and
+                targets.
             generator: the source of randomness; by default torch's global one.
             targets: (B, T), targets[:, t] is predicted after tokens[:, t]; IGNORE_INDEX where there
-                is none. By default the next token.
+                is none. By default the next token. Numbers (B, T, Y), NaN where there is none; by
+                default the first Y numbers of the next input.
 
         Raises:
             MemtrainError: an argument does not fit the models.
@@ -187,8 +188,12 @@ class Objective(nn.Module, ABC):
 
     @property
     def capturable(self) -> bool:
-        """Whether a step can be captured as a CUDA graph: it never reads values on the host."""
-        return True
+        """Whether a step can be captured as a CUDA graph: it never reads values on the host.
+
+        Steps on sequences of numbers have not been tested there.
+        """
+        rnns = [module for module in self.children() if isinstance(module, RNN)]
+        return not any(isinstance(rnn.space, Values) for rnn in rnns)
 
     @property
     def short_step(self) -> bool:

@@ -13,7 +13,7 @@ from memtrain.models.rnn import RNN
 from memtrain.objectives.arguments import check_models, stage_settings
 from memtrain.objectives.base import Objective
 from memtrain.objectives.futures import readout_loss
-from memtrain.shapes import IGNORE_INDEX, Batch, Losses
+from memtrain.shapes import Batch, Losses, count_targets
 
 
 class BPTT(Objective):
@@ -46,7 +46,7 @@ class BPTT(Objective):
 
     @property
     def capturable(self) -> bool:
-        return not self.config.recompute or self._repeatable
+        return super().capturable and (not self.config.recompute or self._repeatable)
 
     @property
     def short_step(self) -> bool:
@@ -76,7 +76,7 @@ class BPTT(Objective):
     def _recomputed(self, batch: Batch) -> Float[Tensor, ""]:
         """Unroll in pieces and keep only the last memory of each; the rest is recomputed."""
         memory = self.rnn.empty_memory(len(batch.inputs))
-        losses, counts = [], (batch.targets != IGNORE_INDEX).sum(dim=0)
+        losses, counts = [], count_targets(batch.targets)
         for start, stop in self._pieces(batch.inputs.shape[1]):
             if self.config.truncate and start % self.config.truncate == 0:
                 memory = memory.detach()
@@ -105,8 +105,8 @@ class BPTT(Objective):
     def _piece(
         self,
         memory: Float[Tensor, "B M D"],
-        inputs: Int[Tensor, "B P"],
-        targets: Int[Tensor, "B P"],
+        inputs: Int[Tensor, "B P"] | Float[Tensor, "B P X"],
+        targets: Int[Tensor, "B P"] | Float[Tensor, "B P Y"],
     ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, ""]]:
         """The memory after some steps, and the mean loss over their targets."""
         memories = self.rnn.unroll(inputs, memory)

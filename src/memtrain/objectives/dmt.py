@@ -22,7 +22,7 @@ from memtrain.models.teacher import Teacher
 from memtrain.objectives.arguments import check_models, stage_settings
 from memtrain.objectives.base import Objective
 from memtrain.objectives.futures import decode_futures, readout_loss
-from memtrain.shapes import IGNORE_INDEX, Batch, Losses
+from memtrain.shapes import Batch, Losses, at_steps, keep_targets
 
 
 class DMT(Objective):
@@ -80,8 +80,8 @@ class DMT(Objective):
         # Steps of a rollout beyond the end of its sequence do not count.
         inside = steps < batch.inputs.shape[1]
         steps = steps.clamp(max=batch.inputs.shape[1] - 1)
-        inputs = batch.inputs.gather(1, steps)
-        targets = batch.targets.gather(1, steps).where(inside, IGNORE_INDEX)
+        inputs = at_steps(batch.inputs, steps)
+        targets = keep_targets(at_steps(batch.targets, steps), inside)
 
         labelled, counts = self._labelled(steps.shape[1], generator, steps.device)
         with self.overlap(), nullcontext() if config.train_teacher else torch.no_grad():
@@ -150,7 +150,7 @@ class DMT(Objective):
         A rollout from the empty memory starts at the first input, one from the teacher's memory
         after a random step, early enough for the whole rollout if the sequence is long enough.
         """
-        rows, length = batch.inputs.shape
+        rows, length = batch.inputs.shape[:2]
         device = batch.inputs.device
         rollout = min(self.rollout_length or length, length)
         memory = self.rnn.empty_memory(rows)
@@ -187,7 +187,7 @@ class DMT(Objective):
     def _segments(
         self,
         before: Float[Tensor, "B R M D"],
-        inputs: Int[Tensor, "B R"],
+        inputs: Int[Tensor, "B R"] | Float[Tensor, "B R X"],
         labelled: Int[Tensor, " S"],
     ) -> Float[Tensor, "B S M D"]:
         """Repeat the last steps before each label with autograd, all segments in parallel.

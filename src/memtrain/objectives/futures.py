@@ -6,17 +6,27 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.losses import decode_loss
+from memtrain.losses import decode_loss, value_loss
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.objectives.base import WHOLE_BATCH, BatchShard
-from memtrain.shapes import IGNORE_INDEX, Batch, Window
+from memtrain.shapes import (
+    WHOLE_BATCH,
+    Batch,
+    BatchShard,
+    Space,
+    Targets,
+    Values,
+    Window,
+    at_steps,
+    has_target,
+    keep_targets,
+)
 
 
 def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -> Window:
     """The futures that the memories after `steps` have to predict.
 
-    Targets beyond either end of a sequence are IGNORE_INDEX. Inputs there are arbitrary: the
+    Beyond either end of a sequence there are no targets. Inputs there are arbitrary: the
     decoder is causal, so no target depends on them.
     """
     length = batch.inputs.shape[1]
@@ -25,27 +35,39 @@ def gather_window(batch: Batch, steps: Int[Tensor, "B S"], future_length: int) -
     rows = torch.arange(len(steps), device=steps.device)[:, None, None]
     inside = (due >= 0) & (due < length)
     due = due.clamp(0, length - 1)
-    targets = batch.targets[rows, due].where(inside, IGNORE_INDEX)
+    targets = keep_targets(batch.targets[rows, due], inside)
     return Window(batch.inputs[rows, due[..., 1:]], targets)
 
 
 def target_positions(
-    targets: Int[Tensor, "N F"],
-) -> tuple[Int[Tensor, "N A"], Int[Tensor, "N A"]]:
+    targets: Int[Tensor, "N F"] | Float[Tensor, "N F Y"],
+) -> tuple[Int[Tensor, "N A"], Int[Tensor, "N A"] | Float[Tensor, "N A Y"]]:
     """The positions of each row's targets, and these targets; shorter rows are padded.
 
     A is the largest number of targets per row. Reading it would stall a GPU: for the CPU only.
     """
-    has_target = targets != IGNORE_INDEX
-    most = max(1, int(has_target.sum(dim=1).max()))
-    positions = has_target.int().sort(dim=1, descending=True, stable=True).indices[:, :most]
-    return positions, targets.gather(1, positions)
+    there = has_target(targets)
+    most = max(1, int(there.sum(dim=1).max()))
+    positions = there.int().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    return positions, at_steps(targets, positions)
+
+
+def prediction_loss(
+    outputs: Float[Tensor, "*rows V"],
+    targets: Tensor,
+    space: Space,
+    shard: BatchShard = WHOLE_BATCH,
+) -> Float[Tensor, ""]:
+    """L^dec of tokens or of numbers."""
+    if isinstance(space, Values):
+        return value_loss(outputs, targets, space.likelihood, shard)
+    return decode_loss(outputs, targets, shard)
 
 
 def readout_loss(
     rnn: RNN,
     memories: Float[Tensor, "B T M D"],
-    targets: Int[Tensor, "B T"],
+    targets: Targets,
     shard: BatchShard = WHOLE_BATCH,
 ) -> Float[Tensor, ""]:
     """L^dec of the RNN's readout.
@@ -54,26 +76,28 @@ def readout_loss(
     reads out all.
     """
     if targets.device.type == "cpu":
-        has_target = targets != IGNORE_INDEX
-        memories, targets = memories[has_target], targets[has_target]
-    return decode_loss(rnn.predict(memories), targets, shard)
+        there = has_target(targets)
+        memories, targets = memories[there], targets[there]
+    return prediction_loss(rnn.predict(memories), targets, rnn.space, shard)
 
 
 class DecodedFutures(NamedTuple):
     """The teacher's predictions of the futures of N memories, and the targets."""
 
-    logits: Float[Tensor, "N A V"]
-    targets: Int[Tensor, "N A"]
-    first: Int[Tensor, "N _"]
+    outputs: Float[Tensor, "N A V"]
+    targets: Int[Tensor, "N A"] | Float[Tensor, "N A Y"]
+    first: Int[Tensor, "N _"] | Float[Tensor, "N _ Y"]
     """Only each memory's first target, which is predicted from the memory alone."""
+    space: Space
 
     def loss(self, shard: BatchShard = WHOLE_BATCH) -> Float[Tensor, ""]:
         """L^dec of all targets."""
-        return decode_loss(self.logits, self.targets, shard)
+        return prediction_loss(self.outputs, self.targets, self.space, shard)
 
     def next_loss(self, shard: BatchShard = WHOLE_BATCH) -> Float[Tensor, ""]:
         """L^dec of the first targets."""
-        return decode_loss(self.logits[:, : self.first.shape[1]], self.first, shard)
+        outputs = self.outputs[:, : self.first.shape[1]]
+        return prediction_loss(outputs, self.first, self.space, shard)
 
 
 def decode_futures(
@@ -89,5 +113,6 @@ def decode_futures(
     positions, first = None, targets[:, :1]
     if targets.device.type == "cpu":
         positions, targets = target_positions(targets)
-        first = targets.where(positions == 0, IGNORE_INDEX)
-    return DecodedFutures(teacher.decode(memory.flatten(0, 1), inputs, positions), targets, first)
+        first = keep_targets(targets, positions == 0)
+    outputs = teacher.decode(memory.flatten(0, 1), inputs, positions)
+    return DecodedFutures(outputs, targets, first, teacher.space)

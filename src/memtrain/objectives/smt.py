@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from memtrain.config import SMTConfig
 from memtrain.errors import MemtrainError
-from memtrain.losses import decode_loss, dynamics_loss, total_loss, uniformity_loss
+from memtrain.losses import dynamics_loss, total_loss, uniformity_loss
 from memtrain.models.cells import CELL_CLASSES
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.arguments import check_models, check_readout, stage_settings
 from memtrain.objectives.base import Objective, sample_steps
-from memtrain.objectives.futures import decode_futures
-from memtrain.shapes import Batch, Losses
+from memtrain.objectives.futures import decode_futures, prediction_loss
+from memtrain.shapes import Batch, Losses, at_steps
 
 
 class SMT(Objective):
@@ -139,7 +139,8 @@ class SMT(Objective):
             if config.next_weight:
                 parts["next"] = futures.next_loss(self.shard)
             if token_logits is not None:
-                parts["token"] = decode_loss(token_logits, batch.targets, self.shard)
+                space = self.teacher.space
+                parts["token"] = prediction_loss(token_logits, batch.targets, space, self.shard)
         self.overlap.join()
         weights = {
             "decode": config.decode_weight,
@@ -214,18 +215,18 @@ class SMT(Objective):
         if not config.joint:
             memory = memory.detach()
         before, after = steps[:, :-1], steps[:, 1:]
-        token = batch.inputs.gather(1, after.clamp(min=0))
+        token = at_steps(batch.inputs, after.clamp(min=0))
         # From the end of the sequence back to its start there is no step.
         real = (after == before + 1).float()
         weight = real.where(before >= 0, real * config.start_weight)
         length = config.dynamics_steps
         if length == 1:
             start = self._noisy(memory[:, :-1].flatten(0, 1), generator)
-            predicted = self.rnn.unroll_last(token.flatten()[:, None], start)
+            predicted = self.rnn.unroll_last(token.flatten(0, 1)[:, None], start)
             following, weight = memory[:, 1:].flatten(0, 1), weight.flatten()
         else:
             start = self._noisy(memory[:, :-length].flatten(0, 1), generator)
-            tokens = token.unfold(1, length, 1).flatten(0, 1)  # (B·(S-K), K)
+            tokens = token.unfold(1, length, 1).movedim(-1, 2).flatten(0, 1)  # (B·(S-K), K)
             predicted = self.rnn.unroll(tokens, start)  # (B·(S-K), K, M, D)
             following = memory[:, 1:].unfold(1, length, 1).movedim(-1, 2).flatten(0, 1)
             reached = real.unfold(1, length, 1).cumprod(-1)

@@ -1,14 +1,16 @@
 """Fingerprints of a user's own task and cell, so that a run is resumed with the same ones.
 
 A class path does not distinguish objects that were made with different arguments. So the record
-also holds their behaviour: hashes of sequences that the task samples, and a few numbers that the
-cell computes with fixed weights. A run that is opened later refuses an object that differs.
+also holds their behaviour: hashes of sequences that the task samples (a few of their numbers, if
+they are no tokens), and a few numbers that the cell computes with fixed weights. A run that is
+opened later refuses an object that differs.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from torch import Tensor, nn
 from memtrain.config import CELLS, CUSTOM_PATH, RunConfig
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
-from memtrain.models.check_cell import memory_shape
-from memtrain.shapes import Batch
+from memtrain.models.check_cell import memory_shape, sample_token
+from memtrain.shapes import Batch, Space
 
 SEQUENCES = 3
 """Sampled from a task for its fingerprint."""
@@ -61,15 +63,15 @@ def describe(
     record: Record = {}
     if task_given or config.data.kind == "custom":
         record["task"] = _about(task, task_given) | {"behaviour": _task_behaviour(task)}
-    return record | describe_cell(config, cell, task.vocab_size, given=cell_given)
+    return record | describe_cell(config, cell, task.space, given=cell_given)
 
 
-def describe_cell(config: RunConfig, cell: nn.Module, vocab_size: int, *, given: bool) -> Record:
+def describe_cell(config: RunConfig, cell: nn.Module, space: Space, *, given: bool) -> Record:
     """The record of a run's cell alone; empty for built-in cells."""
     if not given and config.cell.kind in CELLS:
         return {}
     cell = compiled_from(cell)
-    return {"cell": _about(cell, given) | {"behaviour": _cell_behaviour(cell, vocab_size)}}
+    return {"cell": _about(cell, given) | {"behaviour": _cell_behaviour(cell, space)}}
 
 
 def _about(thing: object, given: bool) -> Record:
@@ -93,7 +95,11 @@ def _is_plain(value: object) -> bool:
 
 
 def _task_behaviour(task: Task) -> Record:
-    found = {"vocab_size": task.vocab_size, "sequence_length": task.sequence_length}
+    found: Record = {"sequence_length": task.sequence_length}
+    if task.values is None:
+        found["vocab_size"] = task.vocab_size
+    else:
+        found["values"] = asdict(task.values)
     found |= {"unit": task.unit, "stream": task.stream, "device": task.device.type}
     for number, draw in enumerate((task.sample, task.held_out)):
         generator = torch.Generator(task.device).manual_seed(number)
@@ -107,11 +113,14 @@ def _task_behaviour(task: Task) -> Record:
             raise MemtrainError(f"{name} raised {type(error).__name__}: {reason}") from error
         if not isinstance(batch, Batch):
             raise MemtrainError(f"{name}: must return a memtrain.Batch, not {type(batch)}")
-        found[draw.__name__] = _digest(batch.inputs.tolist(), batch.targets.tolist())
+        if task.values is None:
+            found[draw.__name__] = _digest(batch.inputs.tolist(), batch.targets.tolist())
+        else:  # computed numbers may differ in the last digit on another machine
+            found[draw.__name__] = _some(torch.cat([batch.inputs, batch.targets], dim=-1))
     return found
 
 
-def _cell_behaviour(cell: nn.Module, vocab_size: int) -> Record:
+def _cell_behaviour(cell: nn.Module, space: Space) -> Record:
     state = {
         name: [list(value.shape), str(value.dtype)]
         for name, value in cell.state_dict().items()
@@ -122,11 +131,11 @@ def _cell_behaviour(cell: nn.Module, vocab_size: int) -> Record:
         "memory": list(memory_shape(cell)),
         "state": _digest(state),
         "modules": "" if " at 0x" in text else _digest(text),
-        "step": _step(cell, vocab_size),
+        "step": _step(cell, space),
     }
 
 
-def _step(cell: nn.Module, vocab_size: int) -> list[float] | None:
+def _step(cell: nn.Module, space: Space) -> list[float] | None:
     """A few outputs of a step with fixed weights; None if they are not finite."""
     persistent = cell.state_dict().keys()
     named = dict(cell.named_parameters())
@@ -139,7 +148,7 @@ def _step(cell: nn.Module, vocab_size: int) -> list[float] | None:
     device = next((p.device for p in cell.parameters()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     memory = torch.randn(2, *memory_shape(cell), generator=generator).to(device)
-    token = torch.randint(vocab_size, (2,), generator=generator).to(device)
+    token = sample_token(space, 2, generator).to(device)
     training = cell.training
     cell.eval()
     try:
@@ -151,8 +160,14 @@ def _step(cell: nn.Module, vocab_size: int) -> list[float] | None:
         cell.train(training)
     if not bool(out.isfinite().all()):
         return None
-    places = torch.linspace(0, len(out) - 1, min(NUMBERS, len(out))).long()
-    return [float(f"{value:.6g}") for value in out[places].tolist()]
+    return _some(out)
+
+
+def _some(numbers: Tensor) -> list[float]:
+    """A few of many numbers, 0 for NaN."""
+    numbers = numbers.nan_to_num().flatten()
+    places = torch.linspace(0, len(numbers) - 1, min(NUMBERS, len(numbers))).long()
+    return [float(f"{value:.6g}") for value in numbers[places].tolist()]
 
 
 def _pattern(value: Tensor, number: int, centre: float) -> Tensor:
@@ -244,7 +259,7 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     for name, value in new.items():
         if name == "device" or (other_device and name in ("sample", "held_out")):
             continue
-        if name == "step":
+        if isinstance(value, list | None) and name in ("step", "sample", "held_out"):
             if not _close(old.get(name), value):
                 return name
         elif old.get(name) != value:

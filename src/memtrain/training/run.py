@@ -83,7 +83,7 @@ class Run:
         self.writer = CheckpointWriter(folder / "checkpoints", config.log.keep)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.task = check_task(task) if task is not None else build_task(data or config.data)
-        rnn, teacher = build_models(config, self.task.vocab_size, cell)
+        rnn, teacher = build_models(config, self.task.space, cell)
         if isinstance(self.task, LabelsTask):
             start_from_labels(self.task.labels, rnn, config)
         self.made_of = fingerprint.describe(
