@@ -210,7 +210,7 @@ MUTATIONS = [
     ),
     Mutation(
         "shard-rows",
-        "objectives/base.py",
+        "shapes.py",
         "return whole[self.index * own : (self.index + 1) * own]",
         "return whole[:own]",
         ("runs/test_distributed.py", "training/test_step.py"),
@@ -696,10 +696,10 @@ MUTATIONS = [
     ),
     Mutation(
         "tally-variance",
-        "evaluation/evaluate.py",
-        "(squares - mean.square()).mean()",
-        "squares.mean()",
-        EVALUATE,
+        "losses.py",
+        "(squares / count - (sums / count).square()).mean()",
+        "(squares / count).mean()",
+        (*LOSSES, *EVALUATE),
         "1 - R^2 is measured against the labels' size",
     ),
     Mutation(

@@ -319,7 +319,8 @@ class TestRefusals:
             ("retreival", "data.kind='retreival': did you mean retrieval?"),
             (
                 "qqq",
-                "must be one of arithmetic, copy, custom, digits, parity, recall, retrieval, s5, ",
+                "must be one of arithmetic, copy, custom, digits, labels, parity, recall, "
+                "retrieval, s5, ",
             ),
             (None, "data.kind=None"),
             (["copy"], "data.kind=['copy']"),

@@ -310,6 +310,14 @@ REFUSED = {"tauGRUCell": "from states of shapes"}
 """Its second argument is an older state, which it does not return."""
 
 
+@pytest.mark.parametrize("kind", ["torchrecurrent:MGUCell", "ncps.torch:CfCCell"])
+def test_cells_of_other_packages_are_built_by_name(kind: str):
+    pytest.importorskip(kind.partition(":")[0])
+    cell = build_cell(CellConfig(kind=kind, memory_dim=12), VOCAB)
+    assert isinstance(cell, WrappedCell) and type(cell.cell).__name__ == kind.partition(":")[2]
+    assert memory_shape(cell) == (1, 12)
+
+
 def test_torchrecurrents_cells_wrap_but_for_those_that_need_older_states():
     package = pytest.importorskip("torchrecurrent")
     names = [name for name in package.__all__ if name.endswith("Cell")]

@@ -622,15 +622,22 @@ def test_resume_refuses_options_that_the_run_does_not_have(run: Path, tmp_path: 
 def test_a_received_config_imports_nothing_without_permission(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "import torch\nopen('imported', 'w').close()\n"
-    code += "class Cell(torch.nn.GRUCell): pass\n"
+    code += "class Cell(torch.nn.GRUCell): pass\nclass Layer(torch.nn.GRU): pass\n"
     Path("evil_cells.py").write_text(code)
     cell = replace(SHORT.cell, kind="evil_cells:Cell")
     Path("config.json").write_text(to_json(replace(SHORT, cell=cell)))
     message = refused(capsys, "train", "config.json", "--folder", "out")
     assert "config.json: imports evil_cells:Cell; pass --allow-code if you trust it" in message
     assert not Path("imported").exists() and not Path("out").exists()
-    for options in (["--allow-code"], ["--cell.kind", "evil_cells:Cell"]):
-        refused(capsys, "train", "config.json", "--folder", "out", *options)  # it is not a cell
+    message = refused(capsys, "train", "config.json", "--cell.kind", "evil_cells:Layer")
+    assert "Layer: runs over whole sequences" in message and Path("imported").exists()
+    for folder, options in (
+        ("allowed", ["--allow-code"]),
+        ("named", ["--cell.kind", "evil_cells:Cell"]),
+    ):
+        Path("imported").unlink()
+        del sys.modules["evil_cells"]  # each time it is imported anew
+        assert cli.main(["train", "config.json", "--folder", folder, *options]) == 0
         assert Path("imported").exists()
 
 

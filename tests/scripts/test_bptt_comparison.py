@@ -168,7 +168,7 @@ def test_a_rate_is_chosen_after_all_trials_and_lost_runs_are_retried(
 ):
     performed, broken = [], {1e-3}
 
-    def perform(queue, folder, processes, over, fits):
+    def perform(queue, folder, processes, over, fits, on_gpu):
         """Runs at a broken rate fail; of the others the highest rate is the best."""
         while queue:
             work = queue.popleft()
@@ -228,7 +228,7 @@ def test_runs_that_do_not_fit_wait_while_smaller_ones_start(
     class Worker:
         """Needs a moment for a run, and notes which runs are at work."""
 
-        def __init__(self, folder: Path, threads: int) -> None:
+        def __init__(self, folder: Path, threads: int, on_gpu: bool) -> None:
             self.connection, self.there = Pipe()
             self.work = None
 

@@ -138,7 +138,7 @@ class Infinite(Pull):
     bad = False
 
     def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
-        losses = super().forward(batch, generator)
+        losses = super().compute(batch, generator)
         return Losses(losses.total * (float("inf") if self.bad else 1), losses.parts)
 
 

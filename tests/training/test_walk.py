@@ -34,7 +34,7 @@ def test_seven_functions_in_five_files_lead_from_the_command_to_the_loss(
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code  # tests wrap functions to check shapes, so it is found by its name
-        if event == "call" and code.co_qualname == "SMT.forward" and PACKAGE in code.co_filename:
+        if event == "call" and code.co_qualname == "SMT.compute" and PACKAGE in code.co_filename:
             walks.append(walk(frame, "cli/train.py:train"))
 
     (tmp_path / "tiny.json").write_text(to_json(TINY))

@@ -114,7 +114,9 @@ class Engine:
         from memtrain.accel.cuda_graphs import CastWeights, StreamOverlap
 
         objective.overlap = StreamOverlap()
-        return CastWeights(objective) if self.bf16 and objective.applies_once else objective
+        if self.bf16 and objective.applies_once:
+            return CastWeights(objective)
+        return objective.compute
 
     def capture(
         self,

@@ -79,7 +79,7 @@ class Trainer:
         self.rate = 0.0
         """The last step's learning rate."""
         self.clock = optim.StageClock(stage.seconds, engine.device, group)
-        self.forward: Callable[[Batch, torch.Generator], Losses] = objective
+        self.forward: Callable[[Batch, torch.Generator], Losses] = objective.compute
         self.run_step: Callable[[], dict[str, Tensor]] = self.compute
         objective.overlap = NO_OVERLAP
         whole = group.size * stage.accumulate == 1
