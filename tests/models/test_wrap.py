@@ -212,6 +212,10 @@ class Picture(Base):
         (nn.LSTMCell, "LSTMCell: is a class; pass an instance, wrap(LSTMCell(...))"),
         (3, "int: must be a torch.nn.Module"),
         (nn.LSTM(4, 4), "LSTM: runs over whole sequences; wrap one step of it, torch.nn.LSTMCell"),
+        (
+            type("Mine", (nn.GRU,), {})(4, 4),
+            "Mine: runs over whole sequences; wrap one step of it, torch.nn.GRUCell",
+        ),
         (nn.Linear(4, 4), "Linear: forward takes 1 argument, not an input and states"),
         (Unsized(), "Unsized: has no attribute input_size or in_features; pass wrap("),
         (Alone(), "Alone: forward takes 1 argument, not an input and states"),

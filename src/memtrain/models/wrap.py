@@ -160,9 +160,11 @@ def _check_kind(cell: object) -> nn.Module:
 
 def _refuse_layer(cell_class: type) -> None:
     if issubclass(cell_class, nn.RNNBase):
-        name = cell_class.__name__
+        layers = (nn.RNN, nn.GRU, nn.LSTM)
+        kind = next((one.__name__ for one in layers if issubclass(cell_class, one)), "RNN")
         raise CellContractError(
-            f"{name}: runs over whole sequences; wrap one step of it, torch.nn.{name}Cell"
+            f"{cell_class.__name__}: runs over whole sequences; wrap one step of it, "
+            f"torch.nn.{kind}Cell"
         )
 
 
@@ -298,7 +300,7 @@ def _check_states(cell: nn.Module, x: Tensor, form: _Form) -> None:
 
 
 def is_wrappable(cell_class: type) -> bool:
-    """Whether a class is to be wrapped: it is not made as Class(vocab_size=...)."""
+    """Whether a class is to be wrapped: it is not made as Class(vocab_size=...) or (values=...)."""
     _refuse_layer(cell_class)
     if hasattr(cell_class, "memory_tokens"):
         return False
@@ -306,7 +308,8 @@ def is_wrappable(cell_class: type) -> bool:
         found = inspect.signature(cell_class).parameters.values()
     except (TypeError, ValueError):
         return False
-    return not any(one.name == "vocab_size" or one.kind is one.VAR_KEYWORD for one in found)
+    made_for = ("vocab_size", "values")
+    return not any(one.name in made_for or one.kind is one.VAR_KEYWORD for one in found)
 
 
 def constructor_options(cell_class: type, config: CellConfig) -> dict[str, Any]:
