@@ -1,7 +1,6 @@
 """The data: synthetic tasks, 8x8 digits, a prepared data set, a series, or a user's task."""
 
 import csv
-import io
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -222,13 +221,6 @@ class Series(Checked):
     """Tell the model the time to the next row, as its logarithm relative to the median: for
     irregular time steps."""
 
-    def __post_init__(self) -> None:
-        for name in ("targets", "known"):
-            value = getattr(self, name)
-            if isinstance(value, (tuple, list)) and all(isinstance(one, str) for one in value):
-                object.__setattr__(self, name, _joined(value))
-        Checked.__post_init__(self)
-
     def check(self) -> None:
         if not 0 < self.held_out < 1:
             raise MemtrainError(
@@ -253,13 +245,6 @@ def columns_of(names: str) -> tuple[str, ...]:
     """The columns that a field names; a name with a comma stands in quotes."""
     found = next(csv.reader([names], skipinitialspace=True), [])
     return tuple(name.strip() for name in found)
-
-
-def _joined(names: tuple[str, ...] | list[str]) -> str:
-    """Several columns as one field: the inverse of `columns_of`."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(names)
-    return text.getvalue()
 
 
 DataConfig = (

@@ -46,9 +46,9 @@ class SeriesTask(Task):
         self.sequence_length = config.window
         self._ends = np.append(table.starts[1:], len(table.numbers))
         self._starts = table.starts
-        self._splits = self._ends - np.round(
-            config.held_out * (self._ends - self._starts)
-        ).astype(np.int64)
+        self._splits = self._ends - np.round(config.held_out * (self._ends - self._starts)).astype(
+            np.int64
+        )
         """The first held-out row of each series."""
         self._check_lengths(table)
         training = np.zeros(len(table.numbers), bool)

@@ -136,8 +136,9 @@ def load_rnn(
     progress = checkpoint.progress
     if progress.values is not None:
         space = structure(progress.values, Values, f"{source}: values")
-    series = progress.series
-    series = series and structure(series, SeriesFormat, f"{source}: series")
+    series = None
+    if progress.series is not None:
+        series = structure(progress.series, SeriesFormat, f"{source}: series")
     rnn = build_rnn(config, space, cell)
     record = recorded.made_of if recorded else checkpoint.progress.made_of
     if record is not None:

@@ -67,7 +67,7 @@ def _check_finite(table: Table, path: Path) -> None:
     """Refuse infinite and absurd numbers, in which NaN is allowed, and times that are missing."""
     wrong = np.abs(table.numbers) > LARGEST
     if wrong.any():
-        row, column = np.argwhere(wrong)[0]
+        row, column = map(int, np.argwhere(wrong)[0])
         name, value = table.columns.numbers[column], table.numbers[row, column]
         raise MemtrainError(
             f"{path}: {table.place(row)}: column {name!r} has {value:g}; numbers must lie within "

@@ -104,7 +104,7 @@ class Table:
 
     def _refuse_times(self, fall: int, rows: Int64[np.ndarray, " R"], where: str) -> None:
         assert self.times is not None
-        before, row = rows[fall], rows[fall + 1]
+        before, row = int(rows[fall]), int(rows[fall + 1])
         what = "the same time as" if self.times[row] == self.times[before] else "a time before"
         apart = "" if self.columns.series else ", or name the column that tells series apart: "
         raise MemtrainError(
@@ -189,14 +189,14 @@ class TableBuilder:
             self.series.append(self.names.setdefault(text, len(self.names)))
 
     def table(self, lines: array | None = None) -> Table:
-        times, series = np.array(self.times), np.array(self.series)
+        times, series = np.array(self.times), np.array(self.series, np.int64)
         return Table(
             columns=self.columns,
             numbers=np.stack([np.array(one) for one in self.numbers], axis=1),
             times=times if self.columns.time else None,
             series=series if self.columns.series else None,
             names=tuple(self.names),
-            lines=None if lines is None else np.array(lines),
+            lines=None if lines is None else np.array(lines, np.int64),
         )
 
 
