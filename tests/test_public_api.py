@@ -15,13 +15,14 @@ Evaluation IGNORE_INDEX LogConfig Losses MemtrainError PretrainConfig Pretrained
 Reporter Run RunConfig SMT SMTConfig Samples Stream Task Teacher TeacherConfig Written __version__
 check_cell check_task evaluate export from_json generate load_pretrained load_rnn losses make_cell
 make_reporter pretrained_names read recipe sample to_json wrap write Labels Values
+Series SeriesFormat
 """
 """Names are added here, and never taken away."""
 
 CONFIG_NAMES = """
 Arithmetic BPTTConfig CELLS CUSTOM_PATH CellConfig Copy Custom DMTConfig DataConfig Digits
 EngineConfig LogConfig MOST Parity PretrainConfig Recall Retrieval RunConfig S5 SMTConfig Stack
-StageConfig Stream TeacherConfig check_used LabelFile
+StageConfig Stream TeacherConfig check_used LabelFile Series
 """
 """Those of memtrain.config."""
 

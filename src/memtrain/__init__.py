@@ -42,12 +42,14 @@ if TYPE_CHECKING:
         LogConfig,
         PretrainConfig,
         RunConfig,
+        Series,
         SMTConfig,
         Stream,
         TeacherConfig,
     )
     from memtrain.config.serialize import from_json, to_json
     from memtrain.data.labels import Labels
+    from memtrain.data.series_format import SeriesFormat
     from memtrain.data.task import Task, check_task
     from memtrain.errors import CellContractError, MemtrainError
     from memtrain.evaluation.evaluate import Evaluation, evaluate
@@ -75,9 +77,10 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "config": "BPTTConfig CellConfig DMTConfig EngineConfig LogConfig PretrainConfig RunConfig "
-    "SMTConfig Stream TeacherConfig",
+    "SMTConfig Series Stream TeacherConfig",
     "config.serialize": "from_json to_json",
     "data.labels": "Labels",
+    "data.series_format": "SeriesFormat",
     "data.task": "Task check_task",
     "errors": "CellContractError MemtrainError",
     "evaluation.evaluate": "Evaluation evaluate",

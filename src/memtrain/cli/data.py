@@ -47,7 +47,9 @@ def data(arguments: list[str]) -> int:
 
     tasks = {make().data.kind: make().data for make in RECIPES.values()}
     tasks = {
-        name: task for name, task in tasks.items() if name not in ("stream", "labels", "custom")
+        name: task
+        for name, task in tasks.items()
+        if name not in ("stream", "labels", "series", "custom")
     }
     if not options.name:
         print("Tasks, generated during training (`memtrain data NAME` shows samples):")
@@ -57,6 +59,7 @@ def data(arguments: list[str]) -> int:
         for name in ("mnist", "tinystories", "sketchy"):
             print(f"  {name:<14}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
         print("\nYour own files: memtrain data PATH, for text, images or a .npy of tokens.")
+        print("Numbers over time are read directly: memtrain train series --data FILE.")
         return 0
     if options.name in tasks:
         return _show_samples(options.name, tasks[options.name], options.count, options.seed)
@@ -91,6 +94,11 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
         flags = {"data_dir": options.data_dir, "overwrite": options.overwrite}
         store = prepare(name, out=out, **flags, **options.option)
     else:
+        if name == "series" and not Path(name).exists():
+            raise MemtrainError(
+                "data 'series': is read directly, there is nothing to prepare: memtrain train "
+                "series --data FILE, a CSV, parquet or .npy"
+            )
         if not Path(name).exists() and not {*"/.~"} & {*name}:  # a misspelled name, not a path
             known = did_you_mean(name, [*tasks, *DATA_SETS])
             raise MemtrainError(f"data {name!r}: no such file; {known}")

@@ -19,10 +19,10 @@ from memtrain.cli.args import (
     parse_known,
     show_help,
 )
-from memtrain.config import CELLS, TORCH_CELLS, LabelFile, RunConfig, Stream, check_used
+from memtrain.config import CELLS, TORCH_CELLS, LabelFile, RunConfig, Series, Stream, check_used
 from memtrain.config.serialize import read_config
 from memtrain.errors import MemtrainError, printable
-from memtrain.recipes import RECIPES, STREAMS, recipe
+from memtrain.recipes import CHOICES, RECIPES, STREAMS, recipe
 from memtrain.recipes.sizes import describe_sizes
 
 HELP = {"-h", "--help", "--help-all"}
@@ -60,9 +60,20 @@ class _StreamOptions(_TrainOptions):
     runs/NAME-bptt. --bptt.seconds limits it to the time that the other took."""
 
 
+FILES = {
+    "labels": "that memtrain label or memtrain.Labels wrote.",
+    "series": "CSV with a header, parquet or .npy.",
+}
+"""Recipes that read one file directly, and which."""
 FIRST = """
 data and model
 --data: your file or folder, or prepared data
+--data.targets: columns to predict, as a,b (default: all others)
+--data.known: columns known beforehand, as a,b
+--data.time: column with the time of each row
+--data.series: column that tells several series apart
+--data.season: steps per season, such as 24 of hourly data
+--data.window: steps read per training sequence
 --size: paper, medium, small or tiny models
 --method: smt-dmt, or bptt for comparison
 --cell.kind: transformer, gru, lstm, mlp, or module:Class
@@ -151,11 +162,12 @@ def _parse_train(
     if HELP & {*arguments}:
         _show_help(program, name, known, everything="--help-all" in arguments)
     check_names(arguments, known, program)
-    takes_data = name in STREAMS or name == "labels"
+    takes_data = name in (*STREAMS, *FILES)
     hint = "did you mean --data {}?" if takes_data and options.data is None else ""
     configure = partial(parse, RunConfig, overrides, program, known, hint=hint)
     config = configure(default)
-    if name in STREAMS and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
+    choices = CHOICES.get(name, ())
+    if "cell" in choices and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
         default = _recipe(name, options, config.cell.kind)  # as large as the other cell
         config = configure(default)
     tokens = default.cell.memory_tokens
@@ -219,11 +231,14 @@ def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunC
         from memtrain.data.labels import Labels
 
         return Labels.open(options.data).config(recipe(name, options.size, options.method, cell))
+    if name == "series" and options.data is not None:
+        chosen = recipe(name, options.size, options.method, cell)
+        return replace(chosen, data=Series(path=str(options.data)))
     if name in RECIPES and name not in STREAMS and options.data is not None:
         takes = "--data.path" if name in ("mnist-small", "custom") else "no data"
         raise MemtrainError(
-            f"data={str(options.data)!r}: {name} takes {takes}; {', '.join(STREAMS)} and labels "
-            "take --data"
+            f"data={str(options.data)!r}: {name} takes {takes}; "
+            f"{', '.join(STREAMS)}, {' and '.join(FILES)} take --data"
         )
     return recipe(name, options.size, options.method, cell)
 
@@ -231,12 +246,15 @@ def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunC
 def _known_options(name: str, default: RunConfig) -> list[Option]:
     """All options of `memtrain train NAME`, with the recipe's defaults."""
     known = options_of(_StreamOptions if name in STREAMS else _TrainOptions)
-    if name == "labels":
-        known += [one for one in options_of(_StreamOptions) if one.name == "--data"]
+    own = {"--data"} if name in FILES else set()
+    own |= {"--method"} if name not in STREAMS and "method" in CHOICES.get(name, ()) else set()
+    known += [one for one in options_of(_StreamOptions) if one.name in own]
     changes: dict[str, dict[str, Any]] = {
         "--size": {"help": describe_sizes(), "default": STREAMS.get(name)},
         "--method": {"default": "smt-dmt"},
     }
+    if name in FILES:
+        changes["--data"] = {"help": f"The file to train on, which is read directly: {FILES[name]}"}
     known = [one._replace(**changes.get(one.name, {})) for one in known]
     return known + options_of(RunConfig, default)
 
@@ -295,6 +313,13 @@ def _check_same_data(source: Path, prepared: Any, own: Any) -> None:
     paths = [Path(prepared.path), Path(own.path)]
     if paths[0] == paths[1]:
         return
+    if isinstance(own, Series):
+        from memtrain.data.task import build_task
+
+        both = (replace(own, path=str(path)) for path in paths)
+        if paths[1].is_file() and len({build_task(one).identity for one in both}) == 1:
+            return
+        raise MemtrainError(f"data={source}: the run learns from {paths[1]}, {KEEPS}")
     if isinstance(own, LabelFile):
         from memtrain.data.labels import Labels
 

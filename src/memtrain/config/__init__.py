@@ -21,8 +21,10 @@ from memtrain.config.data import (
     Parity,
     Recall,
     Retrieval,
+    Series,
     Stack,
     Stream,
+    columns_of,
 )
 from memtrain.config.model import (
     CELLS,
@@ -39,8 +41,8 @@ from memtrain.config.validation import CUSTOM_PATH
 __all__ = [
     "BPTTConfig", "CELLS", "CUSTOM_PATH", "CellConfig", "DMTConfig", "DataConfig", "EngineConfig",
     "LogConfig", "PretrainConfig", "RunConfig", "SMTConfig", "StageConfig", "TORCH_CELLS",
-    "TeacherConfig", "check_used", "model_shapes", "Arithmetic", "Copy", "Custom", "Digits",
-    "LabelFile", "Parity", "Recall", "Retrieval", "S5", "Stack", "Stream",
+    "TeacherConfig", "check_used", "columns_of", "model_shapes", "Arithmetic", "Copy", "Custom",
+    "Digits", "LabelFile", "Parity", "Recall", "Retrieval", "S5", "Series", "Stack", "Stream",
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
-"""The data: synthetic tasks, 8x8 digits, a prepared data set, or a user's task."""
+"""The data: synthetic tasks, 8x8 digits, a prepared data set, a series, or a user's task."""
 
+import csv
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -189,6 +190,63 @@ class LabelFile(Checked):
     """File that `memtrain label RUN` or `memtrain.Labels.save` wrote."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series(Checked):
+    """Numbers over time from a CSV, parquet or .npy file: forecasts, control, sensor data.
+
+    Columns of a .npy are called 0, 1, ...; those of shape (N, T, F) are N series.
+    """
+
+    kind: Literal["series"] = "series"
+    path: str = ""
+    """The file; a CSV has a header."""
+    targets: str = ""
+    """Columns to predict, separated by commas (default: all that have no other role)."""
+    known: str = ""
+    """Columns that are known beforehand, separated by commas: prices, holidays, actions."""
+    time: str = ""
+    """Column with the time of each row, a number or an ISO date; rows must be in its order."""
+    series: str = ""
+    """Column that tells series apart, where a file holds several, one row per series and time."""
+    season: Annotated[int, Bounds(0, 2**20)] = 0
+    """Steps per season, such as 24 of hourly data, for the seasonal-naive forecast (0: none)."""
+    window: Annotated[int, Bounds(2, 2**20, hint="something to read and to predict")] = 64
+    """Steps read per training sequence; it takes one row more, the last target."""
+    held_out: float = 0.2
+    """Fraction of the rows, at the end of each series, held out for evaluation."""
+    likelihood: Literal["gaussian", "student-t", "quantile"] = "gaussian"
+    """The predicted distribution of each number: normal, Student's t (heavy tails), or quantiles
+    (any shape; the loss is then the pinball loss)."""
+    time_gap: bool = False
+    """Tell the model the time to the next row, as its logarithm relative to the median: for
+    irregular time steps."""
+
+    def check(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise MemtrainError(
+                f"held_out={self.held_out}: must lie between 0 and 1, both excluded"
+            )
+        if self.time_gap and not self.time:
+            raise MemtrainError("time_gap=True: needs the times; name their column with time")
+        named = {"targets": columns_of(self.targets), "known": columns_of(self.known)}
+        named |= {role: (name,) for role in ("time", "series") if (name := getattr(self, role))}
+        roles: dict[str, str] = {}
+        for role, name in ((role, name) for role, names in named.items() for name in names):
+            value = getattr(self, role)
+            if not name:
+                raise MemtrainError(f"{role}={value!r}: has an empty name; write a,b,c")
+            if name in roles:
+                where = "named twice" if roles[name] == role else f"of {roles[name]} too"
+                raise MemtrainError(f"{role}={value!r}: {name} is {where}; leave one out")
+            roles[name] = role
+
+
+def columns_of(names: str) -> tuple[str, ...]:
+    """The columns that a field names; a name with a comma stands in quotes."""
+    found = next(csv.reader([names], skipinitialspace=True), [])
+    return tuple(name.strip() for name in found)
+
+
 DataConfig = (
     Retrieval
     | Copy
@@ -200,5 +258,6 @@ DataConfig = (
     | Digits
     | Stream
     | LabelFile
+    | Series
     | Custom
 )

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from memtrain.config import Custom, DataConfig, Digits, LabelFile, Stream
+from memtrain.config import Custom, DataConfig, Digits, LabelFile, Series, Stream
 from memtrain.config.validation import load_class, preserve_rng_state
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError, describe_error
@@ -221,6 +221,7 @@ def build_task(config: DataConfig) -> Task:
     # These modules import this one.
     from memtrain.data.digits import DigitsTask
     from memtrain.data.labels import LabelsTask
+    from memtrain.data.series import SeriesTask
     from memtrain.data.stream import StreamTask
     from memtrain.data.synthetic import TASKS
 
@@ -230,6 +231,8 @@ def build_task(config: DataConfig) -> Task:
         return StreamTask.from_config(config)
     if isinstance(config, LabelFile):
         return LabelsTask.from_config(config)
+    if isinstance(config, Series):
+        return SeriesTask.from_config(config)
     if isinstance(config, Custom):
         task_class = load_class(config.path, "data.path")
         try:

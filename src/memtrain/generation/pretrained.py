@@ -19,8 +19,9 @@ from torch import nn
 from memtrain import __version__
 from memtrain.accel.engine import Engine
 from memtrain.config import CELLS, TORCH_CELLS, RunConfig
-from memtrain.config.serialize import from_json, to_json
+from memtrain.config.serialize import from_json, structure, to_json
 from memtrain.data.codec import TokenCodec, read_codec
+from memtrain.data.series_format import SeriesFormat
 from memtrain.errors import MemtrainError, describe_error, did_you_mean
 from memtrain.files import parse_json, read_bytes, read_text, sync, write_atomic
 from memtrain.models.build import build_rnn
@@ -29,6 +30,7 @@ from memtrain.models.teacher import count_parameters
 from memtrain.runs.checkpoint import latest_checkpoint, load_weights
 from memtrain.runs.fingerprint import check_record, describe_cell, read_record
 from memtrain.runs.run_folder import check_imports, read_folder, whole_run_file
+from memtrain.shapes import Values
 from memtrain.training.console import Reporter
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Pretrained(RNN):
         spelling: TokenCodec | None,
         config: RunConfig,
         trained: dict[str, Any],
+        series: SeriesFormat | None = None,
     ) -> None:
         """
         Args:
@@ -60,10 +63,12 @@ class Pretrained(RNN):
                 sample.
             config: of the run that trained it.
             trained: steps, tokens and seconds of each stage, and the notes of `export`.
+            series: names, scale and season of the numbers, if it was trained on a series.
         """
         super().__init__(rnn.cell, rnn.readout)
         self.train(rnn.training)
         self.name, self.spelling, self.config, self.trained = name, spelling, config, trained
+        self.series = series
 
     @property
     def rnn(self) -> RNN:
@@ -85,7 +90,8 @@ def load_rnn(
 ) -> Pretrained:
     """Load the RNN of a run, for which config.json and checkpoints/ are enough.
 
-    It is a `memtrain.RNN`: `load_rnn(folder)(tokens)` gives logits.
+    It is a `memtrain.RNN`: `load_rnn(folder)(tokens)` gives logits. That of a series has their
+    format, `load_rnn(folder).series`: columns, scale and season.
 
     Args:
         folder: the run folder.
@@ -126,18 +132,25 @@ def load_rnn(
     head = weights.get("readout.head.weight")
     if head is None or head.dim() != 2:
         raise MemtrainError(f"{source}: has no readout")
-    vocab_size = spelling.vocab_size if spelling else len(head)
-    rnn = build_rnn(config, vocab_size, cell)
+    space = spelling.vocab_size if spelling else len(head)
+    progress = checkpoint.progress
+    if progress.values is not None:
+        space = structure(progress.values, Values, f"{source}: values")
+    series = None
+    if progress.series is not None:
+        series = structure(progress.series, SeriesFormat, f"{source}: series")
+    rnn = build_rnn(config, space, cell)
     record = recorded.made_of if recorded else checkpoint.progress.made_of
     if record is not None:
-        found = describe_cell(config, rnn.cell, vocab_size, given=cell is not None)
+        found = describe_cell(config, rnn.cell, space, given=cell is not None)
         for doubt in check_record(read_record(record, source), found, str(folder), ("cell",)):
             reporter.say(doubt)
     load_weights(rnn, weights, folder)
     engine = Engine(config.engine)
     engine.apply_globals()
     trained = {"stages": checkpoint.progress.stages_json()}
-    model = Pretrained(config.name, rnn, spelling, config, trained).to(engine.device).eval()
+    model = Pretrained(config.name, rnn, spelling, config, trained, series)
+    model = model.to(engine.device).eval()
     engine.prepare(model)
     return model
 
@@ -235,6 +248,11 @@ def export(
         raise MemtrainError(f"name={name!r}: letters and digits with '-' between them")
     if dtype not in DTYPES:
         raise MemtrainError(f"dtype={dtype!r}: {did_you_mean(dtype, DTYPES)}")
+    if run.task.values is not None:
+        raise MemtrainError(
+            f"{run.folder}: is of numbers, and only networks of tokens are exported; "
+            f"memtrain.load_rnn({str(run.folder)!r}) loads it"
+        )
     if run.spelling is None:
         raise MemtrainError(f"{run.folder}: its task asks for answers; it writes nothing to export")
     if not run.progress.stages:

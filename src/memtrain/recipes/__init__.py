@@ -10,6 +10,7 @@ from inspect import signature
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.recipes import datasets, synthetic
+from memtrain.recipes.series import series
 
 _MAKERS: tuple[Callable[..., RunConfig], ...] = (
     *(synthetic.retrieval, synthetic.retrieval_bptt, synthetic.copy, synthetic.stack),
@@ -22,15 +23,17 @@ _MAKERS: tuple[Callable[..., RunConfig], ...] = (
         datasets.sketchy,
         datasets.text,
     ),
-    *(datasets.images, datasets.tokens, datasets.labels, synthetic.custom),
+    *(datasets.images, datasets.tokens, series, datasets.labels, synthetic.custom),
 )
 RECIPES = {make.__name__.replace("_", "-"): make for make in _MAKERS}
+CHOICES = {name: tuple(signature(make).parameters) for name, make in RECIPES.items()}
+"""What can be chosen of each recipe: size, method, cell."""
 STREAMS: dict[str, str] = {
-    name: signature(make).parameters["size"].default
-    for name, make in RECIPES.items()
-    if "size" in signature(make).parameters
+    name: signature(RECIPES[name]).parameters["size"].default
+    for name, choices in CHOICES.items()
+    if "size" in choices
 }
-"""The recipes for real data, which have several sizes, and their default size."""
+"""The recipes for streams of real data, which have several sizes, and their default size."""
 
 
 def recipe(
@@ -41,15 +44,16 @@ def recipe(
     Args:
         name: one of `RECIPES`.
         size: of the models (`sizes.SIZES`), for real data.
-        method: smt-dmt, or bptt for comparison, for real data.
-        cell: transformer, gru, lstm or mlp, with about as many parameters, for real data.
+        method: smt-dmt, or bptt for comparison, for real data and series.
+        cell: transformer, gru, lstm or mlp, with about as many parameters, likewise.
     """
     if name not in RECIPES:
         raise MemtrainError(f"recipe {name!r}: {did_you_mean(name, RECIPES)}")
     given = {"size": size, "method": method, "cell": cell}
     chosen = {key: value for key, value in given.items() if value is not None}
-    if chosen and name not in STREAMS:
-        key, value = next(iter(chosen.items()))
+    for key, value in chosen.items():
+        if key in CHOICES[name]:
+            continue
         other = f"{name}-{value}"
         instead = f"memtrain train {other}; " if other in RECIPES else ""
         raise MemtrainError(

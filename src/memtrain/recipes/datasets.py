@@ -19,7 +19,7 @@ from memtrain.config import (
     model_shapes,
 )
 from memtrain.errors import MemtrainError, did_you_mean
-from memtrain.recipes.sizes import Size, cell_of_kind, size_named
+from memtrain.recipes.sizes import RECURRENT_CELLS, Size, cell_of_kind, size_named
 
 METHODS = ("smt-dmt", "bptt")
 TEXT = ("tinystories", "text")
@@ -33,19 +33,19 @@ def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) 
     shape = size_named(size)
     make = _paper if shape.teacher.encoder == "bidirectional" else _laptop
     config = replace(make(name, data, shape), cell=cell_of_kind(shape, cell))
-    if cell in ("gru", "lstm"):  # their states cannot reach RMS 1
+    if cell in RECURRENT_CELLS:  # their states cannot reach RMS 1
         config = replace(config, teacher=replace(config.teacher, normalize_memory=False))
-    return _by_bptt(config) if method == "bptt" else config
+    return by_bptt(config) if method == "bptt" else config
 
 
-def _by_bptt(config: RunConfig) -> RunConfig:
+def by_bptt(config: RunConfig) -> RunConfig:
     """The same data, cell and readout trained by BPTT alone, for as many steps.
 
     Batches have the size of SMT's, sequences the length of DMT's rollouts. A step takes far longer
     than SMT's; for equal time set `bptt.seconds`. The learning rates were the best of three at the
     paper's size (docs/RESULTS.md); for a GRU on text, three times as much was better still.
     """
-    gated = config.cell.kind in ("gru", "lstm")
+    gated = config.cell.kind in RECURRENT_CELLS
     small_rate = config.teacher.encoder == "bidirectional" and not gated
     return RunConfig(
         name=f"{config.name}-bptt",
@@ -58,7 +58,7 @@ def _by_bptt(config: RunConfig) -> RunConfig:
             learning_rate=3e-4 if small_rate else 1e-3,
             warmup=0.05,
             schedule="cosine",
-            sequence_length=config.dmt.rollout_length,
+            sequence_length=config.dmt.rollout_length or BPTTConfig().sequence_length,
         ),
         engine=config.engine,
         log=replace(config.log, every=10, evaluate_every=250, checkpoint_every=250),

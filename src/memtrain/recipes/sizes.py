@@ -82,19 +82,25 @@ def size_named(name: str) -> Size:
     return SIZES[name]
 
 
+RECURRENT_CELLS = ("gru", "lstm")
+"""Cells with gates, whose states cannot reach RMS 1."""
 RECURRENT_LAYERS = 4
 """Deeper stacks, such as the paper's 16 memory tokens would give, train badly by BPTT."""
 
 
 def cell_of_kind(size: Size, kind: str) -> CellConfig:
-    """A cell of another kind with about as many parameters as the size's own.
+    """A cell of another kind with about as many parameters as the size's own."""
+    return cell_like(size.cell, kind)
+
+
+def cell_like(cell: CellConfig, kind: str) -> CellConfig:
+    """A cell of another kind with about as many parameters as a Transformer cell.
 
     A GRU or LSTM has at most four wide layers; an MLP has two layers and the same memory shape.
     """
-    cell = size.cell
     attention = 4 * cell.width * cell.heads * cell.head_dim
     parameters = cell.layers * (attention + 8 * cell.width**2)
-    if kind in ("gru", "lstm"):
+    if kind in RECURRENT_CELLS:
         layers = min(RECURRENT_LAYERS, cell.memory_tokens)
         matrices, states = (6, 1) if kind == "gru" else (8, 2)
         width = round(math.sqrt(parameters / (matrices * layers)) / 16) * 16

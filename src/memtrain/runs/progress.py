@@ -72,6 +72,11 @@ class Progress:
     spelling: dict[str, Any] | Literal["unknown"] | None = "unknown"
     """The token codec, so that the RNN can generate without its data. None if the task has no
     codec; unknown in old checkpoints."""
+    values: dict[str, Any] | None = None
+    """What sequences of numbers consist of (`Values`), so that the RNN loads without its data;
+    None for tokens."""
+    series: dict[str, Any] | None = None
+    """Names, scale and season of the numbers (`SeriesFormat`), if they are a series'."""
     made_of: Any = None
     """The record of the task and cell (see fingerprint.py), unchecked; None in old checkpoints."""
     run: str = ""
@@ -83,7 +88,7 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         unset = {name for name in ("metrics_lost", "best") if not getattr(self, name)}
         unset |= {"spelling"} if self.spelling == "unknown" else set()
-        unset |= {"made_of"} if self.made_of is None else set()
+        unset |= {name for name in ("values", "series", "made_of") if getattr(self, name) is None}
         plain = _to_json(self, unset)
         if self.best is not None:
             plain["best"] = vars(self.best).copy()
@@ -140,8 +145,9 @@ def read_progress(plain: Any) -> Progress:
         _require_count(plain.get(name, 0), f"progress.{name}")
     for name in ("data", "run"):
         _require(isinstance(plain.get(name, ""), str), f"progress.{name}", "must be a string")
-    codec = plain.get("spelling")
-    _require(isinstance(codec, dict | None), "progress.spelling", "must be an object or null")
+    for name in ("spelling", "values", "series"):
+        right = isinstance(plain.get(name), dict | None)
+        _require(right, f"progress.{name}", "must be an object or null")
     stages, best = plain.get("stages", []), plain.get("best")
     _require(isinstance(stages, list), "progress.stages", "must be a list")
     if best is not None:

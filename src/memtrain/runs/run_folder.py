@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from memtrain.config import TORCH_CELLS, DataConfig, LabelFile, RunConfig, Stream
+from memtrain.config import TORCH_CELLS, DataConfig, LabelFile, RunConfig, Series, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.data.store import identity_of, open_store
 from memtrain.errors import CheckpointError, MemtrainError
@@ -280,10 +280,10 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
         data: the data of its config.
         learned: the identity of its training data, if that is known.
     """
-    if not isinstance(data, Stream | LabelFile) or Path(data.path).is_absolute():
+    if not isinstance(data, Stream | LabelFile | Series) or Path(data.path).is_absolute():
         return data
     places = [Path(data.path), folder.resolve().parent.parent / data.path]
-    if isinstance(data, LabelFile):
+    if isinstance(data, LabelFile | Series):
         there = [place for place in places if place.is_file()]
         return replace(data, path=str(there[0])) if there else data
     there = [place for place in places if (place / "meta.json").is_file()]
@@ -301,6 +301,11 @@ def find_data(folder: Path, data: DataConfig, learned: str) -> DataConfig:
 def check_data(folder: Path, data: DataConfig, learned: str, found: str) -> None:
     """Refuse other data than the run's: its held-out part may be in the run's training data."""
     if learned and found != learned:
+        if isinstance(data, Series):
+            raise MemtrainError(
+                f"{data.path}: is not the data that {folder} learned from, its numbers differ; "
+                "restore the file, or train a new run"
+            )
         name = data.kind if not isinstance(data, Stream | LabelFile) else data.path
         raise MemtrainError(
             f"{name}: is not the data that {folder} learned from; prepare that again, with "

@@ -62,6 +62,11 @@ def label_run(
     if teacher is None or not run.progress.stages:
         why = "has no teacher" if teacher is None else "has no checkpoint yet; train it first"
         raise MemtrainError(f"{run.folder}: {why}; labels are the memories of a trained teacher")
+    if run.task.values is not None:
+        raise MemtrainError(
+            f"{run.folder}: its sequences are numbers, and a label file holds tokens; train the "
+            "cell in the run itself (smt, dmt)"
+        )
     for name, value in (("sequences", sequences), ("held_out", held_out)):
         if value < 1:
             raise MemtrainError(f"{name}={value}: must be at least 1")

@@ -21,6 +21,7 @@ from memtrain.accel.engine import Engine
 from memtrain.config import Custom, DataConfig, RunConfig
 from memtrain.data.codec import TokenCodec
 from memtrain.data.labels import LabelsTask
+from memtrain.data.series_format import SeriesFormat
 from memtrain.data.task import Task, build_task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import sequential_ops
@@ -98,6 +99,8 @@ class Run:
         self.progress = Progress(
             data=self.task.identity,
             spelling=asdict(self.spelling) if self.spelling else None,
+            values=asdict(self.task.values) if self.task.values else None,
+            series=asdict(self.series) if self.series else None,
             made_of=self.made_of,
         )
         self.pending: Checkpoint | None = None
@@ -215,6 +218,7 @@ class Run:
         progress.data = progress.data or fresh.data  # an old checkpoint does not have all
         if progress.spelling == "unknown":
             progress.spelling = fresh.spelling
+        progress.values, progress.series = fresh.values, fresh.series
         progress.made_of = fresh.made_of if progress.made_of is None else progress.made_of
         self.progress = progress
         self.writer.saved = self.writer.begun = progress.global_step
@@ -290,6 +294,12 @@ class Run:
     def spelling(self) -> TokenCodec | None:
         """The codec of the RNN's tokens; None if the task is not generative."""
         return self.task.spelling
+
+    @property
+    def series(self) -> SeriesFormat | None:
+        """Names, scale and season of the numbers that a series has; None for other tasks."""
+        found = getattr(self.task, "format", None)
+        return found if isinstance(found, SeriesFormat) else None
 
     # ------------------------------------------------------------------------------- train
 

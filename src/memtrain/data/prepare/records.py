@@ -53,7 +53,7 @@ def _missing(where: str, column: str, found: Iterable[object]) -> MemtrainError:
     columns = ", ".join(map(str, found)) or "none"
     return MemtrainError(
         f"{where}: column={column}: does not exist; choose one with --option column NAME, of: "
-        f"{columns}"
+        f"{columns}; columns of numbers are learned by memtrain train series --data FILE"
     )
 
 
@@ -61,7 +61,7 @@ def _missing(where: str, column: str, found: Iterable[object]) -> MemtrainError:
 
 
 def _jsonl(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None]:
-    for number, line in _lines(file, where):
+    for number, line in numbered_lines(file, where):
         if line.strip():
             row = parse_json(line, f"{where}: line {number}: not JSON")
             yield _value(row, f"{where}: line {number}", column)
@@ -104,7 +104,7 @@ def _value(row: Any, where: str, column: str) -> str | None:
 
 def _csv(file: BufferedIOBase, where: str, column: str, marks: str) -> Iterator[str | None]:
     """Rows separated by the first of these marks that finds the column in the header."""
-    lines = (line for _, line in _lines(file, where))
+    lines = (line for _, line in numbered_lines(file, where))
     with _long_fields():
         try:
             header = [next(lines, "")]
@@ -155,7 +155,7 @@ def _long_fields() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------- lines
 
 
-def _lines(file: BufferedIOBase, where: str) -> Iterator[tuple[int, str]]:
+def numbered_lines(file: BufferedIOBase, where: str) -> Iterator[tuple[int, str]]:
     """Yield numbered lines, without a byte order mark."""
     number = 0
     while line := file.readline(MAX_ROW + 1):
@@ -197,7 +197,7 @@ def _parquet(
                     f"{where}: column={column}: holds {kinds[column]}, must be strings; "
                     f"choose one with --option column NAME, of: {', '.join(kinds)}"
                 )
-            size = _batch_size(table.metadata, column, where, budget)
+            size = batch_size(table.metadata, column, where, budget)
             batches = table.iter_batches(batch_size=size, columns=[column], use_threads=False)
             for batch in batches:
                 for row in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
@@ -212,7 +212,7 @@ def _parquet(
         raise MemtrainError(f"{where}: not a parquet file, or damaged ({reason})") from None
 
 
-def _batch_size(metadata: Any, column: str, where: str, budget: Budget) -> int:
+def batch_size(metadata: Any, column: str, where: str, budget: Budget) -> int:
     """Rows to unpack at once: rows that share bytes may each be as long as the column."""
     most = max(MAX_ROWS, budget.limit * MAX_ROWS // FREE)
     if metadata.num_rows > most:

@@ -175,4 +175,7 @@ def prepare_tokens(
 def _array_remedy(array: np.ndarray) -> str:
     if array.ndim > 2:
         return "images are read as PNG files: memtrain train images --data FOLDER"
-    return "convert values to tokens first: np.save('tokens.npy', array.astype(np.uint16))"
+    return (
+        "numbers over time are learned by memtrain train series --data FILE, or convert them to "
+        "tokens: np.save('tokens.npy', array.astype(np.uint16))"
+    )
