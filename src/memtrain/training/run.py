@@ -262,7 +262,7 @@ class Run:
             raise MemtrainError(
                 f"{self.folder}: has no metrics to plot yet; call run.train() first"
             )
-        return training_figure(records, self.config.name, self.task.unit)
+        return training_figure(records, self.config.name, self.task.unit, self.task.loss_name)
 
     def _repr_png_(self) -> bytes | None:
         """The training curves, for notebooks."""
