@@ -1,7 +1,6 @@
 """Held-out scores and drift."""
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 import pytest

@@ -75,8 +75,8 @@ def closed_loop(
     every = torch.cat(found, dim=1)
     if not bool((finite := every.isfinite().all(dim=3).all(dim=1).all(dim=0)).all()):
         raise MemtrainError(
-            f"steps={steps}: the prediction of step {int((~finite).nonzero()[0]) + 1} is not finite: "
-            "the network diverges on its own predictions; take fewer steps, or train rollouts (DMT)"
+            f"steps={steps}: step {int((~finite).nonzero()[0]) + 1} is not finite: the network "
+            "diverges on its own predictions; take fewer steps, or train rollouts (DMT)"
         )
     return every
 

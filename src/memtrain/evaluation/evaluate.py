@@ -114,7 +114,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         names = " ".join(f"{name}={score.nats:.4f}" for name, score in self._scores().items())
-        return f"<Evaluation of {self.sequences} sequences of {self.length}, {self.loss_name}: {names}>"
+        of = f"{self.sequences} sequences of {self.length}"
+        return f"<Evaluation of {of}, {self.loss_name}: {names}>"
 
     def _repr_html_(self) -> str:
         """A table of the scores, for notebooks."""

@@ -1,6 +1,5 @@
 """Score forecasts of several steps against what followed, and against naive ones."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +11,15 @@ from memtrain.data.series_format import ForecastCases, SeriesFormat
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.closed_loop import closed_loop
+from memtrain.evaluation.forecast_scores import (
+    LEVELS,
+    ForecastExample,
+    ForecastScore,
+    column_names,
+    forecast_score,
+    quantiles_of,
+    sample_score,
+)
 from memtrain.evaluation.naive import (
     NAIVE,
     SEASONAL,
@@ -20,46 +28,13 @@ from memtrain.evaluation.naive import (
     series_format,
     training_batch,
 )
-from memtrain.models.likelihood import normal_crps, sample_crps
+from memtrain.models.likelihood import normal_crps
 from memtrain.models.rnn import RNN
 from memtrain.shapes import Batch
 
 FORECAST_SEED = 2**31 - 2
-LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles of an example: the median, and the edges of the 50 % and 80 % bands."""
 EXAMPLES = 4
 """Origins that are kept for a figure."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastScore:
-    """Errors of one method, means over origins and target columns, in the model's units."""
-
-    mse: float
-    """Of the mean."""
-    mae: float
-    """Of the median."""
-    crps: float
-    """Of the distribution; of a point forecast it would be the absolute error."""
-    mse_by_step: list[float]
-    """By step of the horizon; NaN where nothing was observed. As are the next two."""
-    mae_by_step: list[float]
-    crps_by_step: list[float]
-    columns: dict[str, dict[str, float]] = field(default_factory=dict)
-    """mse, mae and crps of each target column in the data's units, if the task has a format."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastExample:
-    """A forecast from one origin, in the data's units if they are known."""
-
-    history: Float[Tensor, "P Y"]
-    quantiles: Float[Tensor, "5 H Y"]
-    """Of the sample paths, at `LEVELS`."""
-    truth: Float[Tensor, "H Y"] | None = None
-    """What followed."""
-    seasonal: Float[Tensor, "H Y"] | None = None
-    """The seasonal-naive forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +54,8 @@ class ForecastEvaluation:
     fitted: Literal["training", "held-out"]
     """The errors that gave the deviations of the naive forecasts by step: of training sequences, or
     if those are too short, of these very forecasts, which flatters them."""
+    columns: tuple[str, ...] = ()
+    """Names of the target columns."""
     examples: list[ForecastExample] = field(default_factory=list, repr=False, compare=False)
     """For a figure."""
 
@@ -109,7 +86,7 @@ def closed_loop_error(
     """
     steps = cases.targets.shape[1]
     paths = closed_loop(rnn, cases.inputs, steps, known=cases.known, count=count, seed=seed)
-    return _sample_score(paths, cases.targets, None)
+    return sample_score(paths, cases.targets, None)
 
 
 def evaluate_forecasts(
@@ -147,30 +124,43 @@ def evaluate_forecasts(
         raise MemtrainError(f"{wrong}={found}: must be a memtrain.{kind}")
     if task.values is None or task.space != rnn.space:
         raise MemtrainError(f"task={type(task).__name__}: must have the numbers that {rnn} reads")
-    series = series_format(task)
-    season = series.season if series is not None else 0
-    if horizon is None:
-        horizon = season or max(1, task.sequence_length // 4)
+    horizon = default_horizon(task) if horizon is None else horizon
     for name, number in (("horizon", horizon), ("origins", origins), ("count", count)):
         if type(number) is not int or number < 1:
             raise MemtrainError(f"{name}={number!r}: must be a whole number above 0")
     device = rnn.readout.head.weight.device
-    cases = _cases(task, horizon, origins, history or max(task.sequence_length, season), seed)
+    cases = held_out_cases(task, horizon, origins, history, seed)
     cases = ForecastCases(*(one.to(device) for one in (cases.inputs, cases.known, cases.targets)))
     paths = closed_loop(rnn, cases.inputs, horizon, known=cases.known, count=count, seed=seed)
-    return _compared(task, cases, paths, series)
+    return _compared(task, cases, paths, series_format(task))
 
 
-def _cases(task: Task, horizon: int, origins: int, history: int, seed: int) -> ForecastCases:
+def default_horizon(task: Task) -> int:
+    """A season, or a quarter of a sequence if there is none; at most what is held out."""
+    series = series_format(task)
+    wanted = (series.season if series is not None else 0) or max(1, task.sequence_length // 4)
+    return min(wanted, getattr(task, "longest_horizon", wanted))
+
+
+def held_out_cases(
+    task: Task,
+    horizon: int,
+    origins: int,
+    history: int | None = None,
+    seed: int = FORECAST_SEED,
+) -> ForecastCases:
+    """Pasts and futures of a task that were not trained on; see `evaluate_forecasts`."""
     find = getattr(task, "forecast_cases", None)
     if find is not None:
-        return find(origins, horizon, history)
+        series = series_format(task)
+        season = series.season if series is not None else 0
+        return find(origins, horizon, history or max(task.sequence_length, season))
     if horizon > task.sequence_length:
         raise MemtrainError(
             f"horizon={horizon}: must be at most {task.sequence_length}, the length of the task's "
             "sequences"
         )
-    generator = torch.Generator(task.device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return cases_of(task.held_out(origins, generator), horizon)
 
 
@@ -190,7 +180,7 @@ def _compared(
     horizon, width = targets.shape[1:]
     observed = cases.inputs[..., :width]
     season = series.season if series is not None else 0
-    methods = {"RNN": _sample_score(paths, targets, series)}
+    methods = {"RNN": sample_score(paths, targets, series)}
     fitted, training = cases, training_batch(task)
     if training is not None and training.inputs.shape[1] - horizon + 1 >= max(1, season):
         fitted = cases_of(training, horizon)
@@ -202,7 +192,9 @@ def _compared(
         spread = deviations(*(one.flatten(1) for one in (guess, fitted.targets, kept)))
         guess, _ = horizon_guesses(observed, horizon, length)
         spread = spread.view(horizon, width).to(targets.device).expand_as(guess)
-        methods[name] = _score(guess, guess, normal_crps(guess, spread, targets), targets, series)
+        methods[name] = forecast_score(
+            guess, guess, normal_crps(guess, spread, targets), targets, series
+        )
     low, high = quantiles_of(paths, (0.1, 0.9))
     inside = (low <= targets) & (targets <= high)
     coverage = float(inside[~targets.isnan()].float().mean())
@@ -213,53 +205,9 @@ def _compared(
         methods=methods,
         coverage=coverage,
         fitted="held-out" if fitted is cases else "training",
+        columns=column_names(series, width),
         examples=_examples(cases, paths, guess if season > 1 else None, series),
     )
-
-
-def quantiles_of(
-    paths: Float[Tensor, "N *rows"], levels: Sequence[float]
-) -> Float[Tensor, "Q *rows"]:
-    """Quantiles of samples, linear between them. (torch.quantile refuses large tensors.)"""
-    ordered = paths.sort(dim=0).values
-    place = paths.new_tensor(levels).clamp(0, 1) * (len(paths) - 1)
-    below = place.floor().long()
-    share = (place - below).view(-1, *[1] * (paths.dim() - 1))
-    above = (below + 1).clamp(max=len(paths) - 1)
-    return ordered[below].lerp(ordered[above], share)
-
-
-def _sample_score(
-    paths: Float[Tensor, "N B H Y"], targets: Float[Tensor, "B H Y"], series: SeriesFormat | None
-) -> ForecastScore:
-    median = quantiles_of(paths, [0.5])[0]
-    return _score(paths.mean(0), median, sample_crps(paths, targets), targets, series)
-
-
-def _score(
-    mean: Float[Tensor, "B H Y"],
-    median: Float[Tensor, "B H Y"],
-    crps: Float[Tensor, "B H Y"],
-    targets: Float[Tensor, "B H Y"],
-    series: SeriesFormat | None,
-) -> ForecastScore:
-    errors = {
-        "mse": (mean - targets).double().square(),
-        "mae": (median - targets).double().abs(),
-        "crps": crps.double(),
-    }
-    columns: dict[str, dict[str, float]] = {}
-    for at, column in enumerate(series.targets if series is not None else ()):
-        scale = series.target_scale[at] if series is not None else 1.0
-        units = {"mse": scale**2, "mae": scale, "crps": scale}
-        columns[column] = {
-            name: float(error[..., at].nanmean()) * units[name] for name, error in errors.items()
-        }
-    overall = {name: float(error.nanmean()) for name, error in errors.items()}
-    by_step = {
-        f"{name}_by_step": error.nanmean(dim=(0, 2)).tolist() for name, error in errors.items()
-    }
-    return ForecastScore(**overall, **by_step, columns=columns)
 
 
 def _examples(

@@ -14,13 +14,13 @@ from torch import Tensor
 from memtrain.data.series_format import ForecastCases, SeriesFormat
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.closed_loop import closed_loop
-from memtrain.evaluation.forecasts import (
-    EXAMPLES,
+from memtrain.evaluation.forecast_scores import (
     LEVELS,
     ForecastExample,
-    closed_loop_error,
+    column_names,
     quantiles_of,
 )
+from memtrain.evaluation.forecasts import EXAMPLES, closed_loop_error
 from memtrain.evaluation.naive import horizon_guesses, series_format
 from memtrain.files import write_output
 from memtrain.models.rnn import RNN
@@ -116,10 +116,11 @@ class Forecast:
             save(self.plot(), path)
         elif path.suffix.lower() == ".npz":
             content = io.BytesIO()
-            arrays = {"paths": self.paths.numpy(), "history": self.history.numpy()}
+            arrays: dict[str, Any] = {"paths": self.paths.numpy(), "history": self.history.numpy()}
             if self.truth is not None:
                 arrays["truth"] = self.truth.numpy()
-            np.savez_compressed(content, columns=np.array(self.columns), **arrays)
+            arrays["columns"] = np.array(self.columns)
+            np.savez_compressed(content, **arrays)
             write_output(path, content.getvalue())
         else:
             write_output(path, self._csv().encode())
@@ -231,9 +232,9 @@ def _forecast(
     rnn.check_tokens("inputs", past)
     options: dict[str, Any] = dict(count=count, seed=seed, mean=mean)
     paths = closed_loop(rnn, past, steps, known=known, **options).cpu()
-    columns = tuple(f"number {at}" for at in range(paths.shape[3]))
     if series is not None:
-        paths, columns = series.unscale_targets(paths.double()).float(), series.targets
+        paths = series.unscale_targets(paths.double()).float()
+    columns = column_names(series, paths.shape[3])
     season = series.season if series is not None else 0
     return Forecast(paths, history.float().cpu(), columns, season, **more)
 

@@ -11,6 +11,7 @@ from memtrain.config import RunConfig
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Evaluation, Score
+from memtrain.evaluation.forecasts import ForecastEvaluation
 from memtrain.runs.progress import MetricsFile, Progress
 
 GAP = 0.1
@@ -71,6 +72,32 @@ def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
         counts = [f"{count:,}" for count in (stage.steps, stage.tokens, stage.sequential_ops)]
         cost.add_row(stage.name, *counts, f"{stage.seconds:.1f}")
     console.print(cost)
+
+
+def print_forecasts(result: ForecastEvaluation, name: str) -> None:
+    """Print the scores of forecasts by method, and the coverage of the RNN's band, to stdout."""
+    console, horizon = Console(highlight=False), result.horizon
+    steps = sorted({0, horizon // 4, horizon // 2, horizon - 1})
+    several = "" if horizon == 1 else "s"
+    title = f"{name}: forecasts of {horizon} step{several} from {result.origins} held-out origins"
+    heads = [f"CRPS, step {step + 1}" for step in steps]
+    table = _table(title, "", "MSE", "MAE", "CRPS", *heads)
+    for method, score in result.methods.items():
+        along = [f"{score.crps_by_step[step]:.4f}" for step in steps]
+        table.add_row(method, *_numbers(score, ("mse", "mae", "crps")), *along)
+    console.print(table)
+    units = _table("forecasts in the data's units", "", "column", "MSE", "MAE", "CRPS")
+    columns = list(result.methods["RNN"].columns)
+    for column in columns[:SHOWN_COLUMNS]:
+        for method, score in result.methods.items():
+            errors = [f"{number:.4g}" for number in score.columns[column].values()]
+            units.add_row(method, column, *errors)
+    if columns:
+        console.print(units)
+    console.print(
+        f"The RNN's 80 % band holds {result.coverage:.1%} of what followed "
+        f"({result.count} sample paths)."
+    )
 
 
 def _numbers(record: object, fields: Sequence[str]) -> list[str]:
