@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from memtrain.data.task import Task, check_task
     from memtrain.errors import CellContractError, MemtrainError
     from memtrain.evaluation.evaluate import Evaluation, evaluate
+    from memtrain.generation.forecast import Forecast, forecast
     from memtrain.generation.generate import Samples, generate
     from memtrain.generation.pretrained import (
         Pretrained,
@@ -84,6 +85,7 @@ _PUBLIC = {
     "data.task": "Task check_task",
     "errors": "CellContractError MemtrainError",
     "evaluation.evaluate": "Evaluation evaluate",
+    "generation.forecast": "Forecast forecast",
     "generation.generate": "Samples generate",
     "generation.pretrained": "Pretrained export load_pretrained load_rnn pretrained_names",
     "generation.sampling": "sample",

@@ -1,6 +1,6 @@
 """memtrain eval."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -14,8 +14,9 @@ from memtrain.files import refuse_links, strict_json, write_atomic
 class _EvaluateOptions:
     """Evaluate a run on held-out sequences: loss and accuracy of the teacher, and of the RNN from
     the empty memory and from the teacher's, overall and by position; the drift between their
-    memories; n-gram baselines on the same targets; and the cost of training. A figure, its numbers
-    and the training curves go to RUN/figures."""
+    memories; n-gram baselines on the same targets; and the cost of training. Of a series also
+    forecasts from held-out origins, against naive ones. Figures and their numbers go to
+    RUN/figures."""
 
     run: tyro.conf.Positional[Path]
     """The run folder."""
@@ -25,6 +26,10 @@ class _EvaluateOptions:
     """Tokens per held-out sequence of a stream (default: data.evaluate_length). Sequences longer
     than the training windows show whether the RNN generalizes: 1568 (two MNIST images), 4096
     (text)."""
+    horizon: int | None = None
+    """Steps to forecast of a series (default: a season, else a quarter of the window)."""
+    origins: int | None = None
+    """Held-out places of a series where forecasts start (default: 64)."""
     json: bool = False
     """Print one JSON object as the last line of stdout, and nothing else there."""
     best: bool = False
@@ -38,7 +43,8 @@ def evaluate(arguments: list[str]) -> int:
     options = parse(_EvaluateOptions, arguments, "memtrain eval")
 
     from memtrain.plotting.figures import save_evaluation_figure, save_training_figure
-    from memtrain.plotting.tables import print_evaluation
+    from memtrain.plotting.forecasts import save_forecast_figure
+    from memtrain.plotting.tables import print_evaluation, print_forecasts
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run
 
@@ -49,14 +55,19 @@ def evaluate(arguments: list[str]) -> int:
         raise MemtrainError(
             f"{options.run}: has no checkpoint yet; memtrain resume {options.run} trains it"
         )
+    _check_forecasts(options, of_numbers=run.task.values is not None)
     result = run.evaluate(options.sequences, length=options.length, baselines=True)
+    forecasts = None
+    if run.task.values is not None:
+        forecasts = run.evaluate_forecasts(options.horizon, origins=options.origins or 64)
     record = {
         "run": str(options.run),
         "seed": run.config.seed,
         "best": options.best,
         "step": run.progress.global_step,
         "unit": run.task.unit,
-        **asdict(result),
+        **result.to_json(),
+        **({"forecasts": forecasts.to_json()} if forecasts is not None else {}),
         "stages": run.progress.stages_json(),
         **run.totals(),
     }
@@ -64,19 +75,39 @@ def evaluate(arguments: list[str]) -> int:
     best = "-best" if options.best else ""
     figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
     training = figure.with_name("training.png")
-    for path in (figure, figure.with_suffix(".json"), training):
+    ahead = figure.with_name(f"forecasts-{forecasts.horizon if forecasts else 0}{best}.png")
+    for path in (figure, figure.with_suffix(".json"), training, ahead):
         refuse_links(path, options.run)
     if options.json:
         print(text, flush=True)
     else:
         print_evaluation(result, run)
+        if forecasts is not None:
+            print_forecasts(forecasts, run.config.name)
     try:
         save_evaluation_figure(result, figure, run.config.name, run.task.unit)
         write_atomic(figure.with_suffix(".json"), (text + "\n").encode())
-        save_training_figure(run.metrics.read(), training, run.config.name, run.task.unit)
+        labels = (run.config.name, run.task.unit, run.task.loss_name)
+        save_training_figure(run.metrics.read(), training, *labels)
+        if forecasts is not None:
+            save_forecast_figure(
+                forecasts.examples, ahead, forecasts.columns, f"{run.config.name}: held-out origins"
+            )
     except OSError as error:
         raise MemtrainError(f"no figures: {error.filename}: {error.strerror}") from None
     if not options.json:
-        drawn = ", ".join(path.name for path in (figure, training) if path.exists())
+        drawn = ", ".join(path.name for path in (figure, training, ahead) if path.exists())
         print(f"figures in {figure.parent}: {drawn}")
     return 0
+
+
+def _check_forecasts(options: _EvaluateOptions, *, of_numbers: bool) -> None:
+    """Refuse options of forecasts that are out of range, or of a run without numbers."""
+    for name in ("horizon", "origins"):
+        number = getattr(options, name)
+        if number is not None and not of_numbers:
+            raise MemtrainError(
+                f"--{name}: {options.run} predicts tokens; forecasts are for runs of a series"
+            )
+        if number is not None and number < 1:
+            raise MemtrainError(f"--{name}={number}: must be at least 1")

@@ -1,4 +1,4 @@
-"""memtrain generate: text to the terminal as it is sampled, images as a PNG grid."""
+"""memtrain generate: text to the terminal as it is sampled, images as a grid, forecasts."""
 
 import codecs
 import sys
@@ -14,12 +14,20 @@ from memtrain.errors import MemtrainError, printable
 from memtrain.files import refuse_links
 from memtrain.generation import GenerateOptions
 
+FORECASTS = 4
+"""Places in the held-out data where forecasts start, unless --count is given."""
+PATHS = 200
+"""Sample paths of a forecast."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(GenerateOptions):
     """Sample from the recurrent network of a run or of a pretrained model: text to the terminal,
-    images as a PNG grid. It starts from the empty memory; the teacher is not used. On a terminal,
-    control characters in a text are escaped (\\x1b); a pipe, a file and --out get them raw."""
+    images as a PNG grid, forecasts of a series as a figure or numbers. It starts from the empty
+    memory; the teacher is not used. On a terminal, control characters in a text are escaped
+    (\\x1b); a pipe, a file and --out get them raw. Forecasts start at places in the held-out part
+    of the data, so that they can be compared with what followed; memtrain.forecast in Python
+    continues any past."""
 
     run: tyro.conf.Positional[str]
     """The run folder, or the name of a pretrained model, such as mnist-small."""
@@ -32,7 +40,7 @@ class Generate(GenerateOptions):
     fraction --given."""
     out: Path | None = None
     """File to write: the PNG grid (default: in RUN/samples, or in a folder named after the
-    pretrained model), or the text, which is also printed."""
+    pretrained model), the text, which is also printed, or forecasts: .png, .csv or .npz."""
     best: bool = False
     """Use the checkpoint with the lowest held-out loss instead of the newest."""
     allow_code: bool = False
@@ -52,7 +60,9 @@ def generate(arguments: list[str]) -> int:
     """Sample from a run or a pretrained model."""
     options = parse(Generate, arguments, "memtrain generate")
     model = _load(options)
-    if model.spelling.picture is None:
+    if model.spelling is None:
+        print(generate_forecasts(model, options))
+    elif model.spelling.picture is None:
         generate_text(model, options)
     else:
         print(generate_images(model, options))
@@ -65,6 +75,7 @@ def _load(options: Generate) -> Any:
 
     from memtrain.generation.pretrained import load_pretrained, load_rnn, pretrained_names
     from memtrain.runs.run_folder import is_run
+    from memtrain.shapes import Values
     from memtrain.training.console import make_reporter
 
     name, names = options.run, pretrained_names()
@@ -75,6 +86,10 @@ def _load(options: Generate) -> Any:
         raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {known}")
     best, allowed = options.best, options.allow_code
     model = load_rnn(name, best=best, allow_code=allowed, reporter=make_reporter())
+    if isinstance(model.space, Values):
+        from memtrain.training.run import Run
+
+        return Run.open(name, best=best, allow_code=allowed)  # for its held-out data
     if model.spelling is None:
         raise MemtrainError(
             f"{name}: its task ({model.config.data.kind}) asks for answers and has no sequences "
@@ -148,6 +163,33 @@ def generate_images(model: Any, options: Generate) -> Path:
         path = path / f"{kind}{count}-seed{options.seed}.png"
         refuse_links(path, folder)
     samples.save(path, originals)
+    return path
+
+
+def generate_forecasts(run: Any, options: Generate) -> Path:
+    """Save forecasts from places in the held-out data; returns the path of the file."""
+    from memtrain.evaluation.forecasts import default_horizon, held_out_cases
+    from memtrain.generation.forecast import SUFFIXES, forecast_cases
+
+    standard = Generate(run=options.run)
+    for name in ("prompt", "given", "image", "temperature", "top_k", "top_p"):
+        if getattr(options, name) != getattr(standard, name):
+            raise MemtrainError(
+                f"--{name.replace('_', '-')}: this model forecasts numbers; --length, --count, "
+                "--seed and --out are the options of forecasts"
+            )
+    path, horizon = options.out, options.length or default_horizon(run.task)
+    if path is None:
+        folder = Path(options.run)
+        path = folder / "samples" / f"forecast-{horizon}-seed{options.seed}.png"
+        refuse_links(path, folder)
+    elif path.suffix.lower() not in SUFFIXES:
+        raise MemtrainError(f"--out {path}: forecasts are saved as {', '.join(SUFFIXES)}")
+    try:
+        cases = held_out_cases(run.task, horizon, options.count or FORECASTS)
+    except MemtrainError as error:
+        raise MemtrainError(str(error).replace("horizon=", "--length ", 1)) from None
+    forecast_cases(run, cases, count=PATHS, seed=options.seed).save(path)
     return path
 
 

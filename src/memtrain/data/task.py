@@ -65,6 +65,12 @@ class Task(ABC):
         """The size of the vocabulary, or the values."""
         return self.vocab_size if self.values is None else self.values
 
+    @property
+    def loss_name(self) -> str:
+        """What losses are called in results: "nats", or "pinball loss" of predicted quantiles."""
+        quantiles = self.values is not None and self.values.likelihood == "quantile"
+        return "pinball loss" if quantiles else "nats"
+
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         """Sample training sequences; the generator is the only source of randomness."""

@@ -1,22 +1,29 @@
 """Score a model on held-out sequences: the teacher, and the RNN with and without its help."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.memories import Spread, SpreadAccumulator
+from memtrain.evaluation.naive import naive_baselines, series_format
 from memtrain.evaluation.ngram import Baseline, count_baselines
+from memtrain.evaluation.scores import (
+    ROWS,
+    Score,
+    ScoreAccumulator,
+    ValueScoreAccumulator,
+    binned_means,
+)
 from memtrain.losses import squared_error, variance_of
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.shapes import IGNORE_INDEX, Batch, Inputs
+from memtrain.shapes import IGNORE_INDEX, Batch, Inputs, count_targets, describe_space
 
 EVALUATION_SEED = 2**31 - 1
 """Evaluations have their own generator and leave the RNG state of training untouched."""
@@ -28,23 +35,6 @@ FLOATS = {"cuda": 2**30, "cpu": 2**26}
 """Floats in the memories of the sequences that are scored together."""
 COUNTED = {"cuda": 2**30, "cpu": 2**26}
 """Training tokens that the n-gram models count at most."""
-ROWS = 2**13
-"""Memories that are computed or decoded at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Loss and accuracy over all positions that carry a target."""
-
-    nats: float
-    accuracy: float
-    bits: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", self.nats / math.log(2))
-
-    def __repr__(self) -> str:
-        return f"Score(nats={self.nats:.4f}, bits={self.bits:.4f}, accuracy={self.accuracy:.4f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class ByPosition:
-    """Nats per target by position in the sequence, means over bins.
+    """The loss (`Evaluation.loss_name`) per target by position in the sequence, means over bins.
 
     None in a bin without a target, and in `rnn_from_teacher` before its start.
     """
@@ -83,8 +73,9 @@ class Evaluation:
 
     sequences: int
     length: int
-    """Tokens per sequence."""
+    """Tokens or steps per sequence."""
     targets: int
+    """Tokens or numbers that were to be predicted."""
     rnn: Score
     """Rolled out from the empty memory over the whole sequence."""
     teacher: Score | None
@@ -99,22 +90,45 @@ class Evaluation:
     drift: Drift | None
     by_position: ByPosition
     baselines: list[Baseline] = field(default_factory=list)
-    """N-gram models on the same targets, if requested."""
+    """N-gram models on the same targets, or naive forecasts of numbers, if requested."""
     spread: Spread | None = None
     """Of the teacher's memories, or of the RNN's if it has no teacher."""
+    loss_name: str = "nats"
+    """What `Score.nats` is: nats, or pinball loss if quantiles of numbers are predicted."""
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether numbers were predicted, and not tokens."""
+        return self.rnn.accuracy is None
+
+    def to_json(self) -> dict[str, Any]:
+        """All metrics as plain data; fields that only numbers have are left out for tokens."""
+        plain = asdict(self)
+        if not self.of_numbers:
+            del plain["loss_name"]
+            records = [*plain["baselines"], *(plain[name] for name in self._scores())]
+            for record in records:
+                for name in ("mse", "crps", "column_mse", "column_crps"):
+                    record.pop(name, None)
+        return plain
 
     def __repr__(self) -> str:
         names = " ".join(f"{name}={score.nats:.4f}" for name, score in self._scores().items())
-        return f"<Evaluation of {self.sequences} sequences of {self.length}, nats: {names}>"
+        of = f"{self.sequences} sequences of {self.length}"
+        return f"<Evaluation of {of}, {self.loss_name}: {names}>"
 
     def _repr_html_(self) -> str:
         """A table of the scores, for notebooks."""
-        rows = "".join(
-            f"<tr><th>{name}</th><td>{one.nats:.4f}</td><td>{one.accuracy:.4f}</td></tr>"
-            for name, one in self._scores().items()
-        )
+        names = {"nats": self.loss_name, "mse": "MSE", "crps": "CRPS"}
+        if not self.of_numbers:
+            names = {"nats": "nats", "accuracy": "accuracy"}
+        rows = ""
+        for name, score in self._scores().items():
+            cells = "".join(f"<td>{getattr(score, field):.4f}</td>" for field in names)
+            rows += f"<tr><th>{name}</th>{cells}</tr>"
+        heads = "".join(f"<th>{head}</th>" for head in names.values())
         title = f"{self.sequences} held-out sequences of {self.length}"
-        return f"<table><tr><th>{title}</th><th>nats</th><th>accuracy</th></tr>{rows}</table>"
+        return f"<table><tr><th>{title}</th>{heads}</tr>{rows}</table>"
 
     def _scores(self) -> dict[str, Score]:
         scores = {
@@ -124,55 +138,6 @@ class Evaluation:
             "rnn_after_start": self.rnn_after_start,
         }
         return {name: score for name, score in scores.items() if score is not None}
-
-
-class ScoreAccumulator:
-    """Accumulates losses and correct predictions per position."""
-
-    def __init__(self, length: int, device: torch.device) -> None:
-        zeros = torch.zeros(3, length, dtype=torch.float64, device=device)
-        self.nats, self.correct, self.targets = zeros
-
-    def add(
-        self,
-        predict: Callable[[Tensor], Tensor],
-        memories: Float[Tensor, "B T M D"],
-        targets: Int[Tensor, "B T"],
-        first: int = 0,
-    ) -> None:
-        """Score memories, a bounded number at a time; `first` is the position of the first."""
-        parts = zip(memories.flatten(0, 1).split(ROWS), targets.flatten().split(ROWS), strict=True)
-        scored = [_token_scores(predict(part), target) for part, target in parts]
-        nats, correct = (torch.cat(one).view(targets.shape) for one in zip(*scored, strict=True))
-        self.nats[first:] += nats.double().sum(0)
-        self.correct[first:] += correct.double().sum(0)
-        self.targets[first:] += (targets != IGNORE_INDEX).double().sum(0)
-
-    def score(self, first: int = 0) -> Score:
-        """The means over the positions from `first` on."""
-        count = self.targets[first:].sum().clamp(min=1)
-        nats, correct = (sums[first:].sum() / count for sums in (self.nats, self.correct))
-        return Score(float(nats), float(correct))
-
-    def binned(self, width: int) -> list[float | None]:
-        return binned_means(self.nats, self.targets, width)
-
-
-def _token_scores(
-    logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"]
-) -> tuple[Float[Tensor, " N"], Tensor]:
-    """Nats, 0 without a target, and whether the likeliest token is the target."""
-    nats = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="none")
-    return nats, logits.argmax(dim=-1) == targets
-
-
-def binned_means(
-    sums: Float[Tensor, " T"], counts: Float[Tensor, " T"], width: int
-) -> list[float | None]:
-    """Means over bins of positions; None for an empty bin."""
-    pairs = zip(sums.split(width), counts.split(width), strict=True)
-    totals = [(float(s.sum()), float(c.sum())) for s, c in pairs]
-    return [total / count if count else None for total, count in totals]
 
 
 class DriftAccumulator:
@@ -230,7 +195,9 @@ def evaluate(
 ) -> Evaluation:
     """Score a model on held-out sequences, always the same ones for the same seed.
 
-    Sequences are scored a few at a time, so memory use does not grow with their number.
+    Sequences are scored a few at a time, so memory use does not grow with their number. Scores of
+    numbers are in the units of the task's sequences, which a series scales; `Score.column_mse` and
+    `Score.column_crps` are in the data's units.
 
     Args:
         task: the source of the sequences.
@@ -239,7 +206,8 @@ def evaluate(
         sequences: how many, fewer if the data has fewer.
         device: the models' device; by default where the RNN is.
         seed: selects the sequences.
-        baselines: also score n-gram models, if the task has a corpus to count.
+        baselines: also score n-gram models, if the task has a corpus to count; of numbers, the
+            last observed one, and the one a season before.
 
     Raises:
         MemtrainError: an argument is something else.
@@ -254,29 +222,31 @@ def evaluate(
         raise MemtrainError(f"teacher={type(teacher).__name__}: must be a memtrain.Teacher or None")
     if sequences < 1:
         raise MemtrainError(f"sequences={sequences}: must be at least 1")
-    if task.vocab_size != rnn.vocab_size:
-        raise MemtrainError(
-            f"task: its vocab_size={task.vocab_size}, that of the rnn is {rnn.vocab_size}; they "
-            "must be equal"
-        )
+    if task.space != rnn.space:
+        if task.values is None and rnn.vocab_size:
+            found = f"its vocab_size={task.vocab_size}, that of the rnn is {rnn.vocab_size}"
+        else:
+            found = f"it has {describe_space(task.space)}, the rnn {describe_space(rnn.space)}"
+        raise MemtrainError(f"task: {found}; they must be equal")
     device = rnn.readout.head.weight.device if device is None else device
     training = rnn.training
     rnn.eval()
     try:
         with torch.no_grad():
             batch = task.held_out(sequences, torch.Generator().manual_seed(seed)).to(device)
-            return _evaluate(batch, rnn, teacher, _baselines(task, batch) if baselines else [])
+            found = _baselines(task, batch) if baselines else []
+            return _evaluate(task, batch, rnn, teacher, found)
     finally:
         rnn.train(training)
 
 
 def _evaluate(
-    batch: Batch, rnn: RNN, teacher: Teacher | None, baselines: list[Baseline]
+    task: Task, batch: Batch, rnn: RNN, teacher: Teacher | None, baselines: list[Baseline]
 ) -> Evaluation:
     inputs, targets = batch.inputs, batch.targets
-    count, length = inputs.shape
+    count, length = inputs.shape[:2]
     start = (length - 1) // 2
-    own, taught, handed = (ScoreAccumulator(length, inputs.device) for _ in range(3))
+    own, taught, handed = (_accumulator(task, length, inputs.device) for _ in range(3))
     drifts, spread = DriftAccumulator(length, inputs.device), SpreadAccumulator(count)
     size = rnn.empty_memory(1).numel()
     rows = max(1, FLOATS.get(inputs.device.type, FLOATS["cpu"]) // (length * size))
@@ -310,7 +280,7 @@ def _evaluate(
     return Evaluation(
         sequences=count,
         length=length,
-        targets=int((targets != IGNORE_INDEX).sum()),
+        targets=int(count_targets(targets).sum()),
         rnn=own.score(),
         teacher=taught.score() if teacher else None,
         rnn_from_teacher=handed.score() if compared else None,
@@ -320,7 +290,16 @@ def _evaluate(
         by_position=by_position,
         baselines=baselines,
         spread=spread.spread(),
+        loss_name=task.loss_name,
     )
+
+
+def _accumulator(
+    task: Task, length: int, device: torch.device
+) -> ScoreAccumulator | ValueScoreAccumulator:
+    if task.values is None:
+        return ScoreAccumulator(length, device)
+    return ValueScoreAccumulator(length, device, task.values, series_format(task))
 
 
 def _binned(values: list[float], width: int) -> list[float | None]:
@@ -329,6 +308,8 @@ def _binned(values: list[float], width: int) -> list[float | None]:
 
 
 def _baselines(task: Task, batch: Batch) -> list[Baseline]:
+    if task.values is not None:
+        return naive_baselines(task, batch)
     corpus = task.corpus()
     if corpus is None or task.spelling is None:
         return []

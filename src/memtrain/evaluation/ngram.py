@@ -37,13 +37,17 @@ TABLE = 2**23
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """An n-gram model's loss on the held-out targets."""
+    """The loss of an n-gram model, or of a naive forecast, on the held-out targets."""
 
     name: str
     nats: float
-    bits: float
+    """In what `Evaluation.loss_name` names."""
+    bits: float | None
     fitted_tokens: int
-    """Training tokens that were counted."""
+    """Training tokens that were counted, or numbers whose errors gave a forecast's deviation."""
+    mse: float | None = None
+    """Of numbers, in the model's units; as is `crps`."""
+    crps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

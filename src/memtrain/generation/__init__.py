@@ -14,10 +14,12 @@ class GenerateOptions:
     """How to sample, for `memtrain.generate` and `memtrain generate`."""
 
     count: int | None = None
-    """Number of sequences (default: 1 text or 64 images)."""
+    """Number of sequences (default: 1 text or 64 images), or of places where forecasts of a series
+    start (default: 4)."""
     length: int | None = None
     """Tokens to generate, which are characters of an ASCII text, bytes of any other; images are
-    always completed."""
+    always completed. Steps to forecast of a series (default: a season, else a quarter of the
+    window)."""
     temperature: float = 1.0
     """Divides the logits: below 1 is safer, above 1 more varied, 0 is greedy."""
     top_k: int = 0

@@ -18,6 +18,7 @@ from memtrain.generation import GenerateOptions
 from memtrain.generation.sampling import sample_chunks
 from memtrain.models.rnn import RNN
 from memtrain.plotting.figures import save_grid
+from memtrain.shapes import Values
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}
 TEXT_LENGTH = 512
@@ -155,6 +156,11 @@ def _parts(model: Any) -> tuple[RNN, TokenCodec]:
         raise MemtrainError(
             f"model={type(model).__name__}: must be a Run, or the result of load_pretrained or "
             "load_rnn"
+        )
+    if isinstance(rnn.space, Values):
+        raise MemtrainError(
+            f"model={type(model).__name__}: reads numbers and has no tokens to sample; "
+            "memtrain.forecast(model, inputs, steps) forecasts them"
         )
     if codec is None:
         raise MemtrainError(

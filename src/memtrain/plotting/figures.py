@@ -26,7 +26,7 @@ LINES: dict[str, dict[str, Any]] = {
     ),
 }
 LOSSES = {"decode": GREY, "next": COLOURS[1], "readout": COLOURS[0]}
-"""Losses in nats, by their names in the metrics; dynamics is not in nats and has its own axis."""
+"""Losses of predictions, by their names in the metrics; dynamics is none and has its own axis."""
 DYNAMICS = COLOURS[2]
 LOG_RATIO = 4
 """An axis is logarithmic from this ratio of its largest to its smallest value."""
@@ -52,31 +52,34 @@ def save_evaluation_figure(result: Evaluation, path: Path, name: str, unit: str)
         axes[0].axhline(
             baseline.nats, color=COLOURS[4], linestyle=style, linewidth=1, label=baseline.name
         )
-    axes[0].set_ylabel(f"nats per {unit}")
+    axes[0].set_ylabel(f"{result.loss_name} per {unit}")
     axes[0].set_title(f"{name}: {result.sequences} held-out sequences")
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     if curves.unexplained is not None:
         axes[1].plot(middles, curves.unexplained, color=COLOURS[0], marker=".")
         axes[1].set_ylabel("drift of the memory, 1-R²")
-    for axis in axes:
+    for axis in axes[1:] if result.of_numbers else axes:  # a density may be above 1
         axis.set_ylim(bottom=0)
     axes[-1].set_xlabel("position in the sequence")
     save(figure, path)
 
 
-def save_training_figure(records: list[dict], path: Path, name: str, unit: str) -> None:
+def save_training_figure(
+    records: list[dict], path: Path, name: str, unit: str, loss_name: str = "nats"
+) -> None:
     """Save `training_figure`; missing folders are created. No records, no figure."""
     if records:
-        save(training_figure(records, name, unit), path)
+        save(training_figure(records, name, unit, loss_name), path)
 
 
-def training_figure(records: list[dict], name: str, unit: str) -> "Figure":
+def training_figure(records: list[dict], name: str, unit: str, loss_name: str = "nats") -> "Figure":
     """Draw a run's losses per stage and its held-out losses.
 
     Args:
         records: from `MetricsFile.read`, at least one.
         name: name of the run.
-        unit: what one token is, such as "pixel".
+        unit: what one target is, such as "pixel".
+        loss_name: what losses are in, `Task.loss_name`.
     """
     stages = [(stage, list(lines)) for stage, lines in groupby(records, lambda r: r["stage"])]
     evaluated = [record for record in records if _nats(record, "rnn") is not None]
@@ -86,7 +89,7 @@ def training_figure(records: list[dict], name: str, unit: str) -> "Figure":
     if evaluated:
         _draw_evaluations(grid[0, -1], evaluated)
     for axes in grid[0]:
-        axes.set_ylabel(f"nats per {unit}")
+        axes.set_ylabel(f"{loss_name} per {unit}")
         if axes.lines:  # a legend below the panel hides no line
             place: dict[str, Any] = dict(loc="upper center", bbox_to_anchor=(0.5, -0.16))
             axes.legend(frameon=False, fontsize=8, ncols=3, **place)
@@ -117,7 +120,9 @@ def _draw_stage(axes: "Axes", stage: str, lines: list[dict]) -> None:
 def _draw_evaluations(axes: "Axes", evaluated: list[dict]) -> None:
     drawn = []
     for key in ("teacher", "rnn"):
-        points = [(one["total_steps"], nats) for one in evaluated if (nats := _nats(one, key))]
+        points = [
+            (one["total_steps"], nats) for one in evaluated if (nats := _nats(one, key)) is not None
+        ]
         if points:
             axes.plot(*zip(*points, strict=True), **LINES[key])
             drawn += [nats for _, nats in points]

@@ -11,10 +11,13 @@ from memtrain.config import RunConfig
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import Evaluation, Score
+from memtrain.evaluation.forecasts import ForecastEvaluation
 from memtrain.runs.progress import MetricsFile, Progress
 
 GAP = 0.1
 """Advice is given if the RNN is this far above its teacher, in nats and as a fraction."""
+SHOWN_COLUMNS = 20
+"""Target columns of a series that are printed; the JSON has all."""
 FOLLOWS = 0.1
 """A cell follows its teacher if 1-R² of single steps is at most this."""
 FALLING = 0.02
@@ -35,7 +38,10 @@ def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
     """Print scores, advice, drift and training cost of a run to stdout."""
     console, unit = Console(highlight=False), run.task.unit
     title = f"{run.config.name}: {result.sequences} held-out sequences of {result.length}"
-    scores = _table(title, "", f"nats per {unit}", f"bits per {unit}", "accuracy")
+    columns, fields = (f"bits per {unit}", "accuracy"), ("nats", "bits", "accuracy")
+    if result.of_numbers:
+        columns, fields = ("MSE", "CRPS"), ("nats", "mse", "crps")
+    scores = _table(title, "", f"{result.loss_name} per {unit}", *columns)
     rows: list[tuple[str, Score | None]] = [
         ("teacher", result.teacher),
         ("RNN, empty memory", result.rnn),
@@ -44,10 +50,12 @@ def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
     ]
     for name, score in rows:
         if score is not None:
-            scores.add_row(name, f"{score.nats:.4f}", f"{score.bits:.4f}", f"{score.accuracy:.4f}")
+            scores.add_row(name, *_numbers(score, fields))
     for baseline in result.baselines:
-        scores.add_row(baseline.name, f"{baseline.nats:.4f}", f"{baseline.bits:.4f}", "")
+        scores.add_row(baseline.name, *_numbers(baseline, fields))
     console.print(scores)
+    if result.rnn.column_mse is not None:
+        console.print(_columns_table(result))
     if advice := advice_on(result, _held_out_losses(run)):
         console.print(advice)
     if result.drift is not None:
@@ -66,6 +74,53 @@ def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
     console.print(cost)
 
 
+def print_forecasts(result: ForecastEvaluation, name: str) -> None:
+    """Print the scores of forecasts by method, and the coverage of the RNN's band, to stdout."""
+    console, horizon = Console(highlight=False), result.horizon
+    steps = sorted({0, horizon // 4, horizon // 2, horizon - 1})
+    several = "" if horizon == 1 else "s"
+    title = f"{name}: forecasts of {horizon} step{several} from {result.origins} held-out origins"
+    heads = [f"CRPS, step {step + 1}" for step in steps]
+    table = _table(title, "", "MSE", "MAE", "CRPS", *heads)
+    for method, score in result.methods.items():
+        along = [f"{score.crps_by_step[step]:.4f}" for step in steps]
+        table.add_row(method, *_numbers(score, ("mse", "mae", "crps")), *along)
+    console.print(table)
+    units = _table("forecasts in the data's units", "", "column", "MSE", "MAE", "CRPS")
+    columns = list(result.methods["RNN"].columns)
+    for column in columns[:SHOWN_COLUMNS]:
+        for method, score in result.methods.items():
+            errors = [f"{number:.4g}" for number in score.columns[column].values()]
+            units.add_row(method, column, *errors)
+    if columns:
+        console.print(units)
+    console.print(
+        f"The RNN's 80 % band holds {result.coverage:.1%} of what followed "
+        f"({result.count} sample paths)."
+    )
+
+
+def _numbers(record: object, fields: Sequence[str]) -> list[str]:
+    """Some fields as text, empty if they are missing or None."""
+    found = [getattr(record, name, None) for name in fields]
+    return ["" if number is None else f"{number:.4f}" for number in found]
+
+
+def _columns_table(result: Evaluation) -> Table:
+    """Scores of the next number in the data's units, by target column."""
+    models = {"teacher": result.teacher, "RNN": result.rnn}
+    there = {name: score for name, score in models.items() if score is not None}
+    heads = [f"{name}, {what}" for name in there for what in ("MSE", "CRPS")]
+    table = _table("in the data's units", "column", *heads)
+    for column in list(result.rnn.column_mse or ())[:SHOWN_COLUMNS]:
+        cells = []
+        for score in there.values():
+            for by_column in (score.column_mse, score.column_crps):
+                cells.append(f"{(by_column or {})[column]:.4g}")
+        table.add_row(column, *cells)
+    return table
+
+
 def _table(title: str, first: str, *numbers: str) -> Table:
     """An empty table whose columns are flush right but for the first."""
     return Table(first, *(Column(name, justify="right") for name in numbers), title=title)
@@ -76,15 +131,18 @@ def advice_on(result: Evaluation, history: Sequence[tuple[str, float]] = ()) -> 
 
     Args:
         result: the scores.
-        history: stage and RNN loss in nats of each evaluation during training, in order.
+        history: stage and RNN loss of each evaluation during training, in order.
     """
     counts = min(result.baselines, key=lambda baseline: baseline.nats, default=None)
     counted = counts.nats if counts is not None else math.inf
     teacher, rnn = result.teacher, result.rnn
     if counts is not None and counted < rnn.nats and (teacher is None or counted < teacher.nats):
         longer = "--bptt.steps" if teacher is None else "--smt.steps"
+        simple = f"A table of counts ({counts.name})"
+        if result.of_numbers:
+            simple = f"A forecast without a network ({counts.name})"
         return (
-            f"A table of counts ({counts.name}) is better than these networks: more steps "
+            f"{simple} is better than these networks: more steps "
             f"({longer}), more data or another size may help."
         )
     if teacher is None or result.drift is None:
@@ -92,24 +150,26 @@ def advice_on(result: Evaluation, history: Sequence[tuple[str, float]] = ()) -> 
     above = rnn.nats - teacher.nats
     if not (counted < rnn.nats or above > max(GAP, GAP * teacher.nats)):
         return ""
+    measure = "nats" if result.loss_name == "nats" else f"of {result.loss_name}"
     one_step = result.drift.one_step_unexplained
     if one_step > FOLLOWS:
         return (
-            f"The RNN is {above:.3f} nats above its teacher: its cell does not follow the "
+            f"The RNN is {above:.3f} {measure} above its teacher: its cell does not follow the "
             f"teacher's memory even for one step (1-R² {one_step:.2f}). More steps of SMT "
             "(--smt.steps), a larger cell (--cell.width) or another kind (--cell.kind) may help."
         )
     if result.drift.unexplained[-1] < 2 * one_step:
         return ""  # the rollout is not the problem
-    return _advice_on_dmt(above, history)
+    return _advice_on_dmt(above, history, measure)
 
 
-def _advice_on_dmt(above: float, history: Sequence[tuple[str, float]]) -> str:
+def _advice_on_dmt(above: float, history: Sequence[tuple[str, float]], measure: str) -> str:
     """Advice for an RNN that follows its teacher for single steps, but drifts in rollouts."""
     if not history or history[-1][0] not in ("smt", "dmt"):
         return ""
     begins = (
-        f"The RNN is {above:.3f} nats above its teacher: single steps are right, rollouts drift"
+        f"The RNN is {above:.3f} {measure} above its teacher: single steps are right, rollouts "
+        "drift"
     )
     if history[-1][0] == "smt":
         return f"{begins}. DMT (--dmt.steps), which trains rollouts, has not been run."

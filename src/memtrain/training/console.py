@@ -39,7 +39,8 @@ class Reporter:
         """A step of the stage is done; called every `log.every` steps."""
 
     def evaluated(self, step: int, evaluation: Evaluation, unit: str) -> None:
-        """Held-out sequences were scored after a step; `unit` names one of their tokens."""
+        """Held-out sequences were scored after a step; `unit` names one of their targets, and
+        `evaluation.loss_name` the loss."""
 
     def say(self, message: str) -> None:
         """Show a message."""
@@ -109,11 +110,11 @@ class Shown:
     spent: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     held_out: tuple[float, float | None, str] | None = None
-    """Nats of the RNN and of its teacher, and the unit they are per."""
+    """Losses of the RNN and of its teacher, and what they are, such as nats per pixel."""
 
     def note(self, evaluation: Evaluation, unit: str) -> None:
         teacher = evaluation.teacher.nats if evaluation.teacher is not None else None
-        self.held_out = (evaluation.rnn.nats, teacher, unit)
+        self.held_out = (evaluation.rnn.nats, teacher, f"{evaluation.loss_name} per {unit}")
 
     def advance(self, step: int, metrics: dict[str, float]) -> Forecast:
         """Record a step; returns the forecast. (A live bar is drawn by another thread.)"""
@@ -150,10 +151,10 @@ class Shown:
         """The held-out losses, from the shortest form to the longest."""
         if self.held_out is None:
             return []
-        nats, teacher, unit = self.held_out
+        loss, teacher, measure = self.held_out
         compared = f" (teacher {teacher:.3f})" if teacher is not None else ""
-        short = f"held-out {nats:.3f}"
-        return [short, short + compared, f"{short} nats per {unit}{compared}"]
+        short = f"held-out {loss:.3f}"
+        return [short, short + compared, f"{short} {measure}{compared}"]
 
 
 class _Bar(ProgressColumn):

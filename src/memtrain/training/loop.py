@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -128,7 +128,7 @@ class StageLoop:
             if evaluated:
                 trainer.objective.sync_readout(full_tensors)
                 evaluation = self.evaluate(log.evaluate_sequences)
-                record["evaluation"] = asdict(evaluation)
+                record["evaluation"] = evaluation.to_json()
                 self.reporter.evaluated(trainer.step, evaluation, trainer.task.unit)
                 saved |= progress.is_best(evaluation.rnn.nats)
             if trainer.group.main:

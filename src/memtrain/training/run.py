@@ -31,6 +31,7 @@ from memtrain.evaluation.evaluate import (
     default_sequences,
     evaluate,
 )
+from memtrain.evaluation.forecasts import ForecastEvaluation, evaluate_forecasts
 from memtrain.files import read_bytes, write_atomic
 from memtrain.models.build import build_models
 from memtrain.objectives.base import Objective
@@ -266,7 +267,7 @@ class Run:
             raise MemtrainError(
                 f"{self.folder}: has no metrics to plot yet; call run.train() first"
             )
-        return training_figure(records, self.config.name, self.task.unit)
+        return training_figure(records, self.config.name, self.task.unit, self.task.loss_name)
 
     def _repr_png_(self) -> bytes | None:
         """The training curves, for notebooks."""
@@ -474,7 +475,8 @@ class Run:
         Args:
             sequences: how many; by default as many as take seconds.
             length: tokens per sequence, for streams; by default `data.evaluate_length`.
-            baselines: also score n-gram models, fitted to the training data.
+            baselines: also score n-gram models, fitted to the training data, or naive forecasts of
+                numbers.
             seed: selects the sequences; the default is that of the evaluations during training.
         """
         task, device = self.task, self.engine.device
@@ -503,4 +505,32 @@ class Run:
                 device=device,
                 seed=seed,
                 baselines=baselines,
+            )
+
+    def evaluate_forecasts(
+        self,
+        horizon: int | None = None,
+        *,
+        origins: int = 64,
+        count: int = 100,
+        history: int | None = None,
+    ) -> ForecastEvaluation:
+        """Score forecasts from held-out origins, and naive ones: MSE, MAE, CRPS and coverage.
+
+        Args:
+            horizon: steps to forecast; by default a season, else a quarter of a sequence.
+            origins: how many, fewer if the data has fewer.
+            count: sample paths per origin.
+            history: steps read before an origin; by default a sequence, and at least a season.
+
+        Raises:
+            MemtrainError: an argument is invalid, or the run's sequences are tokens.
+        """
+        if self.task.values is None:
+            raise MemtrainError(
+                f"{self.folder}: its sequences are tokens, not numbers; run.evaluate() scores them"
+            )
+        with self.engine.eval_mode():
+            return evaluate_forecasts(
+                self.rnn, self.task, horizon, origins=origins, count=count, history=history
             )
