@@ -26,7 +26,7 @@ class Season(Task):
 
     def __init__(self, likelihood: Any = "gaussian", missing: float = 0.0, rows: int = 600) -> None:
         self.sequence_length = 36
-        self.values = Values(features=2, targets=1, likelihood=likelihood)
+        self.values: Values = Values(features=2, targets=1, likelihood=likelihood)
         self.format = SeriesFormat(
             targets=("load",),
             target_centre=(50.0,),
@@ -116,7 +116,7 @@ class AutoRegression(Task):
 
 def small_models(values: Values) -> tuple[memtrain.Teacher, RNN]:
     torch.manual_seed(0)
-    sizes = SMALL | {"encoder_layers": 1, "context_length": 4}
+    sizes: dict[str, Any] = SMALL | {"encoder_layers": 1, "context_length": 4}
     teacher = memtrain.Teacher(values=values, encoder="causal", **MEMORY, **sizes)
     cell = memtrain.make_cell("gru", values=values, **MEMORY)
     return teacher, RNN(cell, teacher)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import refused
@@ -32,7 +33,7 @@ def folder(tmp_path_factory) -> Path:
     """A run of a series, trained for two steps."""
     folder = tmp_path_factory.mktemp("series") / "season"
     config = memtrain.recipe("digits")
-    sizes = dict(width=16, heads=2, head_dim=8)
+    sizes: dict[str, Any] = dict(width=16, heads=2, head_dim=8)
     config = replace(
         config,
         name="season",

@@ -2,6 +2,7 @@
 
 import math
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ class Fixed(Task):
     sequence_length = 4
     values = Values(features=1)
 
-    def __init__(self, season: int = 0, likelihood="gaussian", trains: bool = True) -> None:
+    def __init__(self, season: int = 0, likelihood: Any = "gaussian", trains: bool = True) -> None:
         self.values = Values(features=1, likelihood=likelihood)
         self.trains = trains
         self.format = SeriesFormat(

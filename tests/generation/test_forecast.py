@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +122,11 @@ def test_a_forecast_is_saved_as_numbers_or_a_figure(tmp_path):
 
 
 def forecast_of(**changes):
-    arguments = {"model": Linear(A, known=True), "inputs": past_of(width=4), "steps": 3}
+    arguments: dict[str, Any] = {
+        "model": Linear(A, known=True),
+        "inputs": past_of(width=4),
+        "steps": 3,
+    }
     return memtrain.forecast(**arguments | {"known": past_of(3, 3, 2)} | changes)
 
 

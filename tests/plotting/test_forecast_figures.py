@@ -1,5 +1,6 @@
 """Figures of forecasts."""
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
@@ -27,9 +28,9 @@ def test_one_column_has_a_panel_per_origin():
         "history", "80 % band", "50 % band", "seasonal-naive", "median", "what followed",
     ]  # fmt: skip
     line = {line.get_label(): line for line in drawn[0].lines}
-    assert list(line["what followed"].get_xdata()) == list(range(7))
-    assert list(line["median"].get_xdata()) == list(range(1, 7))
-    assert list(line["history"].get_xdata())[-1] == 0
+    assert list(np.asarray(line["what followed"].get_xdata())) == list(range(7))
+    assert list(np.asarray(line["median"].get_xdata())) == list(range(1, 7))
+    assert np.asarray(line["history"].get_xdata())[-1] == 0
 
 
 def test_several_columns_have_a_row_each():
