@@ -122,12 +122,9 @@ def test_a_forecast_is_saved_as_numbers_or_a_figure(tmp_path):
 
 
 def forecast_of(**changes):
-    arguments: dict[str, Any] = {
-        "model": Linear(A, known=True),
-        "inputs": past_of(width=4),
-        "steps": 3,
-    }
-    return memtrain.forecast(**arguments | {"known": past_of(3, 3, 2)} | changes)
+    arguments: dict[str, Any] = {"model": Linear(A, known=True), "inputs": past_of(width=4)}
+    arguments |= {"steps": 3, "known": past_of(3, 3, 2)} | changes
+    return memtrain.forecast(**arguments)
 
 
 def test_the_last_known_numbers_may_be_left_out():
