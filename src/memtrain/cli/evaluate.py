@@ -59,7 +59,10 @@ def evaluate(arguments: list[str]) -> int:
     result = run.evaluate(options.sequences, length=options.length, baselines=True)
     forecasts = None
     if run.task.values is not None:
-        forecasts = run.evaluate_forecasts(options.horizon, origins=options.origins or 64)
+        try:
+            forecasts = run.evaluate_forecasts(options.horizon, origins=options.origins or 64)
+        except MemtrainError as error:
+            raise MemtrainError(str(error).replace("horizon=", "--horizon ", 1)) from None
     record = {
         "run": str(options.run),
         "seed": run.config.seed,

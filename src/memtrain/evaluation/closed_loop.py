@@ -9,7 +9,7 @@ from memtrain.models.likelihood import Distribution
 from memtrain.models.rnn import RNN
 from memtrain.shapes import Values
 
-FLOATS = {"cuda": 2**26, "cpu": 2**22}
+PATH_FLOATS = {"cuda": 2**26, "cpu": 2**22}
 """Floats in the memories of the paths that are run together."""
 MOST_ROWS = 2**14
 READ = 2**26
@@ -19,7 +19,7 @@ READ = 2**26
 def rows_together(rnn: RNN) -> int:
     """How many paths are run together, so that memory use is bounded."""
     memory = rnn.empty_memory(1)
-    return max(1, min(MOST_ROWS, FLOATS.get(memory.device.type, 2**22) // memory.numel()))
+    return max(1, min(MOST_ROWS, PATH_FLOATS.get(memory.device.type, 2**22) // memory.numel()))
 
 
 @torch.no_grad()

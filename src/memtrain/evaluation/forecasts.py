@@ -48,7 +48,7 @@ class ForecastEvaluation:
     count: int
     """Sample paths of each of the network's forecasts."""
     methods: dict[str, ForecastScore]
-    """Of "RNN", "naive (last value)" and, if the data has a season, "seasonal-naive"."""
+    """Of "RNN", "naive" and, if the data has a season, "seasonal-naive"."""
     coverage: float
     """The share of what followed that is in the RNN's 80 % band; 0.8 if it is calibrated."""
     fitted: Literal["training", "held-out"]

@@ -24,7 +24,7 @@ TRAINING_WINDOWS = 256
 """Training sequences whose errors give the deviations of naive forecasts."""
 LEAST_DEVIATION = math.exp(-LOG_SCALE_LIMIT)
 """The smallest deviation, that of the models: an exact forecast has no finite likelihood."""
-NAIVE, SEASONAL = "naive (last value)", "seasonal-naive"
+NAIVE, SEASONAL = "naive", "seasonal-naive"
 
 Guess = tuple[Float[Tensor, "*rows Y"], Bool[Tensor, "*rows Y"]]
 """Forecasts, and where they are of a season before; elsewhere they are the last observed value."""

@@ -67,7 +67,7 @@ class Distribution:
         """The quantiles at these levels: linear between the predicted ones, and beyond them."""
         ordered = self.parameters.sort(dim=-1).values.contiguous()  # predicted ones may cross
         levels = level.new_tensor(QUANTILES)
-        upper = torch.searchsorted(levels, level).clamp(1, len(QUANTILES) - 1)
+        upper = torch.searchsorted(levels, level.contiguous()).clamp(1, len(QUANTILES) - 1)
         low, high = levels[upper - 1], levels[upper]
         below = ordered.gather(-1, (upper - 1)[..., None])[..., 0]
         above = ordered.gather(-1, upper[..., None])[..., 0]

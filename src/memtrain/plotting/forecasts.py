@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 FORECAST, NAIVE_LINE = COLOURS[0], COLOURS[1]
 MOST_COLUMNS = 4
 """Target columns of a series that are drawn."""
-HISTORY = 3
+MOST_ORIGINS = 3
+"""Origins that are drawn of several target columns."""
+HISTORY = 2
 """Steps of history that are drawn, in horizons."""
 LEAST_HISTORY = 24
 
@@ -42,6 +44,8 @@ def forecast_figure(
         title: of the whole figure.
     """
     drawn = columns[:MOST_COLUMNS]
+    if len(drawn) > 1:
+        examples = examples[:MOST_ORIGINS]
     if len(drawn) == 1:
         wide = min(2, len(examples))
         rows = -(-len(examples) // wide)
@@ -57,17 +61,20 @@ def forecast_figure(
         _draw(axes, examples[number], at)
         if place[1] == 0:
             axes.set_ylabel(drawn[at])
-        if len(examples) > 1 and (at == 0):
+        if place[0] == rows - 1 or number + wide >= len(places):
+            axes.set_xlabel("steps after the last observation")
+        if len(examples) > 1 and at == 0:
             axes.set_title(f"origin {number + 1}", fontsize=9, loc="left", color=GREY)
     for axes in grid.flat[len(places) :]:  # an odd number of origins
         axes.set_visible(False)
     if len(places) < grid.size and rows > 1:
         grid[-2, -1].tick_params(labelbottom=True)
-    figure.supxlabel("steps after the last observation", fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8.5)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8.5, frameon=False
+    )
     return figure
 
 

@@ -77,13 +77,13 @@ def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
 def print_forecasts(result: ForecastEvaluation, name: str) -> None:
     """Print the scores of forecasts by method, and the coverage of the RNN's band, to stdout."""
     console, horizon = Console(highlight=False), result.horizon
-    steps = sorted({0, horizon // 4, horizon // 2, horizon - 1})
+    steps = sorted({1, (horizon + 1) // 2, horizon})
     several = "" if horizon == 1 else "s"
     title = f"{name}: forecasts of {horizon} step{several} from {result.origins} held-out origins"
-    heads = [f"CRPS, step {step + 1}" for step in steps]
-    table = _table(title, "", "MSE", "MAE", "CRPS", *heads)
+    table = _table(title, "", "MSE", "MAE", "CRPS", *(f"at {step}" for step in steps))
+    table.caption = "at: the CRPS at a step of the horizon"
     for method, score in result.methods.items():
-        along = [f"{score.crps_by_step[step]:.4f}" for step in steps]
+        along = [f"{score.crps_by_step[step - 1]:.4f}" for step in steps]
         table.add_row(method, *_numbers(score, ("mse", "mae", "crps")), *along)
     console.print(table)
     units = _table("forecasts in the data's units", "", "column", "MSE", "MAE", "CRPS")
