@@ -70,8 +70,6 @@ data and model
 --data: your file or folder, or prepared data
 --data.targets: columns to predict, as a,b (default: all others)
 --data.known: columns known beforehand, as a,b
---data.time: column with the time of each row
---data.series: column that tells several series apart
 --data.season: steps per season, such as 24 of hourly data
 --data.window: steps read per training sequence
 --size: paper, medium, small or tiny models
