@@ -8,7 +8,7 @@ from memtrain.recipes.datasets import METHODS, by_bptt
 from memtrain.recipes.sizes import RECURRENT_CELLS, cell_like
 
 
-def series(method: str = "smt-dmt", cell: str = "gru") -> RunConfig:
+def series(method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Numbers over time, to forecast (--data FILE.csv, .parquet or .npy)."""
     if method not in METHODS:
         raise MemtrainError(f"method={method!r}: {did_you_mean(method, METHODS)}")
