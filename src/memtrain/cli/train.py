@@ -71,7 +71,6 @@ data and model
 --data.targets: columns to predict, as a,b (default: all others)
 --data.known: columns known beforehand, as a,b
 --data.season: steps per season, such as 24 of hourly data
---data.window: steps read per training sequence
 --size: paper, medium, small or tiny models
 --method: smt-dmt, or bptt for comparison
 --cell.kind: transformer, gru, lstm, mlp, or module:Class

@@ -10,20 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Int64
+from jaxtyping import Int, Int64
 from torch import Tensor
 
 from memtrain.config import Series, columns_of
 from memtrain.data.prepare.series_files import read_table
 from memtrain.data.prepare.series_table import Columns, Table
-from memtrain.data.series_format import ForecastCases, SeriesFormat
+from memtrain.data.series_format import ForecastCases
+from memtrain.data.series_scale import GAP, fit_format, log_gaps, model_inputs
 from memtrain.data.stream import WindowSampler
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch, Values
 
-GAP = "log time gap"
-"""The name of the feature that `time_gap` adds."""
 FEWEST = 2
 """Rows of a series that are held out at least."""
 
@@ -58,12 +57,12 @@ class SeriesTask(Task):
         known = table.columns.known
         if config.time_gap:
             assert table.times is not None
-            numbers = np.column_stack([numbers, _log_gaps(table.times, self._starts)])
+            numbers = np.column_stack([numbers, log_gaps(table.times, self._starts)])
             known = (*known, GAP)
-        self.format = _format(config, table.columns.targets, known, numbers[training])
+        self.format = fit_format(config, table.columns.targets, known, numbers[training])
         targets = len(self.format.targets)
         self.values: Values = Values(numbers.shape[1], targets, config.likelihood)
-        self._inputs = torch.from_numpy(_inputs(numbers, self.format, self._ends))
+        self._inputs = torch.from_numpy(model_inputs(numbers, self.format, self._ends))
         if bool(self._inputs.isinf().any()):
             raise MemtrainError(
                 f"{config.path}: has numbers too far from those of its training part for 32 bits; "
@@ -217,71 +216,6 @@ def _spread(
     chosen = np.unique(np.linspace(0, ends[-1] - 1, count).round().astype(np.int64))
     series = np.searchsorted(ends, chosen, side="right")
     return last[series] + 1 - ends[series] + chosen
-
-
-def _log_gaps(
-    times: Float64[np.ndarray, " R"], starts: Int64[np.ndarray, " S"]
-) -> Float64[np.ndarray, " R"]:
-    """The log of the time since the row before; missing in the first row of a series."""
-    gaps = np.diff(times, prepend=np.nan)
-    gaps[starts] = np.nan
-    return np.log(gaps)
-
-
-def _format(
-    config: Series,
-    targets: tuple[str, ...],
-    known: tuple[str, ...],
-    training: Float64[np.ndarray, "R X"],
-) -> SeriesFormat:
-    """The format, with mean and standard deviation of the training part."""
-    centres, scales = [], []
-    for name, column in zip((*targets, *known), training.T, strict=True):
-        present = column[~np.isnan(column)]
-        if not len(present):
-            raise MemtrainError(
-                f"{config.path}: column {name!r} has no number in the training part; leave it out"
-                + _others(name, targets)
-            )
-        constant = present.min() == present.max()
-        if constant and name in targets:
-            raise MemtrainError(
-                f"{config.path}: column {name!r} is {present[0]:g} in the whole training part, so "
-                f"there is nothing to predict; leave it out{_others(name, targets)}"
-            )
-        is_gap = name == GAP and config.time_gap
-        centres.append(float(np.log(np.median(np.exp(present))) if is_gap else present.mean()))
-        scales.append(1.0 if constant or is_gap else float(present.std()))
-    count = len(targets)
-    return SeriesFormat(
-        targets=targets,
-        target_centre=tuple(centres[:count]),
-        target_scale=tuple(scales[:count]),
-        known=known,
-        known_centre=tuple(centres[count:]),
-        known_scale=tuple(scales[count:]),
-        season=config.season,
-    )
-
-
-def _others(name: str, targets: tuple[str, ...]) -> str:
-    """The option that leaves a column out, if others are left."""
-    rest = [one for one in targets if one != name]
-    return f": --data.targets {','.join(rest)}" if rest and name in targets else ""
-
-
-def _inputs(
-    numbers: Float64[np.ndarray, "R X"], series: SeriesFormat, ends: Int64[np.ndarray, " S"]
-) -> np.ndarray:
-    """The inputs of a model: target numbers of a row, then what is known of the next row."""
-    centre = np.array(series.target_centre + series.known_centre)
-    scale = np.array(series.target_scale + series.known_scale)
-    with np.errstate(over="ignore"):  # is refused later
-        inputs = ((numbers - centre) / scale).astype(np.float32)
-    count = len(series.targets)
-    inputs[:-1, count:] = inputs[1:, count:]
-    inputs[ends - 1, count:] = np.nan  # nothing is known after the end
-    return inputs
 
 
 def _identity(config: Series, table: Table) -> str:
