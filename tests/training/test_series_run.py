@@ -13,8 +13,6 @@ from memtrain.config import LogConfig, RunConfig, Series
 from memtrain.data.series import SeriesTask
 from memtrain.data.series_format import SeriesFormat
 from memtrain.errors import MemtrainError
-from memtrain.evaluation.evaluate import ByPosition, Evaluation, Score
-from memtrain.losses import value_loss
 from memtrain.runs.progress import read_progress
 from memtrain.shapes import Batch, Values
 from memtrain.training.console import Reporter
@@ -24,21 +22,6 @@ from run_testing import StopAt, assert_same_weights
 
 SHORT = ["--data.window", "8", "--smt.steps", "2", "--smt.batch-size", "4"]
 DMT = ["--dmt.steps", "2", "--dmt.batch-size", "4"]
-
-
-@pytest.fixture(autouse=True)
-def scored(monkeypatch):
-    """A short evaluation: these tests are about training and loading."""
-
-    def evaluate(task, rnn, teacher=None, **options) -> Evaluation:
-        batch = task.held_out(4, seeded())
-        with torch.no_grad():
-            nats = float(value_loss(rnn(batch.inputs), batch.targets, task.values.likelihood))
-        positions = ByPosition([0, batch.inputs.shape[1]], [nats], None, None, None)
-        score = Score(nats, 0.0)
-        return Evaluation(4, 8, 32, score, None, None, None, 0, None, positions)
-
-    monkeypatch.setattr("memtrain.training.run.evaluate", evaluate)
 
 
 def write(path: Path, rows: int = 120) -> Path:
@@ -204,3 +187,14 @@ def test_a_csv_is_still_read_as_text(tmp_path, capsys, monkeypatch):
     Path("x.csv").write_text("text,y\n" + "some words,1\n" * 200)
     assert main(["data", "x.csv", "--out", "prepared"]) == 0
     assert "train text --data prepared" in capsys.readouterr().out
+
+
+def test_a_run_forecasts_from_the_command_line(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "x.csv")
+    roles = ["--data.time", "hour", "--data.known", "promo", "--data.season", "6"]
+    assert main(["train", "series", "--data", "x.csv", *roles, *SHORT, *DMT]) == 0
+    assert main(["eval", "runs/series", "--origins", "3", "--horizon", "4"]) == 0
+    assert "forecasts of 4 steps from 3 held-out origins" in capsys.readouterr().out
+    assert main(["generate", "runs/series", "--length", "5", "--out", "forecast.csv"]) == 0
+    assert (tmp_path / "forecast.csv").read_text().count("\n") > 5

@@ -37,7 +37,6 @@ def series(method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
             decode_timesteps=8,
             future_length=24,
             next_weight=1.0,
-            memory_noise=0.1,  # the steps of a series are small, and a rollout drifts without it
         ),
         dmt=DMTConfig(
             steps=300,
