@@ -61,10 +61,17 @@ def config(smt_steps: int, dmt_steps: int) -> memtrain.RunConfig:
             timesteps=0,  # all
             decode_timesteps=16,
             future_length=16,
-            memory_noise=0.1,
             dynamics_weight=1.0,
         ),
-        dmt=memtrain.DMTConfig(steps=dmt_steps, learning_rate=2e-3, schedule="cosine"),
+        dmt=memtrain.DMTConfig(
+            steps=dmt_steps,
+            learning_rate=1e-3,
+            schedule="cosine",
+            label_stride=4,
+            segment=8,  # gradients through eight steps, and
+            decode_weight=1.0,  # the decoder's loss on the cell's own memories: beyond the paper
+            future_length=16,
+        ),
         log=memtrain.LogConfig(evaluate_every=0),
     )
 
@@ -79,7 +86,7 @@ def imagined_error(rnn: memtrain.RNN) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, nargs=2, default=(1500, 600), help="of SMT and DMT")
+    parser.add_argument("--steps", type=int, nargs=2, default=(1000, 500), help="of SMT and DMT")
     parser.add_argument("--folder", type=Path, default=Path("runs/pendulum"))
     options = parser.parse_args()
     run = memtrain.Run.create(config(*options.steps), options.folder, task=Pendulum())

@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation(
         "losses-next-first",
         "objectives/futures.py",
-        "first = targets.where(positions == 0, IGNORE_INDEX)",
+        "first = keep_targets(targets, positions == 0)",
         "first = targets[:, :1]",
         (*LOSSES, *SMT),
         "the next-target loss counts a later target where the first is ignored",
@@ -680,7 +680,7 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------- evaluation
     Mutation(
         "tally-asked",
-        "evaluation/evaluate.py",
+        "evaluation/scores.py",
         "(targets != IGNORE_INDEX).double().sum(0)",
         "torch.ones_like(targets).double().sum(0)",
         EVALUATE,

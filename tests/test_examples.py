@@ -32,7 +32,7 @@ def test_torchs_lstm_is_trained_without_unrolling(tmp_path: Path):
 
 def test_dmt_steadies_a_world_model(tmp_path: Path):
     example = run_path(str(EXAMPLES / "world_model.py"))
-    task, config = example["Pendulum"](), example["config"](40, 40)
+    task, config = example["Pendulum"](), example["config"](25, 25)
     run = memtrain.Run.create(config, tmp_path / "run", task=task)
     errors = [example["imagined_error"](run.train(until=stage).rnn) for stage in ("smt", "dmt")]
     before, after = (float(error[-20:].mean()) for error in errors)

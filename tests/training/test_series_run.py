@@ -197,4 +197,4 @@ def test_a_run_forecasts_from_the_command_line(tmp_path: Path, monkeypatch, caps
     assert main(["eval", "runs/series", "--origins", "3", "--horizon", "4"]) == 0
     assert "forecasts of 4 steps from 3 held-out origins" in capsys.readouterr().out
     assert main(["generate", "runs/series", "--length", "5", "--out", "forecast.csv"]) == 0
-    assert (tmp_path / "forecast.csv").read_text().count("\n") > 5
+    assert (tmp_path / "forecast.csv").read_text().startswith("row,step,column,mean")
