@@ -173,7 +173,9 @@ def _read_parquet(file: BufferedIOBase, where: str, columns: Columns, size: int)
     try:
         import pyarrow.parquet
     except ImportError:
-        raise MemtrainError(f"{where}: parquet needs pyarrow: pip install memtrain[series]") from None
+        raise MemtrainError(
+            f"{where}: parquet needs pyarrow: pip install memtrain[series]"
+        ) from None
     try:
         with pyarrow.parquet.ParquetFile(file) as parquet:
             return _parquet_table(parquet, where, columns, size)
