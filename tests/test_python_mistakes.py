@@ -69,7 +69,7 @@ CASES: list[Case] = [
     ("run without a folder", lambda _: memtrain.Run("runs/x"), r"config='runs/x': .*Run.open\("),  # type: ignore
     ("recipe's name for a config", lambda _: memtrain.Run.create("digits"), r"recipe\('digits'\)"),  # type: ignore
     ("a class for a cell", lambda p: memtrain.Run.create(TINY, p / "r", cell=Wider), r"cell=Wider: is a class; pass an object, Wider\("),  # type: ignore
-    ("torch's cell", lambda p: memtrain.Run.create(TINY, p / "r", cell=nn.GRUCell(8, 8)), "GRUCell: memory_tokens and memory_dim missing; a cell states"),
+    ("torch's cell", lambda p: memtrain.Run.create(TINY, p / "r", cell=nn.GRUCell(8, 8)), "GRUCell: memory_tokens and memory_dim missing; a cell states .*memtrain.wrap"),
     ("a name for a cell", lambda p: memtrain.Run.create(TINY, p / "r", cell="gru"), "cell='gru': .*make_cell"),  # type: ignore
     ("steps as text", lambda _: memtrain.SMTConfig(steps="100"), "steps='100': must be a whole number"),  # type: ignore
     ("steps as a float", lambda _: memtrain.SMTConfig(steps=10.0), "steps=10.0: must be a whole number"),  # type: ignore

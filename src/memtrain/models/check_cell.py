@@ -87,7 +87,8 @@ def check_kind(cell: object) -> nn.Module:
         raise CellContractError(
             f"{name}: {' and '.join(missing)} missing; a cell states the shape of its memory as "
             "memory_tokens (M) and memory_dim (D), and takes a step by "
-            "forward(memory (B, M, D), token (B,)) -> memory (B, M, D)"
+            "forward(memory (B, M, D), token (B,)) -> memory (B, M, D); of a recurrent cell "
+            "(input, states) -> states make one, memtrain.wrap(cell, vocab_size=...)"
         )
     for key in sizes:
         size = getattr(cell, key)
