@@ -636,7 +636,7 @@ def test_a_received_config_imports_nothing_without_permission(tmp_path: Path, mo
         ("named", ["--cell.kind", "evil_cells:Cell"]),
     ):
         Path("imported").unlink()
-        del sys.modules["evil_cells"]  # each time it is imported anew
+        del sys.modules["evil_cells"]  # each time it is imported again
         assert cli.main(["train", "config.json", "--folder", folder, *options]) == 0
         assert Path("imported").exists()
 

@@ -108,6 +108,17 @@ def test_a_task_of_numbers_of_ones_own_loads_without_it(tmp_path):
         assert rnn(torch.zeros(2, 4, 3)).shape == (2, 4, PENDULUM.outputs)
 
 
+def test_a_run_is_opened_with_the_same_task_of_numbers_only(tmp_path):
+    class Stronger(Pendulum):
+        def sample(self, count: int, generator: torch.Generator) -> Batch:
+            return super().sample(count, generator).map(lambda numbers: 1.5 * numbers)
+
+    Run.create(TINY, tmp_path / "run", task=Pendulum())
+    assert Run.open(tmp_path / "run", task=Pendulum()).task.values == PENDULUM
+    with pytest.raises(MemtrainError, match="training sequences differ"):
+        Run.open(tmp_path / "run", task=Stronger())
+
+
 def test_progress_without_the_new_fields_is_read(config, tmp_path):
     run = Run.create(config, tmp_path / "run")
     plain = run.progress.to_json()

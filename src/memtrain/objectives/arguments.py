@@ -119,11 +119,7 @@ def _batch_of_values(inputs: Tensor, targets: object, values: Values) -> Batch:
         )
     if not targets.is_floating_point():
         raise MemtrainError(f"targets={targets.dtype}: must be floats; pass targets.float()")
-    if targets.device != inputs.device:
-        raise MemtrainError(
-            f"targets: must be on {inputs.device}, as the inputs are, not on {targets.device}; "
-            f"targets.to({str(inputs.device)!r})"
-        )
+    _check_device(targets, inputs)
     if targets.device.type == "cpu":
         if bool(targets.isnan().all()):
             raise MemtrainError("targets=NaN everywhere: at least one must be a number")
@@ -146,11 +142,7 @@ def _check_targets(targets: object, tokens: Tensor, vocab_size: int) -> Tensor:
         )
     if targets.dtype not in (torch.long, torch.int32):
         raise MemtrainError(f"targets={targets.dtype}: must be int64; pass targets.long()")
-    if targets.device != tokens.device:
-        raise MemtrainError(
-            f"targets: must be on {tokens.device}, as tokens are, not on {targets.device}; "
-            f"targets.to({str(tokens.device)!r})"
-        )
+    _check_device(targets, tokens)
     if targets.device.type == "cpu":
         there = targets != IGNORE_INDEX
         if not bool(there.any()):
@@ -165,6 +157,14 @@ def _check_targets(targets: object, tokens: Tensor, vocab_size: int) -> Tensor:
                 f"{IGNORE_INDEX} where there is no target"
             )
     return targets.long()
+
+
+def _check_device(targets: Tensor, inputs: Tensor) -> None:
+    if targets.device != inputs.device:
+        raise MemtrainError(
+            f"targets: must be on {inputs.device}, as tokens are, not on {targets.device}; "
+            f"targets.to({str(inputs.device)!r})"
+        )
 
 
 def check_generator(generator: object) -> torch.Generator:

@@ -45,7 +45,7 @@ def recipe(
         name: one of `RECIPES`.
         size: of the models (`sizes.SIZES`), for real data.
         method: smt-dmt, or bptt for comparison, for real data and series.
-        cell: transformer, gru, lstm or mlp, with about as many parameters, likewise.
+        cell: transformer, gru, lstm or mlp, with about as many parameters.
     """
     if name not in RECIPES:
         raise MemtrainError(f"recipe {name!r}: {did_you_mean(name, RECIPES)}")
