@@ -30,12 +30,14 @@ class Compression(Experiment):
         def config(memory: int, seed: int) -> RunConfig:
             tokens, width = by_size[memory]
             base = natural(setup, "tinystories", memory_tokens=tokens, seed=seed)
-            every = max(1, base.smt.steps // setup.pick(smoke=4, cpu=12, gpu=20, paper=50))
+            steps = base.smt.steps * setup.pick(smoke=1, cpu=1, gpu=4, paper=1)
+            every = max(1, steps // setup.pick(smoke=4, cpu=12, gpu=20, paper=50))
             return replace(
                 base,
+                smt=replace(base.smt, steps=steps),
                 cell=replace(base.cell, memory_dim=width),
                 dmt=replace(base.dmt, steps=0),
-                log=replace(base.log, evaluate_every=every),
+                log=replace(base.log, evaluate_every=every, checkpoint_every=steps),
             )
 
         return jobs_over(config, memory=by_size, seed=setup.seeds)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memtrain.config import Retrieval, RunConfig
+from memtrain.config import RunConfig
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
-from memtrain.paper.configs import synthetic
 from memtrain.paper.plots import line, mean, where
+from memtrain.paper.settings import retrieval, smt_config
 from memtrain.plotting.style import COLOURS, log_x_axis, panels
 
 SOLVED = 0.9
@@ -22,15 +22,16 @@ class Joint(Experiment):
     def grid(self, setup: Setup) -> list[Job]:
         length = setup.pick(smoke=8, cpu=16, gpu=32, paper=64)
         futures = [future for future in (1, 2, 4, 8, 16, 32, 64) if future <= length]
-        futures = setup.pick(smoke=[1, 8], cpu=[1, 4, 16], gpu=futures, paper=futures)
-        # SMT alone, for more steps: DMT through time would also assign credit over time. All steps
-        # are decoded, because with a short future few of them have a target.
-        steps = setup.pick(smoke=12, cpu=1500, gpu=1500, paper=20_000)
+        futures = setup.pick(smoke=[1, 8], cpu=[1, 4, 16], gpu=[1, 4, 16, 32], paper=futures)
+        # The models of the synthetic figure, by SMT alone, because DMT through time would also
+        # assign credit. All steps are decoded: with a short future few of them have a target.
+        steps = setup.pick(smoke=12, cpu=1500, gpu=5000, paper=20_000)
+        rate = setup.pick(smoke=3e-3, cpu=3e-3, gpu=1e-3, paper=3e-4)
 
         def config(T_f: int, joint: bool, T: int, seed: int) -> RunConfig:
-            base = synthetic(setup, Retrieval(sequence_length=T), steps=steps, seed=seed)
-            smt = replace(base.smt, future_length=T_f, joint=joint, decode_timesteps=0)
-            return replace(base, smt=smt, dmt=replace(base.dmt, steps=0))
+            base = smt_config(setup, retrieval(T), rate, seed, noise=0.0)
+            fields: dict = {"future_length": T_f, "joint": joint, "decode_timesteps": 0}
+            return replace(base, smt=replace(base.smt, steps=steps, **fields))
 
         return jobs_over(config, T_f=futures, joint=(True, False), T=[length], seed=setup.seeds)
 

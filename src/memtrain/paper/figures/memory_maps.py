@@ -56,7 +56,7 @@ class MemoryMaps(Experiment):
     )
 
     def grid(self, setup: Setup) -> list[Job]:
-        steps = setup.pick(smoke=12, cpu=1500, gpu=4000, paper=20_000)
+        steps = setup.pick(smoke=12, cpu=1500, gpu=20_000, paper=20_000)
 
         def config(task: str, seed: int) -> RunConfig:
             base = synthetic(setup, TASKS[task][0], steps=steps, seed=seed)

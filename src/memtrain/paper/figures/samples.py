@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from memtrain.config import RunConfig
 from memtrain.generation.generate import generate
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over, scores
 from memtrain.paper.configs import Method, TunedExperiment, natural, tuned
@@ -103,7 +105,7 @@ class SketchySamples(Experiment):
     data_sets = ("sketchy",)
 
     def grid(self, setup: Setup) -> list[Job]:
-        jobs = jobs_over(lambda seed: natural(setup, "sketchy", seed=seed), seed=setup.seeds)
+        jobs = jobs_over(lambda seed: longer(setup, "sketchy", seed), seed=setup.seeds)
         check_labels(setup, "sketchy")
         return jobs
 
@@ -148,6 +150,21 @@ class SketchySamples(Experiment):
         title = f"SMT → DMT (distance {first['distance']:.1f}, {first['rnn_nats']:.2f} nats)"
         show_images(axes[1, 0], grey(first["album"], "samples"), title)
         return figure
+
+
+def longer(setup: Setup, name: str, seed: int) -> RunConfig:
+    """At the scale gpu the paper's context and four times the steps: images need both."""
+    if setup.scale != "gpu":
+        return natural(setup, name, seed=seed)
+    config = natural(setup, name, context_length=256, seed=seed)
+    return replace(
+        config,
+        smt=replace(config.smt, steps=4 * config.smt.steps),
+        dmt=replace(config.dmt, steps=4 * config.dmt.steps),
+        log=replace(
+            config.log, evaluate_every=config.smt.steps, checkpoint_every=2 * config.smt.steps
+        ),
+    )
 
 
 def measure_samples(run: Run) -> dict:
