@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from conftest import TINY
 from memtrain.accel import fast_paths, hopper
-from memtrain.accel.engine import REPLACEABLE, Engine
+from memtrain.accel.engine import Engine
 from memtrain.accel.fast_paths import (
     FAST_PATHS,
     MODELS,
@@ -28,7 +29,7 @@ from memtrain.bench.cases import models
 from memtrain.config import CellConfig, EngineConfig, RunConfig
 from memtrain.models.build import build_models
 from memtrain.models.cells import TransformerCell
-from memtrain.models.layers import Block, Lookup, Stack
+from memtrain.models.layers import Block, Lookup, Replaceable, Stack
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.recipes import recipe
@@ -198,13 +199,13 @@ def test_every_row_names_a_known_role_and_a_replaceable_module():
             *STEP,
             *ROLLOUTS,
         }
-        assert issubclass(path.replaces, REPLACEABLE)
+        assert issubclass(path.replaces, Replaceable)
 
 
 def test_reference_detaches_every_row_and_restores_it():
     parts, engine = built(models("tiny")), Engine(EngineConfig(device="cpu"))
     engine.prepare(parts)
-    replaced = [module for module in parts.modules() if isinstance(module, REPLACEABLE)]
+    replaced = [module for module in parts.modules() if isinstance(module, Replaceable)]
     before = [module.fast for module in replaced]
     assert sum(fast is not None for fast in before) == 2  # the decoder and the RNN's loops
     with engine.reference(parts):
@@ -250,3 +251,14 @@ found = {name for name in sys.modules if name.startswith("memtrain.accel")}
 assert found == {"memtrain.accel", "memtrain.accel.engine"}, found
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_models_that_move_to_another_device_lose_their_fast_paths():
+    models = built(TINY)
+    Engine(EngineConfig(device="cpu")).prepare(models)
+    parts = [part for part in models.modules() if isinstance(part, Replaceable)]
+    assert any(part.fast is not None for part in parts)
+    models.double().float()  # on the same device they stay
+    assert any(part.fast is not None for part in parts)
+    models.to("meta")
+    assert all(part.fast is None for part in parts)

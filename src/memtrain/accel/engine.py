@@ -12,15 +12,9 @@ from torch import Tensor, nn
 from memtrain.config import EngineConfig, StageConfig
 from memtrain.config.validation import check_device
 from memtrain.errors import DeviceMemoryError, MemtrainError
-from memtrain.models.cells import TransformerCell
-from memtrain.models.layers import Attention, Block, Lookup, Stack
-from memtrain.models.rnn import RNN
-from memtrain.models.teacher import Teacher
+from memtrain.models.layers import Attention, Block, Replaceable
 from memtrain.objectives.base import Objective
 from memtrain.shapes import Batch, Losses
-
-REPLACEABLE = (Block, Lookup, RNN, Stack, Teacher, TransformerCell)
-"""Modules whose attribute `fast` holds a faster version of their computation (fast_paths.py)."""
 
 
 class Engine:
@@ -89,7 +83,7 @@ class Engine:
     @contextmanager
     def reference(self, models: nn.Module) -> Iterator[None]:
         """Take the fast paths off: inside, every operation is PyTorch's own."""
-        replaced = [m for m in models.modules() if isinstance(m, REPLACEABLE)]
+        replaced = [m for m in models.modules() if isinstance(m, Replaceable)]
         fast = [module.fast for module in replaced]
         for module in replaced:
             module.fast = None

@@ -276,9 +276,9 @@ class LabelsTask(Task):
         return self
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
-        size = (count,)
-        rows = torch.randint(self.train_sequences, size, generator=generator, device=self.device)
-        return self.labels.batch(rows)
+        size, device = (count,), generator.device
+        rows = torch.randint(self.train_sequences, size, generator=generator, device=device)
+        return self.labels.batch(rows.to(self.device))
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Distinct held-out sequences, at most all of them."""

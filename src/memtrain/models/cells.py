@@ -11,7 +11,7 @@ from memtrain.config import CellConfig, check_used
 from memtrain.config.validation import config_from, load_class
 from memtrain.errors import MemtrainError, describe_error, did_you_mean
 from memtrain.models.check_cell import check_cell
-from memtrain.models.layers import Stack, make_embedding, normalize_memory, projection
+from memtrain.models.layers import Replaceable, Stack, make_embedding, normalize_memory, projection
 from memtrain.models.wrap import WrappedCell, constructor_options, is_wrappable, wrap
 from memtrain.shapes import Space, Token, Values, named, space_of
 
@@ -27,7 +27,7 @@ class Cell(nn.Module, ABC):
         """One step of the recurrence."""
 
 
-class TransformerCell(Cell):
+class TransformerCell(Cell, Replaceable):
     """Full attention over [memory, token]; the memory's positions become the next memory."""
 
     def __init__(self, config: CellConfig, space: Space) -> None:
@@ -39,7 +39,6 @@ class TransformerCell(Cell):
             config.width, config.layers, config.heads, config.head_dim, config.rotary_fraction
         )
         self.to_memory = projection(config.width, config.memory_dim)
-        self.fast: Any = None
 
     def forward(self, memory: Float[Tensor, "B M D"], token: Token) -> Float[Tensor, "B M D"]:
         if self.fast is not None and not torch.is_grad_enabled() and self.fast.serves(memory):

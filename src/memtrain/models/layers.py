@@ -23,6 +23,28 @@ QueryPositions = slice | Tensor | None
 """Query positions: a slice for all rows, an index (N, K) per row, or None for all positions."""
 
 
+class Replaceable(nn.Module):
+    """A module with a faster replacement of some of its work, made for one device.
+
+    Attributes:
+        fast: the replacement, attached by `accel/fast_paths.py`; None on plain PyTorch.
+    """
+
+    fast: Any = None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Replaceable":
+        """What `to`, `cpu` and `cuda` call: on another device the replacement cannot serve."""
+        before = _device_of(self)
+        super()._apply(fn, recurse)
+        if _device_of(self) != before:
+            self.fast = None
+        return self
+
+
+def _device_of(module: nn.Module) -> torch.device | None:
+    return next((parameter.device for parameter in module.parameters()), None)
+
+
 class Rotary(nn.Module):
     """Rotary position embedding (Su et al.), read from tables that grow on demand.
 
@@ -168,7 +190,7 @@ class Attention(nn.Module):
         return query, rest
 
 
-class Block(nn.Module):
+class Block(Replaceable):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
     The last sum is left to the next block, which can compute it and its norm in one pass.
@@ -182,7 +204,6 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
-        self.fast: Any = None
 
     def forward(
         self,
@@ -219,7 +240,7 @@ class Block(nn.Module):
         return x, self.mlp(self.mlp_norm(x))
 
 
-class Stack(nn.Module):
+class Stack(Replaceable):
     """Blocks that share one table of rotary positions, and a last norm."""
 
     def __init__(
@@ -229,7 +250,6 @@ class Stack(nn.Module):
         self.rotary = Rotary(head_dim, rotary_fraction)
         self.blocks = nn.ModuleList(Block(width, heads, head_dim) for _ in range(layers))
         self.norm = RMSNorm(width)
-        self.fast: Any = None
 
     def forward(
         self,
@@ -335,7 +355,7 @@ class _Lookup(torch.autograd.Function):
         return ctx.of_table(tokens.flatten(), gradient.flatten(0, -2), ctx.symbols), None, None
 
 
-class Lookup(nn.Module):
+class Lookup(Replaceable):
     """Embedding lookup, in the precision of the residual stream."""
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from memtrain.config import TeacherConfig
 from memtrain.config.validation import config_from
 from memtrain.errors import MemtrainError
 from memtrain.models.check_cell import check_cell, check_kind, memory_shape
+from memtrain.models.layers import Replaceable
 from memtrain.models.teacher import Decoder, Teacher, count_parameters
 from memtrain.shapes import Inputs, Space, Token, Values, describe_space, named, space_of
 
@@ -21,7 +22,7 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, V) and one uniform random number per row (B,) to one token per row."""
 
 
-class RNN(nn.Module):
+class RNN(Replaceable):
     """A recurrent network that reads input after input in constant time and memory.
 
     Inputs are tokens, or numbers if it was made for `Values`; it returns logits of the next token,
@@ -77,7 +78,6 @@ class RNN(nn.Module):
             check_cell(cell, **named(space))
         self.cell = cell
         self.readout = readout
-        self.fast: Any = None
 
     @staticmethod
     def _refuse(**sizes: Any) -> None:

@@ -17,6 +17,7 @@ from memtrain.errors import MemtrainError
 from memtrain.models.layers import (
     Embedding,
     Lookup,
+    Replaceable,
     Stack,
     ValueEmbedding,
     make_embedding,
@@ -254,7 +255,7 @@ class Decoder(nn.Module):
         return self.head(self.stack.norm(x))
 
 
-class Teacher(nn.Module):
+class Teacher(Replaceable):
     """Encoder and decoder over one shared embedding.
 
     Example: `Teacher(vocab_size=256, memory_tokens=4, width=64, encoder_layers=2)`; sizes that are
@@ -289,7 +290,6 @@ class Teacher(nn.Module):
         self.lookup = Lookup()
         self.encoder = ENCODERS[config.encoder](config, memory_tokens, memory_dim)
         self.decoder = Decoder(config, memory_dim=memory_dim, **named(space))
-        self.fast: Any = None
 
     def __repr__(self) -> str:
         memory, size = f"{self.memory_tokens} x {self.memory_dim}", count_parameters(self)
