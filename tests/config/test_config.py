@@ -561,11 +561,11 @@ class TestUnusedFields:
     @pytest.mark.parametrize(
         ("kind", "field", "users"),
         [
-            ("gru", "layers", "transformer, mlp"),
-            ("gru", "width", "transformer, mlp"),
-            ("gru", "heads", "transformer"),
-            ("mlp", "heads", "transformer"),
-            ("mlp", "head_dim", "transformer"),
+            ("gru", "layers", "transformer, mlp, attention"),
+            ("gru", "width", "transformer, mlp, attention"),
+            ("gru", "heads", "transformer, attention"),
+            ("mlp", "heads", "transformer, attention"),
+            ("mlp", "head_dim", "transformer, attention"),
             (
                 "my_file:Cell",
                 "memory_dim",
