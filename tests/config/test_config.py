@@ -387,7 +387,7 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (
         CellConfig,
         dict(kind="rwkv"),
-        "kind='rwkv': must be one of gru, lstm, mlp, transformer",
+        "kind='rwkv': must be one of attention, gru, lstm, mlp, transformer",
     ),
     (CellConfig, dict(kind="grue"), "did you mean gru?"),
     (CellConfig, dict(kind="lab:"), "kind='lab:': must be"),
