@@ -60,9 +60,7 @@ class RunComparison:
 
     def figure(self) -> "Figure":
         """Held-out losses over steps, tokens, sequential operations and seconds."""
-        curves = {
-            name: run.records for name, run in zip(self.names, self.runs, strict=True)
-        }
+        curves = {name: run.records for name, run in zip(self.names, self.runs, strict=True)}
         return loss_figure(curves, self.loss, "; ".join(self.warnings))
 
 
@@ -171,7 +169,9 @@ def differing_settings(configs: Sequence[RunConfig]) -> dict[str, list[Any]]:
             continue
         if section in STAGES and not name.endswith(".steps"):
             present = [one[f"{section}.steps"] > 0 for one in flat]
-            values = [value if there else None for value, there in zip(values, present, strict=True)]
+            values = [
+                value if there else None for value, there in zip(values, present, strict=True)
+            ]
             if len({repr(value) for value in values if value is not None}) < 2:
                 continue
         if len({repr(value) for value in values}) > 1:
@@ -213,8 +213,11 @@ def loss_figure(
     for axes, (key, label) in zip(grid.flat, COSTS.items(), strict=True):
         for (name, records), (colour, line) in zip(curves.items(), cycle(styles), strict=False):
             for model in ("rnn", "teacher"):
-                points = [(one[key], one["evaluation"][model]["nats"] * scale)
-                          for one in records if one["evaluation"].get(model)]
+                points = [
+                    (one[key], one["evaluation"][model]["nats"] * scale)
+                    for one in records
+                    if one["evaluation"].get(model)
+                ]
                 if not points:
                     continue
                 own = model == "rnn"

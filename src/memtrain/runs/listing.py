@@ -127,7 +127,9 @@ def summarize(folder: Path) -> RunSummary:
         cell=config.cell.kind,
         parameters=_parameters(checkpoint) if checkpoint else None,
         state="running" if running else "finished" if finished else "stopped",
-        stage=lines[-1]["stage"] if running and lines else names[min(progress.stage, len(names) - 1)],
+        stage=lines[-1]["stage"]
+        if running and lines
+        else names[min(progress.stage, len(names) - 1)],
         steps=int(totals["total_steps"]),
         planned=sum(stages.values()),
         tokens=int(totals["total_tokens"]),
@@ -201,7 +203,11 @@ def _changed(folder: Path) -> float:
 
 def _data_name(config: RunConfig) -> str:
     path = str(getattr(config.data, "path", ""))
-    return path.rpartition(":")[2] if config.data.kind == "custom" else Path(path).name or config.data.kind
+    return (
+        path.rpartition(":")[2]
+        if config.data.kind == "custom"
+        else Path(path).name or config.data.kind
+    )
 
 
 def _parameters(checkpoint: Path) -> int | None:
@@ -246,9 +252,7 @@ def make_frame(rows: Sequence[dict[str, Any]]) -> Any:
     try:
         import pandas
     except ImportError:
-        raise MemtrainError(
-            'a DataFrame needs pandas: pip install "memtrain[frames]"'
-        ) from None
+        raise MemtrainError('a DataFrame needs pandas: pip install "memtrain[frames]"') from None
     return pandas.DataFrame(list(rows))
 
 
