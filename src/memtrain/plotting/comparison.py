@@ -249,7 +249,7 @@ def loss_figure(
 # -------------------------------------------------------------------------------------- table
 
 
-def short_count(count: float | None) -> str:
+def short_count(count: int | float | None) -> str:
     """A count in at most five characters: 950, 12.3k, 4.1M."""
     if count is None:
         return "-"
@@ -261,6 +261,7 @@ def short_count(count: float | None) -> str:
 
 
 def loss_text(nats: float | None) -> str:
+    """A loss with three digits, or a dash."""
     return "-" if nats is None else f"{nats:.3f}"
 
 
