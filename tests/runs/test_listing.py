@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_testing import StopAt
 
 import memtrain
 from conftest import TINY
@@ -19,6 +18,7 @@ from memtrain.runs.processes import Interrupted
 from memtrain.runs.run_folder import held
 from memtrain.training.console import Reporter
 from memtrain.training.run import Run
+from run_testing import StopAt
 
 OLD = Path(__file__).parents[1] / "fixtures" / "run-9b37a44"
 
@@ -52,7 +52,13 @@ def test_a_stopped_run_names_its_stage_and_a_new_one_has_no_loss(runs: Path):
     half = summarize(runs / "half")
     assert (half.state, half.stage, half.steps) == ("stopped", "dmt", 16)
     new = summarize(runs / "deep" / "er" / "new")
-    assert (new.state, new.steps, new.rnn, new.parameters, new.loss) == ("stopped", 0, None, None, "")
+    assert (new.state, new.steps, new.rnn, new.parameters, new.loss) == (
+        "stopped",
+        0,
+        None,
+        None,
+        "",
+    )
 
 
 def test_a_run_is_running_while_its_lock_is_held(runs: Path):
@@ -125,5 +131,3 @@ def test_the_unit_of_a_stream_is_that_of_its_task(tmp_path: Path):
     run = Run.create(alone, tmp_path / "digits")
     run.train(Reporter())
     assert summarize(tmp_path / "digits").loss == f"nats per {run.task.unit}"
-
-

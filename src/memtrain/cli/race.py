@@ -28,8 +28,8 @@ class _RaceOptions:
     """Minutes of training of all networks together."""
     size: str = "small"
     """Size of the networks: paper, medium, small or tiny."""
-    methods: tuple[str, ...] = ()
-    """Which networks: smt-dmt, bptt, gru, lstm, attention (default: all)."""
+    methods: str = ""
+    """Which networks, as gru,attention: of smt-dmt, bptt, gru, lstm, attention (default: all)."""
     folder: Path | None = None
     """Folder for the runs, the figure and race.json (default: runs/race-NAME)."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)
@@ -77,6 +77,7 @@ def race(arguments: list[str]) -> int:
         print(printable(line), file=sys.stderr, flush=True)
 
     chosen = {name: getattr(options, name) for name in RaceOptions.__dataclass_fields__}
+    chosen["methods"] = [name.strip() for name in options.methods.split(",") if name.strip()]
     try:
         done, unit = run_race(RaceOptions(**chosen), lambda: make_reporter(transient=True), say)
     except Interrupted as stopped:

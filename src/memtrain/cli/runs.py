@@ -14,6 +14,8 @@ from memtrain.errors import MemtrainError, printable
 from memtrain.files import strict_json
 
 FIGURES = (".png", ".svg", ".pdf")
+CUT = {"data": 10, "method": 8, "cell": 8}
+"""Longest entries of some columns."""
 NUMBERS = ("params", "steps", "loss", "sec", "ago")
 
 
@@ -92,22 +94,17 @@ def _print_runs(found: list, folder: Path) -> None:
     same = {name: {row[name] for row in rows} for name in ("data", "method", "cell")}
     shared = {name: values.pop() for name, values in same.items() if len(values) == 1}
     names = [name for name in rows[0] if name not in shared]
-    columns = []
-    for name in names:
-        widest = max(len(name), *(len(row[name]) for row in rows))
-        columns.append(
-            Column(
-                name,
-                justify="right" if name in NUMBERS else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-                min_width=None if name in ("run", "data", "cell") else widest,
-            )
-        )
+    console = Console(highlight=False, markup=False)
+    room = console.width - 2 * (len(names) - 1)
+    for name in (name for name in reversed(names) if name != "run"):
+        room -= _cut(rows, name, CUT.get(name, console.width))
+    _cut(rows, "run", max(8, room))
+    right = {name: "right" for name in NUMBERS}
+    columns = [Column(name, justify=right.get(name, "left"), no_wrap=True) for name in names]  # type: ignore[arg-type]
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 1))
     for row in rows:
         table.add_row(*(row[name] for name in names))
-    Console(highlight=False, markup=False).print(table)
+    console.print(table)
     for one in found:
         if one.problem:
             print(printable(f"{one.folder}: {one.problem}"))
@@ -115,6 +112,14 @@ def _print_runs(found: list, folder: Path) -> None:
         print("all     ", ", ".join(f"{name} {value}" for name, value in shared.items()))
     units = sorted({one.loss for one in found if one.loss})
     print(f"loss     held-out loss of the RNN, {' or '.join(units) or 'none yet'}")
+
+
+def _cut(rows: list[dict[str, str]], name: str, width: int) -> int:
+    """Shorten a column's entries to a width; returns how much of it they take."""
+    for row in rows:
+        if len(row[name]) > width:
+            row[name] = f"{row[name][: width - 1]}…"
+    return max(len(name), *(len(row[name]) for row in rows))
 
 
 def _row(one: Any, folder: Path) -> dict[str, str]:

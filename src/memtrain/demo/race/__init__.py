@@ -21,6 +21,7 @@ from memtrain.demo.race.plan import (
     FIGURES,
     RaceFile,
     RacePlan,
+    check_folder,
     check_methods,
     open_race,
     remove_race,
@@ -34,6 +35,7 @@ from memtrain.evaluation.ppmd import MEMORY, ORDERS, SYMBOLS, ppmd_losses, ppmd_
 from memtrain.files import refuse_links
 from memtrain.plotting.style import save
 from memtrain.recipes import recipe
+from memtrain.runs.run_folder import is_run
 from memtrain.shapes import IGNORE_INDEX
 from memtrain.training.console import Reporter
 
@@ -77,10 +79,17 @@ def run_race(
         MemtrainError: the data or the folder is wrong.
         Interrupted: a signal; the same call continues.
     """
-    methods = check_methods(options.methods)
-    kind, stream = _prepare(options, say)
+    methods, device = check_methods(options.methods), pick_device(options.device)
+    if options.folder is not None:
+        check_folder(options.folder)  # before the data is prepared, which can take long
+    lines: list[str] = []
+    kind, stream = _prepare(options, lines.append)
+    if open_store(Path(stream.path)).splits["test"].tokens <= stream.evaluate_length:
+        raise _too_little_held_out(stream, 0)
     task = StreamTask.from_config(stream)
-    device = pick_device(options.device)
+    counts = _held_out_counts(task, device)
+    for line in lines:
+        say(line)
     plan = RacePlan(
         store=stream.path,
         kind=kind,
@@ -92,7 +101,7 @@ def run_race(
         device=str(device),
         threads=options.threads,
         methods=methods,
-        **_held_out_counts(task, device),
+        **counts,
     )
     folder = options.folder or Path("runs") / f"race-{Path(stream.path).name.rpartition('-')[0]}"
     if options.overwrite:
@@ -119,7 +128,9 @@ def _prepare(options: RaceOptions, say: Callable[[str], None]) -> tuple[str, Str
         kind = "text" if meta.text else "images" if meta.picture else "tokens"
     else:
         if not path.exists():
-            raise MemtrainError(f"data={path}: no such file or folder")
+            raise MemtrainError(f"data={path}: no such file or folder; name your text or images")
+        if is_run(path):
+            raise MemtrainError(f"{path}: is a run; memtrain race takes data, such as book.txt")
         kind = require_kind(path, "").recipes[0]
     default = recipe(kind, options.size).data
     assert isinstance(default, Stream)
@@ -130,10 +141,7 @@ def _held_out_counts(task: StreamTask, device: torch.device) -> dict[str, int]:
     """How many held-out sequences choose rates, and how many give the result."""
     there = task.held_out_sequences
     if there < LEAST:
-        raise MemtrainError(
-            f"{task.config.path}: holds out {there} sequences of {task.sequence_length} tokens, a "
-            f"race needs {LEAST}; race with more data, or hold out more: --option held_out 0.3"
-        )
+        raise _too_little_held_out(task.config, there)
     most = 64 if device.type == "cuda" else 16
     validation = min(2 * most, max(2, there // 5))
     return {
@@ -141,6 +149,13 @@ def _held_out_counts(task: StreamTask, device: torch.device) -> dict[str, int]:
         "groups": GROUPS,
         "group": min(most, (there - validation) // GROUPS),
     }
+
+
+def _too_little_held_out(stream: Stream, there: int) -> MemtrainError:
+    return MemtrainError(
+        f"{stream.path}: holds out {there} sequences of {stream.evaluate_length} tokens, a race "
+        f"needs {LEAST}; race with more data, or hold out more: --option held_out 0.3"
+    )
 
 
 def _held_out(task: StreamTask, plan: RacePlan) -> tuple[torch.Tensor, torch.Tensor]:

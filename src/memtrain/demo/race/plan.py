@@ -217,18 +217,23 @@ def remove_race(folder: Path) -> None:
         DISK.remove(folder / name)
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a race."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).exists():
+        raise MemtrainError(
+            f"{folder}: holds files that are not a race; choose an empty folder (--folder)"
+        )
+
+
 def open_race(folder: Path, plan: RacePlan) -> RaceFile:
     """The race in a folder, if it has the same plan, or a new one.
 
     Raises:
         MemtrainError: the folder holds another race, or something else.
     """
+    check_folder(folder)
     path = folder / FILE
     if not path.exists():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise MemtrainError(
-                f"{folder}: holds files that are not a race; choose an empty folder (--folder)"
-            )
         return RaceFile(folder, plan)
     plain = read_json(path, MAX_BYTES)
     if not isinstance(plain, dict) or plain.pop("version", None) != VERSION:
