@@ -10,7 +10,6 @@ import pytest
 
 import memtrain
 from conftest import TINY
-from memtrain.config import BPTTConfig, Digits, DMTConfig
 from memtrain.errors import MemtrainError
 from memtrain.models.teacher import count_parameters
 from memtrain.runs.listing import is_training, list_runs, summarize
@@ -124,10 +123,3 @@ def test_a_missing_folder_and_a_missing_package_are_named(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MemtrainError, match=r'pip install "memtrain\[frames\]"'):
         memtrain.runs(tmp_path)  # type: ignore[operator]
-
-
-def test_the_unit_of_a_stream_is_that_of_its_task(tmp_path: Path):
-    alone = replace(TINY, data=Digits(), dmt=DMTConfig(), bptt=BPTTConfig())
-    run = Run.create(alone, tmp_path / "digits")
-    run.train(Reporter())
-    assert summarize(tmp_path / "digits").loss == f"nats per {run.task.unit}"

@@ -234,13 +234,16 @@ def loss_figure(
         ends = [records[-1][key] for records in curves.values()]
         if min(ends) > 0 and max(ends) > LOG_RATIO * min(ends):
             log_x_axis(axes)
+        else:
+            axes.xaxis.set_major_formatter("{x:,.10g}")
         axes.set_xlabel(label)
         axes.tick_params(labelsize=8)
     for axes in grid[:, 0]:
         axes.set_ylabel(f"held-out {loss}")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     columns = 3 if max(map(len, labels)) < 24 else 2
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+    place: dict[str, Any] = dict(loc="outside lower center", frameon=False)
+    figure.legend(handles, labels, ncols=columns, fontsize=8, **place)
     if title:
         figure.suptitle(title, fontsize=9)
     return figure
