@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -54,7 +55,7 @@ def test_losses_and_costs_are_those_of_the_runs(runs: Path):
         assert row["rnn"] == run.evaluate(TINY.log.evaluate_sequences).rnn.nats
     assert [axes.get_xlabel() for axes in figure.axes] == list(COSTS.values())
     (last, *_) = figure.axes[0].lines
-    assert last.get_label() == "slow" and last.get_ydata()[-1] == table["rnn"][0]
+    assert last.get_label() == "slow" and np.asarray(last.get_ydata())[-1] == table["rnn"][0]
 
 
 def test_only_settings_that_differ_are_shown(runs: Path):

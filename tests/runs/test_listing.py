@@ -44,7 +44,7 @@ def test_a_finished_run_is_described(runs: Path):
     assert found.sequential_ops == totals["total_sequential_ops"]
     last = [line for line in run.metrics.read() if "evaluation" in line][-1]["evaluation"]
     assert (found.rnn, found.teacher) == (last["rnn"]["nats"], last["teacher"]["nats"])
-    assert found.best is not None and found.best <= found.rnn
+    assert found.best is not None and found.rnn is not None and found.best <= found.rnn
 
 
 def test_a_stopped_run_names_its_stage_and_a_new_one_has_no_loss(runs: Path):

@@ -13,7 +13,7 @@ from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import strict_json
 
-FIGURES = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 CUT = {"data": 10, "method": 8, "cell": 8}
 """Longest entries of some columns."""
 NUMBERS = ("params", "steps", "loss", "sec", "ago")
@@ -60,8 +60,8 @@ class _CompareOptions:
     """Print one JSON object instead of the tables; no figure is drawn unless --out is given."""
 
     def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix.lower() not in FIGURES:
-            raise MemtrainError(f"--out {self.out}: must end in {', '.join(FIGURES)}")
+        if self.out is not None and self.out.suffix.lower() not in FIGURE_SUFFIXES:
+            raise MemtrainError(f"--out {self.out}: must end in {', '.join(FIGURE_SUFFIXES)}")
         if self.out is not None and self.out.is_dir():
             raise MemtrainError(f"--out {self.out}: is a folder; name a file in it")
 
