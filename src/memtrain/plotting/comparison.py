@@ -24,7 +24,7 @@ COSTS = {
     "total_seconds": "training seconds",
 }
 """Counters of a line of metrics, and their names in figures."""
-LOG_RATIO = 20
+LOG_X_RATIO = 20
 """An axis is logarithmic if the longest run is this many times as long as the shortest."""
 STAGES = ("pretrain", "smt", "dmt", "bptt")
 LEFT_OUT = ("name", "log", "version")
@@ -232,7 +232,7 @@ def loss_figure(
         for (name, level), style in zip((levels or {}).items(), cycle(("--", "-.", ":"))):
             axes.axhline(level, color=GREY, linestyle=style, linewidth=1, label=name)
         ends = [records[-1][key] for records in curves.values()]
-        if min(ends) > 0 and max(ends) > LOG_RATIO * min(ends):
+        if min(ends) > 0 and max(ends) > LOG_X_RATIO * min(ends):
             log_x_axis(axes)
         else:
             axes.xaxis.set_major_formatter("{x:,.10g}")
