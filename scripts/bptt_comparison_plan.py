@@ -8,11 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-
 from memtrain.config import RunConfig, Stream
 from memtrain.data.stream import StreamTask
-from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import evaluate
 from memtrain.files import write_atomic
@@ -25,7 +22,6 @@ from memtrain.paper.sweep import results_of
 from memtrain.plotting.style import COLOURS, panels, save
 from memtrain.recipes import recipe
 from memtrain.runs.progress import MetricsFile
-from memtrain.shapes import Batch
 from memtrain.training.run import Run
 
 NAME = "bptt_comparison_plan:BPTTComparison"
@@ -203,28 +199,12 @@ def nats_of(plan: Plan, data: str, results: Sequence[Result]) -> dict[str, list[
     return nats
 
 
-class Others(Task):
-    """A task whose held-out sequences follow those of the evaluation."""
-
-    def __init__(self, task: Task, first: int) -> None:
-        self.task, self.first = task, first
-        self.vocab_size, self.sequence_length = task.vocab_size, task.sequence_length
-
-    def sample(self, count: int, generator: torch.Generator) -> Batch:
-        return self.task.sample(count, generator)
-
-    def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        # The order of documents depends only on the generator, not on their number.
-        batch = self.task.held_out(self.first + count, generator)
-        return Batch(batch.inputs[self.first :], batch.targets[self.first :])
-
-
 def validate(run: Run, plan: Plan) -> float:
     """Nats from the empty memory on held-out documents that the evaluation does not use."""
     data, device = data_of(run), run.engine.device
-    others = Others(run.task, plan.sequences[data])
+    count, skip = plan.others(data), plan.sequences[data]
     with run.engine.eval_mode():
-        return evaluate(others, run.rnn, None, sequences=plan.others(data), device=device).rnn.nats
+        return evaluate(run.task, run.rnn, sequences=count, skip=skip, device=device).rnn.nats
 
 
 def data_of(run: Run) -> str:

@@ -9,7 +9,15 @@ import memtrain
 
 
 def test_every_public_name_is_listed_imported_and_explained():
-    assert set(dir(memtrain)) == set(memtrain.__all__) == {*memtrain._HOME, "__version__", "losses"}
+    assert (
+        set(dir(memtrain))
+        == set(memtrain.__all__)
+        == {
+            *memtrain._HOME,
+            *memtrain._MODULES,
+            "__version__",
+        }
+    )
     for name in memtrain._HOME:
         value = getattr(memtrain, name)
         if inspect.isclass(value) or inspect.isfunction(value):

@@ -15,7 +15,7 @@ Evaluation IGNORE_INDEX LogConfig Losses MemtrainError PretrainConfig Pretrained
 Reporter Run RunConfig SMT SMTConfig Samples Stream Task Teacher TeacherConfig Written __version__
 check_cell check_task evaluate export from_json generate load_pretrained load_rnn losses make_cell
 make_reporter pretrained_names read recipe sample to_json wrap write Labels Values
-Series SeriesFormat Forecast forecast
+Series SeriesFormat Forecast forecast Comparison compare runs
 """
 """Names are added here, and never taken away."""
 

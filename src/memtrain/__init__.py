@@ -71,7 +71,9 @@ if TYPE_CHECKING:
     from memtrain.objectives.bptt import BPTT
     from memtrain.objectives.dmt import DMT
     from memtrain.objectives.smt import SMT
+    from memtrain.plotting.comparison import Comparison, compare
     from memtrain.recipes import RECIPES, recipe
+    from memtrain.runs.listing import runs_frame as runs
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses, Values
     from memtrain.training.console import Reporter, make_reporter
     from memtrain.training.run import Run
@@ -97,6 +99,7 @@ _PUBLIC = {
     "objectives.bptt": "BPTT",
     "objectives.dmt": "DMT",
     "objectives.smt": "SMT",
+    "plotting.comparison": "Comparison compare",
     "recipes": "RECIPES recipe",
     "shapes": "Batch IGNORE_INDEX Losses Values",
     "training.console": "Reporter make_reporter",
@@ -104,8 +107,8 @@ _PUBLIC = {
 }
 """Public names by module. Type checkers read the imports above."""
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-_MODULES = ("losses",)
-"""Public modules."""
+_MODULES = ("losses", "runs")
+"""Public modules; runs can also be called."""
 __all__ = ["__version__", *_MODULES, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 _RENAMED = {"Written": "Samples", "read": "RNN.read", "write": "sample"}

@@ -387,7 +387,7 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (
         CellConfig,
         dict(kind="rwkv"),
-        "kind='rwkv': must be one of gru, lstm, mlp, transformer",
+        "kind='rwkv': must be one of attention, gru, lstm, mlp, transformer",
     ),
     (CellConfig, dict(kind="grue"), "did you mean gru?"),
     (CellConfig, dict(kind="lab:"), "kind='lab:': must be"),
@@ -561,11 +561,11 @@ class TestUnusedFields:
     @pytest.mark.parametrize(
         ("kind", "field", "users"),
         [
-            ("gru", "layers", "transformer, mlp"),
-            ("gru", "width", "transformer, mlp"),
-            ("gru", "heads", "transformer"),
-            ("mlp", "heads", "transformer"),
-            ("mlp", "head_dim", "transformer"),
+            ("gru", "layers", "transformer, mlp, attention"),
+            ("gru", "width", "transformer, mlp, attention"),
+            ("gru", "heads", "transformer, attention"),
+            ("mlp", "heads", "transformer, attention"),
+            ("mlp", "head_dim", "transformer, attention"),
             (
                 "my_file:Cell",
                 "memory_dim",

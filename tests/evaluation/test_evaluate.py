@@ -1,5 +1,6 @@
 """Held-out scores and drift."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -22,6 +23,7 @@ from conftest import (
 )
 from memtrain.config import Digits, Retrieval, Stack
 from memtrain.data.task import Task, build_task
+from memtrain.errors import MemtrainError
 from memtrain.evaluation import scores
 from memtrain.evaluation.evaluate import (
     DriftAccumulator,
@@ -397,3 +399,23 @@ def test_constant_memories_give_a_finite_fraction():
     with torch.no_grad():
         apart.add(rnn, inputs, normal(2, 3, 2, 16), constant)
     assert torch.tensor(apart.drift().unexplained).isfinite().all()
+
+
+def test_skipped_sequences_are_left_out_and_the_others_follow():
+    task = build_task(Digits())
+    rnn = build_rnn(dataclasses.replace(TINY, data=Digits()), task.vocab_size)
+    parts = [evaluated(task, rnn, None, 8, skip=skip) for skip in (0, 8)]
+    whole = evaluated(task, rnn, None, 16)
+    assert sum(part.targets for part in parts) == whole.targets
+    weighted = sum(part.rnn.nats * part.targets for part in parts) / whole.targets
+    assert weighted == pytest.approx(whole.rnn.nats)
+    assert parts[0].rnn.nats != parts[1].rnn.nats
+    with pytest.raises(MemtrainError, match="skip=-1: must be at least 0"):
+        evaluated(task, rnn, None, 8, skip=-1)
+
+
+def test_skipping_all_held_out_sequences_is_refused():
+    task = build_task(Digits())
+    rnn = build_rnn(dataclasses.replace(TINY, data=Digits()), task.vocab_size)
+    with pytest.raises(MemtrainError, match="skip=10000: no held-out sequences are left"):
+        evaluated(task, rnn, None, 8, skip=10_000)

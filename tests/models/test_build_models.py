@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import TINY
-from memtrain.config import CELLS, CellConfig, TeacherConfig
+from memtrain.config import CELLS, CellConfig, DMTConfig, SMTConfig, TeacherConfig
 from memtrain.errors import MemtrainError
 from memtrain.models import build
 from memtrain.models.build import build_models, build_rnn, most_parameters
@@ -31,7 +31,8 @@ def test_the_rough_count_is_never_too_low(tokens, dim, width, heads, pairs, laye
     teacher = TeacherConfig(
         width=width, encoder_layers=layers, decoder_layers=layers, heads=heads, head_dim=2 * pairs
     )
-    config = replace(TINY, cell=cell, teacher=teacher)
+    alone = {"smt": SMTConfig(), "dmt": DMTConfig()} if kind == "attention" else {}
+    config = replace(TINY, cell=cell, teacher=teacher, **alone)
     models = [model for model in build_models(config, vocab) if model is not None]
     count = sum(p.numel() for model in models for p in model.parameters())
     assert count <= most_parameters(config, vocab)

@@ -189,7 +189,7 @@ def test_a_frame_has_a_row_per_job_with_tags_numbers_and_costs(faulty, monkeypat
     row, _ = results_frame(folder)
     assert row["seed"] == 0 and row["cost_steps"] == 25 and row["rnn_nats"] > 0
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MemtrainError, match="pip install pandas"):
+    with pytest.raises(MemtrainError, match="pip install .memtrain.frames."):
         results_frame(folder)
 
 

@@ -29,6 +29,9 @@ usage: memtrain COMMAND [OPTIONS]
   label RUN         write the teacher's memories to a file, to train a cell without it
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      sample from the recurrent network: text, or images as a PNG grid
+  runs [FOLDER]     list runs: data, method, steps, held-out loss, state
+  compare RUN RUN   runs side by side: settings that differ, losses, costs, a figure
+  race DATA         which method is best for this data, in minutes on this machine
   data [NAME]       list tasks and data sets, show samples, or prepare real data
   bench [SUITE]     time training steps and generation on this machine
   reproduce FIGURE  train the runs of a figure of the paper, plot it, check its claim
@@ -53,6 +56,9 @@ COMMANDS = {
     "label": "label:label",
     "eval": "evaluate:evaluate",
     "generate": "generate:generate",
+    "runs": "runs:runs",
+    "compare": "runs:compare",
+    "race": "race:race",
     "data": "data:data",
     "bench": "bench:bench",
     "reproduce": "paper:reproduce",

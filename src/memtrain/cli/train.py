@@ -73,7 +73,7 @@ data and model
 --data.season: steps per season, such as 24 of hourly data
 --size: paper, medium, small or tiny models
 --method: smt-dmt, or bptt for comparison
---cell.kind: transformer, gru, lstm, mlp, or module:Class
+--cell.kind: transformer, gru, lstm, mlp, attention, or module:Class
 --cell.memory-tokens: tokens in a memory
 --teacher.encoder: bidirectional (the paper's) or causal (fast)
 training, one stage after another

@@ -45,7 +45,7 @@ class TeacherConfig(Checked):
         check_rotary(self.head_dim, self.rotary_fraction)
 
 
-CELLS = ("transformer", "mlp", "gru", "lstm")
+CELLS = ("transformer", "mlp", "gru", "lstm", "attention")
 TORCH_CELLS = ("torch.nn:RNNCell", "torch.nn:GRUCell", "torch.nn:LSTMCell")
 """Classes that a config may name without permission to import code."""
 _MEMORY = frozenset({"kind", "memory_tokens", "memory_dim"})
@@ -54,6 +54,9 @@ _USED = {
     "mlp": _MEMORY | {"width", "layers"},
     "gru": _MEMORY,
     "lstm": _MEMORY,
+    "attention": frozenset(
+        {"kind", "memory_tokens", "width", "layers", "heads", "head_dim", "rotary_fraction"}
+    ),
 }
 _USED_BY_OTHERS = frozenset({"kind", "options"})
 
@@ -64,18 +67,19 @@ class CellConfig(Checked):
 
     kind: str = "transformer"
     """transformer, mlp, gru, lstm, your own class as package.module:Class, or any recurrent cell,
-    such as torch.nn:LSTMCell."""
+    such as torch.nn:LSTMCell. attention is no recurrent cell but a plain causal Transformer
+    language model, for comparison; it is trained by BPTT alone."""
     memory_tokens: MemoryTokens = 16
-    """Tokens per memory (layers of a GRU; two per layer of an LSTM). Other classes state their
-    own."""
+    """Tokens per memory (layers of a GRU; two per layer of an LSTM; how many tokens back a layer of
+    attention sees). Other classes state their own."""
     memory_dim: Width = 256
     """Width of a memory token. Other classes state their own; it is the default of a wrapped cell's
     input_size and hidden_size."""
     width: Width = 256
     """Inner width (Transformer) or hidden width (MLP); not used by a GRU or LSTM."""
     layers: Layers = 8
-    """Blocks (Transformer) or hidden layers (MLP); a GRU has one layer per memory token, an LSTM
-    one per two."""
+    """Blocks (Transformer, attention) or hidden layers (MLP); a GRU has one layer per memory token,
+    an LSTM one per two."""
     heads: Heads = 8
     """Attention heads (Transformer)."""
     head_dim: HeadDim = 64

@@ -92,6 +92,16 @@ class RunConfig(Checked):
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**31")
         if not any(stage.steps for stage in self.stages().values()):
             raise MemtrainError("steps=0 in every stage: set smt.steps, dmt.steps or bptt.steps")
+        if self.cell.kind == "attention" and self.data.kind == "series":
+            raise MemtrainError(
+                "cell.kind=attention: reads tokens, and a series is numbers; use transformer, gru, "
+                "lstm or mlp"
+            )
+        if self.cell.kind == "attention" and (self.has_labels or self.has_teacher):
+            raise MemtrainError(
+                "cell.kind=attention: has no memory that a teacher could make, it is trained by "
+                "BPTT alone; --method bptt, or bptt.steps with steps=0 in the other stages"
+            )
         if self.has_labels:
             self._check_labels()
             return

@@ -120,6 +120,13 @@ class TokenCodec:
             )
 
     @property
+    def unit(self) -> str:
+        """The name of one token in results, as in "nats per pixel"."""
+        if self.text:  # beyond ASCII, a character takes several bytes
+            return "character" if max(self.alphabet, default=0) < 128 else "byte"
+        return "pixel" if self.picture and self.picture.patch == 1 else "token"
+
+    @property
     def writable(self) -> int:
         """Only tokens below this number may be generated."""
         return self.vocab_size if self.start_written else self.start_token

@@ -77,7 +77,7 @@ class StreamTask(Task):
         else:
             codec, self._tokens, self._starts = like.spelling, like._tokens, like._starts
         self.spelling: TokenCodec = codec
-        self.unit = _unit(codec)
+        self.unit = codec.unit
         self._document_rows = round(config.document_starts * empty_start_rows)
         self._sampler: WindowSampler | None = None
 
@@ -173,12 +173,6 @@ class StreamTask(Task):
         if self.store.meta.text:
             return decode_text(np.array(inputs))
         return super().describe(inputs, targets)
-
-
-def _unit(codec: TokenCodec) -> str:
-    if codec.text:  # beyond ASCII, a character takes several bytes
-        return "character" if max(codec.alphabet) < 128 else "byte"
-    return "pixel" if codec.picture and codec.picture.patch == 1 else "token"
 
 
 def _codec(meta: StoreMeta, train: LoadedSplit) -> TokenCodec:

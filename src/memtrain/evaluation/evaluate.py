@@ -192,6 +192,7 @@ def evaluate(
     device: torch.device | None = None,
     seed: int = EVALUATION_SEED,
     baselines: bool = False,
+    skip: int = 0,
 ) -> Evaluation:
     """Score a model on held-out sequences, always the same ones for the same seed.
 
@@ -208,6 +209,7 @@ def evaluate(
         seed: selects the sequences.
         baselines: also score n-gram models, if the task has a corpus to count; of numbers, the
             last observed one, and the one a season before.
+        skip: leave out this many sequences before them, on which something was chosen.
 
     Raises:
         MemtrainError: an argument is something else.
@@ -220,8 +222,9 @@ def evaluate(
             )
     if not isinstance(teacher, Teacher | None):
         raise MemtrainError(f"teacher={type(teacher).__name__}: must be a memtrain.Teacher or None")
-    if sequences < 1:
-        raise MemtrainError(f"sequences={sequences}: must be at least 1")
+    for name, number, least in (("sequences", sequences, 1), ("skip", skip, 0)):
+        if number < least:
+            raise MemtrainError(f"{name}={number}: must be at least {least}")
     if task.space != rnn.space:
         if task.values is None and rnn.vocab_size:
             found = f"its vocab_size={task.vocab_size}, that of the rnn is {rnn.vocab_size}"
@@ -233,7 +236,10 @@ def evaluate(
     rnn.eval()
     try:
         with torch.no_grad():
-            batch = task.held_out(sequences, torch.Generator().manual_seed(seed)).to(device)
+            batch = task.held_out(skip + sequences, torch.Generator().manual_seed(seed))
+            batch = batch.map(lambda tensor: tensor[skip:]).to(device) if skip else batch.to(device)
+            if not len(batch.inputs):
+                raise MemtrainError(f"skip={skip}: no held-out sequences are left; skip fewer")
             found = _baselines(task, batch) if baselines else []
             return _evaluate(task, batch, rnn, teacher, found)
     finally:

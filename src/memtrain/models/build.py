@@ -9,6 +9,7 @@ from torch import nn
 
 from memtrain.config import CELLS, TORCH_CELLS, RunConfig
 from memtrain.errors import MemtrainError
+from memtrain.models.attention import AttentionCell, AttentionReadout
 from memtrain.models.cells import build_cell
 from memtrain.models.check_cell import check_cell, memory_shape
 from memtrain.models.rnn import RNN
@@ -57,6 +58,9 @@ def _build_rnn(config: RunConfig, space: Space, cell: nn.Module | None) -> RNN:
         cell = build_cell(config.cell, space)
     else:
         check_cell(cell, **named(space))
+    if isinstance(cell, AttentionCell):
+        assert not isinstance(space, Values)
+        return RNN(cell, AttentionReadout(cell.embedding.embedding_dim, space)).train()
     _, memory_dim = memory_shape(cell)
     causal = config.readout_attention == "causal"
     rnn = RNN(cell, Decoder(config.teacher, memory_dim=memory_dim, causal=causal, **named(space)))
@@ -96,7 +100,7 @@ def most_parameters(config: RunConfig, space: Space) -> int:
         teacher.heads * teacher.head_dim,
         cell.width,
         cell.heads * cell.head_dim,
-        cell.memory_tokens * cell.memory_dim,
+        0 if cell.kind == "attention" else cell.memory_tokens * cell.memory_dim,
     )
     symbols = space.features + space.outputs if isinstance(space, Values) else space
     layers = teacher.encoder_layers + 2 * teacher.decoder_layers + cell.layers + 2

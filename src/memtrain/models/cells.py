@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from memtrain.config import CellConfig, check_used
 from memtrain.config.validation import config_from, load_class
 from memtrain.errors import MemtrainError, describe_error, did_you_mean
+from memtrain.models.attention import AttentionCell
 from memtrain.models.check_cell import check_cell
 from memtrain.models.layers import Replaceable, Stack, make_embedding, normalize_memory, projection
 from memtrain.models.wrap import WrappedCell, constructor_options, is_wrappable, wrap
@@ -133,6 +134,7 @@ CELL_CLASSES = {
     "mlp": MLPCell,
     "gru": GRUCell,
     "lstm": LSTMCell,
+    "attention": AttentionCell,
 }
 
 
@@ -172,7 +174,7 @@ def build_cell(config: CellConfig, space: Space) -> nn.Module:
 def make_cell(
     kind: str = "transformer", *, vocab_size: int = 0, values: Values | None = None, **sizes: Any
 ) -> nn.Module:
-    """A built-in cell: transformer, mlp, gru or lstm.
+    """A built-in cell: transformer, mlp, gru, lstm or attention.
 
     Args:
         kind: its name.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from memtrain.config import TeacherConfig
 from memtrain.config.validation import config_from
 from memtrain.errors import MemtrainError
+from memtrain.models.attention import AttentionCell, AttentionReadout
 from memtrain.models.check_cell import check_cell, check_kind, memory_shape
 from memtrain.models.layers import Replaceable
 from memtrain.models.teacher import Decoder, Teacher, count_parameters
@@ -39,7 +40,7 @@ class RNN(Replaceable):
     def __init__(
         self,
         cell: nn.Module,
-        readout: Decoder | Teacher | None = None,
+        readout: Decoder | AttentionReadout | Teacher | None = None,
         *,
         vocab_size: int = 0,
         values: Values | None = None,
@@ -60,12 +61,12 @@ class RNN(Replaceable):
         """
         super().__init__()
         check_kind(cell)
-        if not isinstance(readout, Decoder | Teacher | None):
+        if not isinstance(readout, Decoder | AttentionReadout | Teacher | None):
             raise MemtrainError(
                 f"readout={type(readout).__name__}: must be a memtrain.Decoder, or the "
                 "memtrain.Teacher whose decoder it will copy"
             )
-        if isinstance(readout, Decoder):
+        if isinstance(readout, Decoder | AttentionReadout):
             self._refuse(vocab_size=vocab_size, values=values, **sizes)
         else:
             if isinstance(readout, Teacher):
@@ -219,6 +220,8 @@ class RNN(Replaceable):
             written = self.fast.write(memory, uniforms, choose)
             if written is not None:
                 return written
+        if isinstance(self.cell, AttentionCell):
+            return self.cell.write(memory, uniforms, choose, self.predict)
         tokens = []
         for uniform in uniforms:
             tokens.append(choose(self.predict(memory), uniform))
@@ -229,6 +232,8 @@ class RNN(Replaceable):
         self, inputs: Inputs, memory: Float[Tensor, "B M D"] | None = None
     ) -> Float[Tensor, "B T M D"]:
         """The memories after each input, step by step, from `memory` or the empty one."""
+        if isinstance(self.cell, AttentionCell):  # it computes all steps at once
+            return self.cell.unroll(inputs, memory)
         if memory is None:
             memory = self.empty_memory(len(inputs))
         if self.fast is not None:

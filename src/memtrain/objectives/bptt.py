@@ -64,11 +64,10 @@ class BPTT(Objective):
 
     def _kept(self, batch: Batch) -> Float[Tensor, ""]:
         """Unroll, keep all activations, and read all memories out at once."""
-        memory = self.rnn.empty_memory(len(batch.inputs))
-        memories = []
+        memory, memories = None, []
         for chunk in batch.inputs.split(self.config.truncate or batch.inputs.shape[1], dim=1):
             # Truncated: the memory is carried into the next chunk, the gradient is not.
-            unrolled = self.rnn.unroll(chunk, memory.detach())
+            unrolled = self.rnn.unroll(chunk, None if memory is None else memory.detach())
             memory = unrolled[:, -1]
             memories.append(unrolled)
         return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets, self.shard)

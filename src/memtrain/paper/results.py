@@ -12,6 +12,7 @@ from memtrain.errors import MemtrainError
 from memtrain.files import JsonLines, parse_json, read_text, refuse_links, write_atomic
 from memtrain.paper import is_figure
 from memtrain.paper.base import TOY_DATA, Experiment, Job, Result, Scale
+from memtrain.runs.listing import make_frame
 
 MAX_SETUP_BYTES = 2**16
 MAX_RESULTS_BYTES = 2**27
@@ -174,10 +175,6 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 def results_frame(folder: Path | str) -> Any:
     """A folder's results as a pandas DataFrame: one row per job, tags and numbers as columns."""
-    try:
-        import pandas  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MemtrainError("a DataFrame needs pandas: pip install pandas") from None
     rows = []
     for result in ResultsFile(Path(folder)).read():
         numbers = {
@@ -187,4 +184,4 @@ def results_frame(folder: Path | str) -> Any:
         }
         costs = {f"cost_{name}": value for name, value in result.cost.items()}
         rows.append({"figure": result.figure, "key": result.key, **result.tags, **numbers, **costs})
-    return pandas.DataFrame(rows)
+    return make_frame(rows)

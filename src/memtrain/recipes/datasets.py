@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memtrain.config import (
     BPTTConfig,
+    CellConfig,
     Digits,
     DMTConfig,
     EngineConfig,
@@ -32,26 +33,28 @@ def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) 
     data = Stream(path=f"data/{name}", evaluate_length=evaluate_length)
     shape = size_named(size)
     make = _paper if shape.teacher.encoder == "bidirectional" else _laptop
-    config = replace(make(name, data, shape), cell=cell_of_kind(shape, cell))
+    config = make(name, data, shape)
     if cell in RECURRENT_CELLS:  # their states cannot reach RMS 1
         config = replace(config, teacher=replace(config.teacher, normalize_memory=False))
-    return by_bptt(config) if method == "bptt" else config
+    chosen = cell_of_kind(shape, cell)
+    return by_bptt(config, chosen) if method == "bptt" else replace(config, cell=chosen)
 
 
-def by_bptt(config: RunConfig) -> RunConfig:
-    """The same data, cell and readout trained by BPTT alone, for as many steps.
+def by_bptt(config: RunConfig, cell: CellConfig | None = None) -> RunConfig:
+    """The same data, cell (or another one) and readout trained by BPTT alone, for as many steps.
 
     Batches have the size of SMT's, sequences the length of DMT's rollouts. A step takes far longer
     than SMT's; for equal time set `bptt.seconds`. The learning rates were the best of three at the
     paper's size (docs/RESULTS.md); for a GRU on text, three times as much was better still.
     """
-    gated = config.cell.kind in RECURRENT_CELLS
+    cell = cell or config.cell
+    gated = cell.kind in RECURRENT_CELLS
     small_rate = config.teacher.encoder == "bidirectional" and not gated
     return RunConfig(
         name=f"{config.name}-bptt",
         data=config.data,
         teacher=config.teacher,  # its decoder is the readout
-        cell=config.cell,
+        cell=cell,
         bptt=BPTTConfig(
             steps=config.smt.steps + config.dmt.steps,
             batch_size=config.smt.batch_size,

@@ -89,7 +89,16 @@ RECURRENT_LAYERS = 4
 
 
 def cell_of_kind(size: Size, kind: str) -> CellConfig:
-    """A cell of another kind with about as many parameters as the size's own."""
+    """A cell of another kind with about as many parameters as the size's own.
+
+    A plain Transformer (attention) has no readout beside it, so it has the readout's blocks too,
+    and it sees as far back as the teacher's encoder.
+    """
+    if kind == "attention":
+        layers, context = size.teacher.decoder_layers, size.teacher.context_length
+        return replace(
+            size.cell, kind=kind, layers=size.cell.layers + layers, memory_tokens=context
+        )
     return cell_like(size.cell, kind)
 
 
