@@ -28,12 +28,17 @@ class GenerateOptions:
     """Sample from the most likely tokens that together have this probability."""
     seed: int = 0
     """The same seed gives the same samples, on the same kind of device."""
+    label: tuple[str, ...] = ()
+    """Classes of the images to draw, by name or number, `count` of each; of a model whose images
+    have classes (default: classes at random, with the frequencies of the training images)."""
 
     def __post_init__(self) -> None:
         for name in ("count", "length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise MemtrainError(f"{name}={value}: must be at least 1")
+        if isinstance(self.label, str) or not all(isinstance(one, str) for one in self.label):
+            raise MemtrainError(f"label={self.label!r}: must be a tuple of strings, as ('7',)")
         if not 0 <= self.seed < 2**63:
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**63")
         self.sampler()  # validates the others
