@@ -159,7 +159,7 @@ class TokenCodec:
         """The classes of images and the other tokens, where the first token is that of a class."""
         if not self.classes or not tokens.size or int(tokens[..., 0].min()) < self.writable:
             return None, tokens
-        return tokens[..., 0] - self.writable, tokens[..., 1:]
+        return np.asarray(tokens[..., 0] - self.writable), tokens[..., 1:]
 
     def encode_text(self, prompt: str) -> Int64[np.ndarray, " P"]:
         """Encode a prompt: text, or token numbers if the model generates neither text nor images.

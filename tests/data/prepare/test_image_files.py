@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import resource
 import struct
 import sys
 import tracemalloc
@@ -293,6 +294,117 @@ def test_transparent_colour_deep_and_rotated_images_become_grey(tmp_path: Path):
     assert (deep == 0x80).all()
     assert (red == 76).all()
     assert (turned_gray == 90).all()
+
+
+@PLACES
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "GIF"])
+def test_every_lossless_format_has_the_same_pixels(tmp_path: Path, place: str, kind: str):
+    gray = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6)
+    options = {"lossless": True} if kind == "WEBP" else {}
+    files = {f"a.{kind.lower()}": encoded(Image.fromarray(gray), kind, **options)}
+    found = read_folder(put(tmp_path / place, files))
+    assert np.array_equal(found.pixels, gray[None]) and not found.animated
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_of_several_frames_the_first_is_read(tmp_path: Path, kind: str):
+    frames = [Image.new("RGB", (3, 2), colour) for colour in ("red", "blue", "green")]
+    more = {"save_all": True, "append_images": frames[1:]}
+    more |= {"lossless": True} if kind == "WEBP" else {}
+    files = {f"a.{kind.lower()}": encoded(frames[0], kind, **more), "b.png": png(FIRST)}
+    found = read_folder(put(tmp_path / "folder", files), colour=True)
+    assert (found.pixels[0] == [255, 0, 0]).all() and found.animated == 1
+
+
+def test_colours_are_kept_and_transparency_is_white(tmp_path: Path):
+    half = np.full((2, 3, 4), (200, 0, 0, 128), np.uint8)
+    half[0, 0, 3] = 0
+    palette = Image.new("P", (3, 2), 1)
+    palette.putpalette([0, 0, 255, 0, 200, 0])
+    palette.putpixel((0, 0), 0)
+    files = {
+        "a-half.png": encoded(Image.fromarray(half)),
+        "b-palette.gif": encoded(palette, "GIF", transparency=0),
+        "c-deep.png": encoded(Image.fromarray(np.full((2, 3), 0x8012, np.uint16))),
+    }
+    clear, indexed, deep = read_folder(put(tmp_path / "folder", files), colour=True).pixels
+    assert clear[0, 0].tolist() == [255, 255, 255] and clear[1, 1].tolist() == [227, 127, 127]
+    assert indexed[0, 0].tolist() == [255, 255, 255] and indexed[1, 1].tolist() == [0, 200, 0]
+    assert (deep == 0x80).all()
+
+
+def test_colours_that_are_lost_in_grey_are_counted(tmp_path: Path):
+    files = {
+        "a-grey.gif": png(np.tile(FIRST, (9, 9)) * 40, "GIF"),
+        "b-grey.png": encoded(Image.fromarray(np.tile(FIRST, (9, 9)) * 40).convert("RGBA")),
+        "c-red.webp": encoded(Image.new("RGB", (3, 2), "red"), "WEBP"),
+        "d-blue.gif": encoded(Image.new("RGB", (3, 2), "blue"), "GIF"),
+    }
+    path = put(tmp_path / "folder", files)
+    assert read_folder(path, (2, 2)).coloured == 2
+    assert read_folder(path, (2, 2), colour=True).coloured == 0
+
+
+def test_digests_are_of_the_pixels_before_resizing(tmp_path: Path):
+    wide = np.repeat(FIRST, 2, axis=1)
+    files = {
+        "a.png": png(FIRST),
+        "b.bmp": png(FIRST, "BMP"),
+        "c.png": png(FIRST.reshape(3, 2)),
+        "d.png": png(wide),
+    }
+    a, b, c, d = read_folder(put(tmp_path / "folder", files), (2, 2)).digests
+    assert a == b and len({a, c, d}) == 3
+
+
+def bmp_that_claims(side: int) -> bytes:
+    data = bytearray(png(FIRST, "BMP"))
+    data[18:26] = struct.pack("<ii", side, side)
+    return bytes(data)
+
+
+def gif_that_claims(side: int) -> bytes:
+    data = bytearray(png(FIRST, "GIF"))
+    data[6:10] = struct.pack("<HH", side, side)
+    return bytes(data)
+
+
+def webp_that_claims(side: int) -> bytes:
+    data = bytearray(encoded(Image.fromarray(FIRST), "WEBP", lossless=True))
+    packed = int.from_bytes(data[21:25], "little") & ~(2**28 - 1)
+    data[21:25] = (packed | (side - 1) << 14 | (side - 1)).to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bomb.bmp", bmp_that_claims(30_000)),
+        ("bomb.gif", gif_that_claims(60_000)),
+        ("bomb.webp", webp_that_claims(16_000)),
+    ],
+)
+def test_bombs_of_other_formats_are_refused_from_their_headers(
+    tmp_path: Path, name: str, content: bytes
+):
+    path = put(tmp_path / "folder", {name: content})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(MemtrainError, match=f"{name}: refused, claims .* pixels"):
+        read_folder(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@given(data=st.binary(max_size=60), kind=st.sampled_from(["GIF", "WEBP", "BMP"]))
+def test_damaged_images_are_skipped(tmp_path_factory, data: bytes, kind: str):
+    folder = tmp_path_factory.mktemp("damaged")
+    content = bytearray(png(np.tile(FIRST, (4, 4)), kind))
+    content[30 : 30 + len(data)] = data
+    (folder / f"a.{kind.lower()}").write_bytes(content)
+    (folder / "b.png").write_bytes(png(np.tile(FIRST, (4, 4))))
+    try:
+        assert "b.png" in read_folder(folder, (4, 4)).names
+    except MemtrainError as error:  # it claims to be too large
+        assert "refused" in str(error)
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/evil.png", "C:\\evil.png"])

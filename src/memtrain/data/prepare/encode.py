@@ -190,8 +190,8 @@ def reading_notes(images: ImageSet) -> tuple[str, ...]:
         files = "1 file has" if images.animated == 1 else f"{images.animated:,} files have"
         notes.append(f"{files} several frames; the first is read")
     if images.coloured:
-        of = "1 image is" if images.coloured == 1 else f"{images.coloured:,} images are"
-        notes.append(f"{of} stored in colour and read in grey; --option colour true keeps colours")
+        of = "1 image has" if images.coloured == 1 else f"{images.coloured:,} images have"
+        notes.append(f"{of} colours, read in grey; --option colour true keeps them")
     return tuple(notes)
 
 

@@ -62,7 +62,9 @@ def dark_note(images: ImageSet) -> tuple[str, ...]:
     )
 
 
-def resized(images: Pixels, size: tuple[int, int] | None, mode: str) -> Pixels:
+def resized(
+    images: Pixels, size: tuple[int, int] | None, mode: str
+) -> UInt8[np.ndarray, "N height width *channels"]:
     """Images in Pillow's mode L or RGB, resized to (height, width) (Lanczos)."""
     if size is None and (images.ndim == 4) == (mode == "RGB"):
         return images

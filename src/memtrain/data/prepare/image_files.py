@@ -46,7 +46,7 @@ _RESIZE = "resize them: --option size 28"
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 """By content: the name of a file may say another one of them."""
-_GREY_MODES = ("1", "L", "LA", "La", "I", "F")
+_GREY_MODES = ("1", "L", "LA", "I", "F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ImageSet:
     animated: int = 0
     """Files of several frames, of which the first is read."""
     coloured: int = 0
-    """Images that are stored in colour, but read in grey."""
+    """Images that have colours, but are read in grey."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +257,8 @@ def _decode_image(
                 if pixels <= MAX_PIXELS:
                     budget.spend(pixels)
                     animated = bool(getattr(image, "is_animated", False))
-                    coloured = not colour and not image.mode.startswith(_GREY_MODES)
                     ImageOps.exif_transpose(image, in_place=True)
+                    coloured = not colour and _has_colours(image)
                     flat = _flattened(image, "RGB" if colour else "L")
                     digest = _digest(flat)
                     if size is not None:
@@ -289,6 +289,14 @@ def _flattened(image: Any, mode: str) -> Any:
             strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
         flat.paste(strip.convert(mode), (0, top))
     return flat
+
+
+def _has_colours(image: Any) -> bool:
+    """Whether some of 16x16 pixels of a Pillow image have a colour that one would see."""
+    if image.mode.startswith(_GREY_MODES):
+        return False
+    some = np.asarray(image.resize((16, 16), 0).convert("RGB"))  # 0: the nearest pixels
+    return bool(np.ptp(some, axis=-1).max() > 16)
 
 
 def _digest(image: Any) -> bytes:
