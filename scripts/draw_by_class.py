@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import memtrain
+from memtrain.config import Stream
 from memtrain.data.images import Pixels, decode_images
 from memtrain.data.store import Store, open_store
 from memtrain.errors import MemtrainError
@@ -60,7 +61,8 @@ def measure(folder: Path, count: int, seed: int, options: dict) -> tuple[dict, S
         raise MemtrainError(
             f"{folder}: has no classes; train it on images with --option labels true"
         )
-    store = open_store(Path(model.config.data.path))  # pyright: ignore: a run of images has one
+    assert isinstance(model.config.data, Stream)
+    store = open_store(Path(model.config.data.path))
     classifier = train_classifier(*real_images(store, "train"), torch.device("cpu"))
     drawn = memtrain.generate(model, label=codec.classes, count=count, seed=seed, **options)
     asked = np.arange(len(codec.classes)).repeat(count)
