@@ -14,8 +14,8 @@ class GenerateOptions:
     """How to sample, for `memtrain.generate` and `memtrain generate`."""
 
     count: int | None = None
-    """Number of sequences (default: 1 text or 64 images), or of places where forecasts of a series
-    start (default: 4)."""
+    """Number of sequences (default: 1 text or 64 images), of each label if there are several, or
+    of places where forecasts of a series start (default: 4)."""
     length: int | None = None
     """Tokens to generate, which are characters of an ASCII text, bytes of any other; images are
     always completed. Steps to forecast of a series (default: a season, else a quarter of the

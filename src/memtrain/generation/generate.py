@@ -27,7 +27,7 @@ TEXT_LENGTH = 512
 """Tokens of a text unless `length` is given."""
 
 Prompt = str | Integer[np.ndarray, " P"] | Integer[np.ndarray, "B P"] | None
-Label = str | int | Sequence[str | int]
+Label = str | int | np.integer | np.ndarray | Sequence[str | int]
 Listener = Callable[[Int64[np.ndarray, "B K"]], None]
 
 
@@ -131,7 +131,7 @@ def generate(
 
     Example: `generate(load_pretrained("mnist-small"), count=64).save("digits.png")`
     """
-    labels = () if label is None else (label,) if isinstance(label, str | int) else tuple(label)
+    labels = () if label is None else map(str, np.atleast_1d(np.asarray(label)))
     options = GenerateOptions(
         count=count,
         length=length,
@@ -139,7 +139,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        label=tuple(map(str, labels)),
+        label=tuple(labels),
     )
     return generate_with(model, options, prompt, listen)
 

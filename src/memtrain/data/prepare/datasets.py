@@ -24,12 +24,11 @@ from memtrain.data.prepare.encode import (
     groups_of,
     held_out_names,
     non_ascii_note,
-    reading_notes,
-    write_images,
 )
 from memtrain.data.prepare.image_arrays import resized
 from memtrain.data.prepare.image_classes import Classes
 from memtrain.data.prepare.image_files import ImageSet, check_size, read_folder
+from memtrain.data.prepare.image_store import reading_notes, write_images
 from memtrain.data.prepare.limits import FREE, GROWTH
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_texts

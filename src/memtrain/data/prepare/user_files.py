@@ -15,14 +15,13 @@ from memtrain.data.prepare.encode import (
     held_out_count,
     held_out_names,
     non_ascii_note,
-    reading_notes,
     split_stream,
-    write_images,
 )
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
 from memtrain.data.prepare.image_arrays import dark_note, read_array
 from memtrain.data.prepare.image_classes import label_file, read_classes
 from memtrain.data.prepare.image_files import read_folder
+from memtrain.data.prepare.image_store import reading_notes, write_images
 from memtrain.data.prepare.limits import ignored_note, one_line, require_memory
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_text
