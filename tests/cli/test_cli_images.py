@@ -1,6 +1,7 @@
 """Commands on images: colour, classes, arrays, and what is refused."""
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,38 @@ def test_arrays_are_learned_with_the_labels_beside_them(here: Path, capsys):
     assert main(["label", "run", "--out", "labels.safetensors", "--sequences", "4"]) == 0
     assert main(["data", "digits.npy", "--option", "levels", "2"]) == 0
     assert "memtrain train images --data data/digits-" in capsys.readouterr().out
+
+
+def write_mnist(folder: Path) -> None:
+    """Twelve digits of noise to train and six to test."""
+    folder.mkdir()
+    for split, count in (("train", 12), ("t10k", 6)):
+        images = NOISE.integers(0, 256, (count, 28, 28), np.uint8)
+        header = struct.pack(">4I", 0x803, count, 28, 28)
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        labels = struct.pack(">2I", 0x801, count) + bytes(n % 10 for n in range(count))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(labels)
+
+
+def test_mnist_recipes_draw_digits_by_class(here: Path, capsys):
+    write_mnist(here / "files")
+    options = ["--option", "size", "4", "levels", "4", "labels", "true"]
+    assert main(["train", "mnist", "--data", "files", *options, *FEW]) == 0
+    assert main(["generate", "runs/mnist", "--label", "7", "--count", "2"]) == 0
+    options = ["--option", "levels", "4", "patch", "2", "labels", "true"]
+    prepare = ["data", "mnist", "--data-dir", "files", "--out", "data/mnist-small", *options]
+    assert main(prepare) == 0
+    small = [*FEW[2:], "--engine.no-compile", "--teacher.context-length", "8"]
+    for name in ("smt.future-length", "dmt.future-length"):
+        small += [f"--{name}", "4"]
+    for name in ("teacher.encoder-layers", "teacher.decoder-layers", "cell.layers"):
+        small += [f"--{name}", "1"]
+    assert main(["train", "mnist-small", *small]) == 0
+    assert main(["generate", "runs/mnist-small", "--label", "0", "9", "--count", "1"]) == 0
+    assert "label-0-9-2-seed0.png" in capsys.readouterr().out
+    Path("files/train-labels-idx1-ubyte").unlink()
+    line = refused(capsys, "train", "mnist", "--data", "files", *options)
+    assert "labels=true: needs train-labels-idx1-ubyte.gz and t10k-labels-idx1-ubyte.gz in" in line
 
 
 def test_a_model_without_classes_names_how_to_get_them(here: Path, capsys):

@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 from memtrain.data.palette import learn_palette, nearest_colours
 
 NOISE = np.random.default_rng(0).integers(0, 256, (3000, 3), np.uint8)
+NINE = learn_palette(NOISE, 9)
 
 
 def error(pixels: np.ndarray, palette) -> float:
@@ -45,7 +46,7 @@ def test_k_means_finds_groups_of_colours():
 
 @given(hnp.arrays(np.uint8, (5, 4, 3)))
 def test_the_nearest_colour_has_the_least_squared_distance(pixels: np.ndarray):
-    palette = learn_palette(NOISE, 9)
+    palette = NINE
     distance = np.square(pixels[..., None, :].astype(int) - np.array(palette)).sum(axis=-1)
     chosen = nearest_colours(pixels, palette)
     assert chosen.shape == (5, 4)

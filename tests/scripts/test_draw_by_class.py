@@ -21,7 +21,7 @@ def script():
     return load_script("draw_by_class")
 
 
-def train(folder: Path, monkeypatch, *, labels: bool) -> Path:
+def train(folder: Path, monkeypatch, *, labels: bool, steps: int) -> Path:
     """A GRU that draws 4x4 squares, dark above for class 0 and below for class 1."""
 
     monkeypatch.chdir(folder)
@@ -37,14 +37,14 @@ def train(folder: Path, monkeypatch, *, labels: bool) -> Path:
     assert config.data.kind == "stream"
     options = {"levels": 2, "labels": labels}
     data = prepared_stream("images", Path("a.npy"), config.data, options)
-    bptt = replace(config.bptt, steps=60, batch_size=16, sequence_length=16, learning_rate=1e-2)
+    bptt = replace(config.bptt, steps=steps, batch_size=16, sequence_length=16, learning_rate=1e-2)
     config = replace(config, data=replace(data, document_starts=1.0), bptt=bptt)
     Run.create(config, folder / "run").train(Reporter())
     return folder / "run"
 
 
 def test_images_drawn_by_class_are_read_as_that_class(script, tmp_path: Path, monkeypatch, capsys):
-    run = train(tmp_path, monkeypatch, labels=True)
+    run = train(tmp_path, monkeypatch, labels=True, steps=60)
     script.main([str(run), "--count", "12", "--out", "found.json"])
     record = json.loads(Path("found.json").read_text())
     assert record["classes"] == ["0", "1"] and record["guessing"] == 0.5
@@ -55,7 +55,7 @@ def test_images_drawn_by_class_are_read_as_that_class(script, tmp_path: Path, mo
 
 
 def test_a_run_without_classes_is_refused(script, tmp_path: Path, monkeypatch):
-    run = train(tmp_path, monkeypatch, labels=False)
+    run = train(tmp_path, monkeypatch, labels=False, steps=1)
     with pytest.raises(MemtrainError, match="has no classes; train it on images with --option lab"):
         script.main([str(run)])
 

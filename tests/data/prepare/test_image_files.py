@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
@@ -394,6 +394,7 @@ def test_bombs_of_other_formats_are_refused_from_their_headers(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
+@settings(max_examples=40)
 @given(data=st.binary(max_size=60), kind=st.sampled_from(["GIF", "WEBP", "BMP"]))
 def test_damaged_images_are_skipped(tmp_path_factory, data: bytes, kind: str):
     folder = tmp_path_factory.mktemp("damaged")
