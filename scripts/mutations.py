@@ -622,6 +622,22 @@ MUTATIONS = [
         "the larger part of the pictures is held out",
     ),
     Mutation(
+        "equal-images",
+        "data/prepare/encode.py",
+        "first.setdefault(digest, key)",
+        "key",
+        ("data/prepare/test_prepare.py",),
+        "equal images are in train and in test",
+    ),
+    Mutation(
+        "class-target",
+        "data/stream.py",
+        "if self.spelling.classes:  # which are chosen, and not predicted",
+        "if False:",
+        STREAM,
+        "the class of an image is predicted from the image before it",
+    ),
+    Mutation(
         "held-out-split",
         "data/prepare/encode.py",
         '"train": Split(tokens[:cut], starts[:first]),',
@@ -639,7 +655,7 @@ MUTATIONS = [
     ),
     Mutation(
         "pictures-claim",
-        "data/prepare/image_files.py",
+        "data/prepare/zip_files.py",
         "if member.compress_size > ",
         "if False and member.compress_size > ",
         ("data/prepare/test_image_files.py",),

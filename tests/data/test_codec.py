@@ -1,6 +1,7 @@
 """Prompts and images to tokens and back."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,63 @@ def test_an_image_is_resized_and_takes_the_datas_levels(tmp_path: Path):
     assert PICTURE.encode_image(tmp_path / "same.png").tolist() == [0, 1, 2, 3, 1, 0]
     Image.fromarray(np.full((40, 60), 255, np.uint8)).save(tmp_path / "large.png")
     assert PICTURE.encode_image(tmp_path / "large.png").tolist() == [3] * 6
+
+
+CLASSES = TokenCodec(
+    vocab_size=7,
+    start_token=4,
+    start_written=False,
+    picture=PICTURE.picture,
+    classes=("cat", "dog", "1"),
+    class_counts=(6, 0, 2),
+)
+
+
+def test_classes_follow_the_tokens_of_images():
+    assert CLASSES.writable == 4
+    assert [CLASSES.class_number(label) for label in ("cat", "dog", "0", 2, "2")] == [0, 1, 0, 2, 2]
+    assert CLASSES.class_number("1") == 2  # a name comes before a number
+    images = np.array([[4, 0, 1, 2, 3, 0, 1], [6, 3, 3, 3, 3, 3, 3]])
+    labels, pixels = CLASSES.split_class(images)
+    assert labels is not None and labels.tolist() == [0, 2] and pixels.shape == (2, 6)
+    assert np.array_equal(CLASSES.decode_images(images), CLASSES.decode_images(pixels))
+    assert CLASSES.split_class(pixels)[0] is None and PICTURE.split_class(pixels)[0] is None
+
+
+def test_classes_are_sampled_with_their_frequencies():
+    drawn = np.bincount(CLASSES.sample_classes(4000, seed=0), minlength=3)
+    assert drawn[1] == 0 and abs(drawn[0] / 4000 - 0.75) < 0.03
+    assert np.array_equal(CLASSES.sample_classes(9, seed=5), CLASSES.sample_classes(9, seed=5))
+
+
+@pytest.mark.parametrize(
+    ("codec", "label", "message"),
+    [
+        (CLASSES, "cta", "label='cta': did you mean cat? (one of 1, cat, dog), or 0..2"),
+        (CLASSES, 3, "label='3': must be one of 1, cat, dog, or 0..2"),
+        (CLASSES, "-1", "label='-1': did you mean 1? (one of 1, cat, dog), or 0..2"),
+        (PICTURE, "cat", "label='cat': this model has no classes; train on images with --option"),
+    ],
+)
+def test_an_unknown_class_is_one_line(codec: TokenCodec, label: str | int, message: str):
+    with pytest.raises(MemtrainError) as caught:
+        codec.class_number(label)
+    assert message in str(caught.value)
+
+
+def test_classes_need_their_counts_and_a_start_that_is_not_written():
+    for wrong in ({"class_counts": (1,)}, {"start_written": True}):
+        with pytest.raises(MemtrainError, match="classes: need start_written=False"):
+            replace(CLASSES, **wrong)
+
+
+def test_an_image_in_colour_is_encoded_by_the_palette(tmp_path: Path):
+    image = ImageFormat(height=1, width=2, levels=2, palette=((0, 0, 200), (255, 255, 255)))
+    codec = TokenCodec(vocab_size=2, start_token=0, picture=image)
+    Image.fromarray(np.array([[[0, 0, 255, 255], [9, 9, 9, 0]]], np.uint8)).save(tmp_path / "a.png")
+    tokens = codec.encode_image(tmp_path / "a.png")
+    assert tokens.tolist() == [0, 1]  # transparent is white
+    assert codec.decode_images(tokens[None]).tolist() == [[[[0, 0, 200], [255, 255, 255]]]]
 
 
 def test_dark_ink_inverts_images(tmp_path: Path):

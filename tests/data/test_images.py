@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from memtrain.data.images import Augmentation, decode_images
+from memtrain.data.images import Augmentation, ImageFormat, decode_images, encode_images
 from memtrain.data.prepare import prepare, prepare_path
 from memtrain.errors import MemtrainError
 
@@ -25,6 +25,48 @@ def save(folder: Path, names: list[str], side: int) -> Path:
 
 def sketches(folder: Path, count: int) -> Path:
     return save(folder / "raw", [f"cat/n{photo:03d}_7-1.png" for photo in range(count)], 64)
+
+
+PALETTE = ((0, 0, 0), (200, 0, 0), (255, 255, 255))
+
+
+def test_a_colour_token_is_the_nearest_colour_of_the_palette():
+    pixels = np.array([[[[9, 0, 0], [255, 30, 30]], [[250, 250, 240], [0, 0, 0]]]], np.uint8)
+    tokens = encode_images(pixels, levels=3, palette=PALETTE)
+    assert tokens.tolist() == [[0, 1, 2, 0]]
+    image = ImageFormat(height=2, width=2, levels=3, palette=PALETTE)
+    assert (image.vocab_size, image.length) == (3, 4)
+    shown = decode_images(tokens, image)
+    assert shown.shape == (1, 2, 2, 3) and shown[0, 0].tolist() == [[0, 0, 0], [200, 0, 0]]
+    assert np.array_equal(encode_images(shown, levels=3, palette=PALETTE), tokens)
+
+
+def test_two_colours_are_no_ink():
+    image = ImageFormat(height=1, width=2, levels=2, palette=PALETTE[:2])
+    shown = decode_images(np.array([[0, 1]]), image)
+    assert shown.tolist() == [[[[0, 0, 0], [200, 0, 0]]]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"levels": 4}, "palette: 3 colours for 4 levels"),
+        ({"levels": 3, "patch": 2}, "patch=2 with colour: a colour token is one pixel"),
+        ({"levels": 3, "palette": (*PALETTE[:2], (0, 256, 0))}, "must be 0..255"),
+    ],
+)
+def test_an_impossible_palette_is_refused(options: dict, message: str):
+    with pytest.raises(MemtrainError, match=message):
+        ImageFormat(**{"height": 2, "width": 2, "palette": PALETTE} | options)
+
+
+def test_colour_images_are_augmented_too():
+    pixels = np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3)
+    copies = list(Augmentation(mirror=True, shift=1).apply(pixels))
+    assert len(copies) == 18 and all(copy.shape == pixels.shape for copy in copies)
+    assert np.array_equal(copies[9], pixels[:, :, ::-1])
+    by_channel = list(Augmentation(mirror=True, shift=1).apply(pixels[..., 1]))
+    assert np.array_equal([copy[..., 1] for copy in copies], by_channel)
 
 
 def test_without_augmentation_the_image_is_unchanged():

@@ -31,6 +31,7 @@ from memtrain.data.stream import (
 )
 from memtrain.data.task import build_task, check_task
 from memtrain.errors import MemtrainError
+from memtrain.shapes import IGNORE_INDEX
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
 
@@ -55,6 +56,49 @@ def pictures(tmp_path: Path) -> Path:
         Image.fromarray(image).save(folder / f"{index}.png")
     prepare_path(folder, tmp_path / "prepared", levels=4)
     return tmp_path / "prepared"
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> StreamTask:
+    """Images of 6x6 pixels of 4 levels; the first pixel of each is its class."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 6, 6), np.uint8)
+    labels = np.arange(60) % 3
+    images[:, 0, 0] = 85 * labels
+    np.save(tmp_path / "a.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
+    prepare_path(tmp_path / "a.npy", tmp_path / "labelled", levels=4, labels=True)
+    return StreamTask.from_config(Stream(path=str(tmp_path / "labelled"), evaluate_length=36))
+
+
+def test_classes_are_read_and_are_no_targets(classes: StreamTask):
+    check_task(classes)
+    assert classes.vocab_size == 7 and classes.unit == "pixel"
+    held = classes.held_out(99, seeded())
+    assert bool((held.inputs[:, 0] >= 4).all()) and bool((held.inputs[:, 1:] < 4).all())
+    assert bool((held.targets < 4).all()) and bool((held.targets >= 0).all())  # every pixel
+    assert torch.equal(held.inputs[:, 0] - 4, held.targets[:, 0])  # of the class of its image
+    batch = classes.windows(80).sample(50, seeded())
+    after = batch.inputs[:, 1:]
+    assert torch.equal(batch.targets[:, :-1], after.where(after < 4, IGNORE_INDEX))
+    assert int((batch.targets == IGNORE_INDEX).sum()) > 50
+
+
+def test_a_codec_with_classes_counts_the_training_images(classes: StreamTask):
+    codec = classes.spelling
+    assert codec.classes == ("0", "1", "2") and codec.writable == 4 and not codec.start_written
+    counted = classes.store.splits["train"].documents
+    assert sum(codec.class_counts) == counted and max(codec.class_counts) <= 20
+    assert codec.start_token == 4 + int(np.argmax(codec.class_counts))
+
+
+def test_classes_are_not_in_the_corpus_but_with_held_out_images(classes: StreamTask):
+    corpus = classes.corpus()
+    assert (corpus.vocab_size, corpus.width, corpus.document_length) == (4, 6, 36)
+    assert len(corpus.tokens) == 36 * classes.store.splits["train"].documents
+    assert int(corpus.tokens.max()) == 3
+    images = classes.held_out_images(4, seeded())
+    assert images is not None and images.shape[1] == 37
+    assert torch.equal(images[:, 0] - 4, images[:, 1])
 
 
 def test_a_stream_keeps_the_task_contract(text: StreamTask):

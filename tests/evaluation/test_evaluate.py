@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
@@ -21,7 +23,8 @@ from conftest import (
     tiny_rnn,
     tiny_teacher,
 )
-from memtrain.config import Digits, Retrieval, Stack
+from memtrain.config import Digits, Retrieval, Stack, Stream
+from memtrain.data.prepare import prepare_images
 from memtrain.data.task import Task, build_task
 from memtrain.errors import MemtrainError
 from memtrain.evaluation import scores
@@ -33,6 +36,7 @@ from memtrain.evaluation.evaluate import (
     encode_in_chunks,
     evaluate,
 )
+from memtrain.evaluation.ngram import count_baselines
 from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
@@ -322,6 +326,40 @@ def test_count_models_are_scored_on_the_same_targets_if_there_is_a_corpus(task):
     assert math.log(17) > zeroth > left > around > 1
     assert all(baseline.fitted_tokens == 1527 * 64 for baseline in result.baselines)
     assert evaluated(digits, rnn, None, sequences=50).baselines == []
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_count_models_of_images_with_classes_see_pixels_only(tmp_path, images: int):
+    pixels = np.random.default_rng(0).integers(0, 2, (60, 4, 4), np.uint8).cumsum(axis=2) * 60
+    np.save(tmp_path / "a.npy", pixels.astype(np.uint8))
+    np.save(tmp_path / "labels.npy", np.arange(60) % 3)
+    options = {"levels": 5, "held_out": 0.3}
+    found = []
+    for labels in (False, True):
+        folder = tmp_path / f"store-{labels}"
+        prepare_images(tmp_path / "a.npy", folder, labels=labels, **options)
+        length = 16 * images + (images - 1) if labels else 16 * images
+        task = build_task(Stream(path=str(folder), evaluate_length=length))
+        torch.manual_seed(0)
+        rnn = build_rnn(TINY, task.vocab_size)
+        found.append(evaluated(task, rnn, None, sequences=9, baselines=True))
+    plain, labelled = found
+    assert labelled.targets == 9 * 16 * images  # every pixel, and no class
+    whole = count_baselines(*_pixels_of(tmp_path / "store-True", images))
+    assert [one.nats for one in labelled.baselines] == pytest.approx([one.nats for one in whole])
+    assert [one.fitted_tokens for one in labelled.baselines] == [
+        one.fitted_tokens for one in plain.baselines
+    ]
+
+
+def _pixels_of(folder: Path, images: int) -> tuple:
+    """The corpus without classes, and the held-out images that `evaluated` takes."""
+    task = build_task(Stream(path=str(folder), evaluate_length=17 * images - 1))
+    batch = task.held_out(9, seeded(evaluate_module.EVALUATION_SEED))
+    pixels = batch.targets[batch.targets != IGNORE_INDEX].view(9, -1)
+    corpus = task.corpus()
+    assert corpus is not None and corpus.document_length == 16
+    return corpus, pixels, pixels
 
 
 def test_a_figure_is_drawn_with_and_without_a_teacher(task, tmp_path):

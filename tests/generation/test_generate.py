@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import memtrain.generation.generate
 from conftest import TINY, random_tokens, seeded
@@ -105,6 +106,100 @@ def test_a_start_mark_is_read_before_the_prompt_and_never_sampled():
     marked = torch.tensor([[4, 1, 2]])
     by_hand = sample(author.rnn, marked, 4, seeded(), temperature=0.0, allowed=4)
     assert done.tokens[0, 2:].tolist() == by_hand[0].tolist()
+
+
+CLASSES = TokenCodec(
+    vocab_size=7,
+    start_token=4,
+    start_written=False,
+    picture=ImageFormat(height=2, width=3, levels=4),
+    classes=("cat", "dog", "eel"),
+    class_counts=(5, 0, 5),
+)
+
+
+def test_a_class_is_read_first_and_is_no_part_of_the_image():
+    author = model(CLASSES)
+    drawn = generate(author, label=["dog", 0], count=2, temperature=0.0)
+    assert drawn.classes == ("dog", "dog", "cat", "cat")
+    assert drawn.tokens.shape == (4, 6) and drawn.given == 0 and drawn.tokens.max() < 4
+    for row, first in ((0, 5), (2, 4)):
+        by_hand = sample(
+            author.rnn, torch.tensor([[first]]), 6, seeded(), temperature=0.0, allowed=4
+        )
+        assert drawn.tokens[row].tolist() == by_hand[0].tolist()
+    for label in ("eel", 2, np.int64(2), [2], np.array(["eel"])):
+        assert generate(author, label=label).classes == ("eel",)
+
+
+def test_without_a_label_classes_have_their_training_frequencies():
+    drawn = generate(model(CLASSES), count=200, seed=3)
+    assert set(drawn.classes) == {"cat", "eel"} and 60 < drawn.classes.count("cat") < 140
+    assert drawn.classes == generate(model(CLASSES), count=200, seed=3).classes
+
+
+def test_prompts_may_begin_with_their_classes_or_have_labels():
+    author, halves = model(CLASSES), np.array([[1, 2], [3, 3]])
+    own = np.concatenate([[[6], [4]], halves], axis=1)
+    begun = generate(author, prompt=own, temperature=0.0)
+    assert begun.classes == ("eel", "cat") and begun.given == 2
+    assert np.array_equal(begun.tokens[:, :2], halves)
+    labelled = generate(author, prompt=halves, label=["eel", "cat"], temperature=0.0)
+    assert np.array_equal(labelled.tokens, begun.tokens)
+    shared = generate(author, prompt=halves[0], label=["eel", "cat"], count=3, temperature=0.0)
+    assert shared.classes == ("eel",) * 3 + ("cat",) * 3
+    assert np.array_equal(shared.tokens[0], begun.tokens[0])
+    alone = generate(author, prompt=np.array([6]), temperature=0.0)
+    assert alone.classes == ("eel",) and alone.tokens.shape == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label": "cta"}, "label='cta': did you mean cat? (one of cat, dog, eel), or 0..2"),
+        ({"label": 3}, "label='3': must be one of cat, dog, eel, or 0..2"),
+        ({"label": "cat", "prompt": np.array([5, 0])}, "begin with their classes; leave label out"),
+        (
+            {"label": ["cat", "dog"], "prompt": np.zeros((3, 2), int)},
+            "label: 2 classes for 3 prompts; give one, or one for each",
+        ),
+        ({"prompt": np.array([0, 5])}, "prompt: 5 is not a token, must be 0..3"),
+    ],
+)
+def test_wrong_labels_are_refused_in_one_line(options: dict[str, Any], message: str):
+    with pytest.raises(MemtrainError) as caught:
+        generate(model(CLASSES), **options)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("codec", [TEXT, PICTURE])
+def test_labels_of_a_model_without_classes_are_refused(codec: TokenCodec):
+    with pytest.raises(MemtrainError, match="label='7': this model has no classes; train on im"):
+        generate(model(codec), label=7)
+
+
+def test_a_row_of_the_grid_is_a_class(tmp_path: Path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        memtrain.generation.generate,
+        "save_grid",
+        lambda path, pictures, columns=0, **_: asked.append(columns),
+    )
+    for options in ({"label": ["cat", "eel"], "count": 5}, {"label": "cat", "count": 5}, {}):
+        generate(model(CLASSES), **options).save(tmp_path / "grid.png")
+    assert asked == [5, 0, 0]
+
+
+def test_colour_images_are_saved_in_colour(tmp_path: Path):
+    image = ImageFormat(height=2, width=3, levels=2, palette=((200, 0, 0), (0, 0, 200)))
+    drawn = generate(model(TokenCodec(vocab_size=2, start_token=0, picture=image)), count=4)
+    assert drawn.pictures().shape == (4, 2, 3, 3)
+    drawn.save(tmp_path / "a.png")
+    drawn.save(tmp_path / "b.png", originals=drawn.tokens)
+    for name in ("a.png", "b.png"):
+        pixels = np.asarray(Image.open(tmp_path / name)).reshape(-1, 3)
+        colours = {tuple(map(int, pixel)) for pixel in pixels} - {(128, 128, 128)}
+        assert colours and colours <= {(200, 0, 0), (0, 0, 200)}
 
 
 def test_sampling_restores_training_mode():

@@ -49,7 +49,7 @@ SYNONYMS = {
     "num-threads": "threads",
 }
 """Names of options in other programs, and ours."""
-METAVARS = {int: "N", float: "X", Path: "PATH", str: "TEXT", dict: "NAME VALUE ..."}
+METAVARS = {int: "N", float: "X", Path: "PATH", str: "TEXT", dict: "NAME VALUE ...", ...: "..."}
 
 
 class Option(NamedTuple):

@@ -14,7 +14,7 @@ from memtrain.errors import MemtrainError, did_you_mean, printable
 class _DataOptions:
     """List tasks and data sets; show samples of a task; or prepare real data for training: mnist,
     tinystories, sketchy, or your own files (text, JSONL, CSV, parquet, a folder or zip of images,
-    a .npy of tokens)."""
+    a .npy of tokens or images)."""
 
     name: tyro.conf.Positional[str] = ""
     """A task, a data set, or a path (default: list them all)."""
@@ -34,9 +34,12 @@ class _DataOptions:
     all your own files: held_out, the fraction for evaluation (0.1). For text: mode (bytes; or
     ascii, which drops all other characters), separator (true puts token 0 between documents),
     column, which holds the documents of JSONL, CSV and parquet (text). For images: size to resize
-    to, levels of grey (256), patch, the side of the squares that make a token (1), threshold,
-    below which a pixel is ink (with levels 2), mirror (true adds mirrored images), shift, the
-    largest shift of added copies in pixels (0). For a .npy: vocab_size."""
+    to, colour (true keeps colours, as the nearest of a palette), levels of grey (256) or colours
+    of the palette (64), labels (true begins each image with its class, the name of its folder; or
+    a file of labels), patch, the side of the squares that make a token (1), threshold, below which
+    a pixel is ink (with levels 2), mirror (true adds mirrored images), shift, the largest shift of
+    added copies in pixels (0). For mnist: size, levels, patch, labels. For a .npy of tokens:
+    vocab_size."""
 
 
 def data(arguments: list[str]) -> int:
@@ -58,7 +61,7 @@ def data(arguments: list[str]) -> int:
         print("\nData sets (`memtrain data NAME --data-dir FOLDER` prepares them once):")
         for name in ("mnist", "tinystories", "sketchy"):
             print(f"  {name:<14}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
-        print("\nYour own files: memtrain data PATH, for text, images or a .npy of tokens.")
+        print("\nYour own files: memtrain data PATH, for text, images or a .npy.")
         print("Numbers over time are read directly: memtrain train series --data FILE.")
         return 0
     if options.name in tasks:

@@ -36,7 +36,7 @@ class Generate(GenerateOptions):
     given: float | None = None
     """Complete held-out images from this fraction of their pixels, from the top."""
     image: Path | None = None
-    """Complete this PNG or JPEG, resized like the training data, from its first half or the
+    """Complete this image file, resized like the training data, from its first half or the
     fraction --given."""
     out: Path | None = None
     """File to write: the PNG grid (default: in RUN/samples, or in a folder named after the
@@ -52,6 +52,11 @@ class Generate(GenerateOptions):
             raise MemtrainError(f"given={self.given}: must be above 0 and below 1; 0.5 is half")
         if self.prompt is not None and (self.image or self.given):
             raise MemtrainError("--prompt is for text, --given and --image are for images")
+        if self.label and self.given is not None and self.image is None:
+            raise MemtrainError(
+                "--label with --given: held-out images have their own classes; leave --label out, "
+                "or complete --image FILE"
+            )
         if self.out is not None and self.out.is_dir():
             raise MemtrainError(f"out={self.out}: is a folder; name a file in it")
 
@@ -59,6 +64,8 @@ class Generate(GenerateOptions):
 def generate(arguments: list[str]) -> int:
     """Sample from a run or a pretrained model."""
     options = parse(Generate, arguments, "memtrain generate")
+    if "--label" in arguments and not options.label:
+        raise MemtrainError("--label: name one or more classes, as in --label 7")
     model = _load(options)
     if model.spelling is None:
         print(generate_forecasts(model, options))
@@ -108,8 +115,8 @@ def generate_text(model: Any, options: Generate) -> None:
     from memtrain.generation.generate import check_text_file, generate_with
 
     codec = model.spelling
-    if options.given is not None or options.image is not None:
-        option = "--image" if options.image else "--given"
+    if options.given is not None or options.image is not None or options.label:
+        option = "--image" if options.image else "--given" if options.given else "--label"
         kind = "text" if codec.text else "tokens"
         raise MemtrainError(f"{option}: this model generates {kind}; start with --prompt")
     if options.out is not None:
@@ -148,17 +155,27 @@ def generate_images(model: Any, options: Generate) -> Path:
     path, prompt, given = options.out, options.prompt, 0  # a text prompt is refused with a reason
     if path is not None and path.suffix.lower() != ".png":
         raise MemtrainError(f"out={path}: images are saved as PNG; end the name in .png")
+    numbers = [str(model.spelling.class_number(label)) for label in options.label]
     originals = _originals(model, options)
-    count = options.count or 64
+    count = options.count or max(1, 64 // max(1, len(numbers)))
+    if options.image is not None:
+        count = options.count or 8
     if originals is not None:
-        count, length = originals.shape
+        length = model.spelling.picture.length
         given = min(length - 1, max(1, round((options.given or 0.5) * length)))
-        prompt = originals[:, :given]
+        # After the token of the class, where images have one.
+        prompt = originals[..., : given + originals.shape[-1] - length]
+        count = count if originals.ndim == 1 else len(originals)
+    count *= max(1, len(numbers))
     with drawing(count, model.spelling.picture.length - given) as listen:
-        samples = generate_with(model, replace(options, count=count), prompt, listen)
+        options = replace(options, count=count // max(1, len(numbers)))
+        samples = generate_with(model, options, prompt, listen)
+    if originals is not None:
+        originals = np.broadcast_to(originals, (count, originals.shape[-1]))
     if path is None:
         folder = Path(options.run)
         kind = "image-" if options.image else "given-" if options.given else ""
+        kind += f"label-{'-'.join(numbers)[:64]}-" if numbers else ""
         path = folder / "samples" if is_run(folder) else folder
         path = path / f"{kind}{count}-seed{options.seed}.png"
         refuse_links(path, folder)
@@ -172,7 +189,7 @@ def generate_forecasts(run: Any, options: Generate) -> Path:
     from memtrain.generation.forecast import SUFFIXES, forecast_cases
 
     standard = Generate(run=options.run)
-    for name in ("prompt", "given", "image", "temperature", "top_k", "top_p"):
+    for name in ("prompt", "given", "image", "label", "temperature", "top_k", "top_p"):
         if getattr(options, name) != getattr(standard, name):
             raise MemtrainError(
                 f"--{name.replace('_', '-')}: this model forecasts numbers; --length, --count, "
@@ -194,11 +211,11 @@ def generate_forecasts(run: Any, options: Generate) -> Path:
 
 
 def _originals(model: Any, options: Generate) -> np.ndarray | None:
-    """Complete images whose first part will be the prompt, if any."""
+    """Complete images whose first part will be the prompt, or the one of all, if any."""
     import torch
 
     if options.image is not None:
-        return np.tile(model.spelling.encode_image(options.image), (options.count or 8, 1))
+        return model.spelling.encode_image(options.image)
     if options.given is None:
         return None
     if not hasattr(model, "task"):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt8
 
 from memtrain.config.serialize import structure
-from memtrain.data.images import ImageFormat, decode_images, encode_images
+from memtrain.data.images import ImageFormat, Pixels, decode_images, encode_images
 from memtrain.errors import MemtrainError, did_you_mean
 
 TEXT_VOCAB = 256
@@ -112,8 +112,15 @@ class TokenCodec:
     """Whether a higher grey level is darker."""
     alphabet: tuple[int, ...] = ()
     """The tokens that occur in the training text (text only)."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes of images, if each image begins with the token of its class. These
+    are the last tokens of the vocabulary; like a start token, they are never generated."""
+    class_counts: tuple[int, ...] = ()
+    """The number of training images of each class."""
 
     def __post_init__(self) -> None:
+        if self.classes and (self.start_written or len(self.class_counts) != len(self.classes)):
+            raise MemtrainError("classes: need start_written=False, and as many class_counts")
         if not 0 <= self.start_token < self.vocab_size:
             raise MemtrainError(
                 f"start_token={self.start_token}: must be below vocab_size, {self.vocab_size}"
@@ -129,7 +136,37 @@ class TokenCodec:
     @property
     def writable(self) -> int:
         """Only tokens below this number may be generated."""
+        if self.classes:
+            return self.vocab_size - len(self.classes)
         return self.vocab_size if self.start_written else self.start_token
+
+    def class_number(self, label: str | int) -> int:
+        """The number of a class, from its name, or from the number itself."""
+        if not self.classes:
+            remedy = "train on images with --option labels true to choose a class"
+            raise MemtrainError(f"label={_brief(str(label))}: this model has no classes; {remedy}")
+        name = str(label)
+        if name in self.classes:
+            return self.classes.index(name)
+        if name.isdecimal() and len(name) < 9 and int(name) < len(self.classes):
+            return int(name)
+        known = did_you_mean(name, self.classes)
+        numbers = "" if self.classes[0].isdecimal() else f", or 0..{len(self.classes) - 1}"
+        raise MemtrainError(f"label={_brief(name)}: {known}{numbers}")
+
+    def sample_classes(self, count: int, seed: int) -> Int64[np.ndarray, " B"]:
+        """Classes with the frequencies of the training images."""
+        share = np.array(self.class_counts, np.float64)
+        random = np.random.default_rng(seed)
+        return random.choice(len(share), count, p=share / share.sum()).astype(np.int64)
+
+    def split_class(
+        self, tokens: Integer[np.ndarray, "*rows P"]
+    ) -> tuple[Integer[np.ndarray, "*rows"] | None, Integer[np.ndarray, "*rows Q"]]:
+        """The classes of images and the other tokens, where the first token is that of a class."""
+        if not self.classes or not tokens.size or int(tokens[..., 0].min()) < self.writable:
+            return None, tokens
+        return np.asarray(tokens[..., 0] - self.writable), tokens[..., 1:]
 
     def encode_text(self, prompt: str) -> Int64[np.ndarray, " P"]:
         """Encode a prompt: text, or token numbers if the model generates neither text nor images.
@@ -168,28 +205,30 @@ class TokenCodec:
         return np.array([int(word) for word in words], np.int64)
 
     def encode_image(self, path: Path) -> Int64[np.ndarray, " L"]:
-        """Encode an image file as tokens, resized to the data's size."""
+        """Encode an image file as tokens, resized to the data's size; without its class."""
         image = self.picture
         if image is None:
             what = "text; begin one with --prompt" if self.text else "tokens"
             raise MemtrainError(f"image={path}: this model generates {what}")
         from memtrain.data.prepare.image_files import read_image  # which imports this module
 
-        gray = read_image(path, (image.height, image.width))
-        gray = 255 - gray if self.dark_ink else gray
-        tokens = encode_images(gray[None], levels=image.levels, patch=image.patch)
+        pixels = read_image(path, (image.height, image.width), colour=bool(image.palette))
+        pixels = 255 - pixels if self.dark_ink else pixels
+        tokens = encode_images(
+            pixels[None], levels=image.levels, patch=image.patch, palette=image.palette
+        )
         return tokens[0].astype(np.int64)
 
     def decode_text(self, tokens: Integer[np.ndarray, " N"]) -> str:
         """The text, or the tokens as numbers."""
         return decode_text(tokens) if self.text else " ".join(map(str, tokens.tolist()))
 
-    def decode_images(self, tokens: Integer[np.ndarray, "N L"]) -> UInt8[np.ndarray, "N H W"]:
-        """Grey images, 0 black."""
+    def decode_images(self, tokens: Integer[np.ndarray, "N L"]) -> Pixels:
+        """Grey images, 0 black, or colour images; tokens of classes are left out."""
         if self.picture is None:
             raise MemtrainError("these tokens are not images")
-        gray = decode_images(tokens, self.picture)
-        return 255 - gray if self.dark_ink else gray
+        pixels = decode_images(self.split_class(tokens)[1], self.picture)
+        return 255 - pixels if self.dark_ink else pixels
 
 
 def read_codec(plain: Any, where: str) -> TokenCodec:

@@ -1,4 +1,4 @@
-"""Images as tokens and back, and data augmentation."""
+"""Images as tokens and back, in grey or in the colours of a palette, and data augmentation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Integer, UInt8, UInt16
 
+from memtrain.data.palette import Palette, nearest_colours
 from memtrain.errors import MemtrainError
 
+Pixels = UInt8[np.ndarray, "N H W *colour"]
+"""Grey images (N, H, W), 0 black, or colour images (N, H, W, 3): red, green and blue."""
 MAX_TOKENS = 2**16
 """Tokens of 16 bits: 4x4 pixels of 2 levels, or 2x2 pixels of 16."""
 MAX_PATCH = 4
@@ -20,12 +23,16 @@ class ImageFormat:
     With more than two levels a pixel is a grey level, 0 black. With two levels it is ink, 1 dark
     and 0 light. A token is a pixel, or a patch x patch square of pixels: a number in base
     `levels`, whose digits are the pixels in raster order, the top left one first (highest).
+
+    In colour, a token is a pixel: the number of the nearest colour of the palette.
     """
 
     height: int
     width: int
     levels: int = 256
     patch: int = 1
+    palette: Palette = ()
+    """The colours of the levels; empty if images are grey."""
 
     def __post_init__(self) -> None:
         for side in ("height", "width"):
@@ -47,6 +54,16 @@ class ImageFormat:
                 f"patch={self.patch}: must divide the image, {self.height}x{self.width} "
                 "(height x width); choose another size"
             )
+        if not self.palette:
+            return
+        if len(self.palette) != self.levels:
+            raise MemtrainError(f"palette: {len(self.palette)} colours for {self.levels} levels")
+        if self.patch != 1:
+            raise MemtrainError(
+                f"patch={self.patch} with colour: a colour token is one pixel; leave patch out"
+            )
+        if not all(0 <= channel <= 255 for colour in self.palette for channel in colour):
+            raise MemtrainError("palette: red, green and blue must be 0..255")
 
     @property
     def vocab_size(self) -> int:
@@ -59,31 +76,35 @@ class ImageFormat:
 
 
 def encode_images(
-    gray: UInt8[np.ndarray, "N H W"],
+    pixels: Pixels,
     *,
     levels: int = 256,
     patch: int = 1,
     threshold: int | None = None,
+    palette: Palette = (),
 ) -> UInt8[np.ndarray, "N L"] | UInt16[np.ndarray, "N L"]:
-    """Encode grey images as tokens; see `ImageFormat`.
+    """Encode images as tokens; see `ImageFormat`.
 
     Args:
-        gray: 0 is black.
+        pixels: in colour if there is a palette, else grey.
         levels: 2 binarises, 256 keeps every grey level, others round to the nearest level.
         patch: side of the squares of pixels that make one token.
-        threshold: with two levels only: darker pixels are ink; 128 by default.
+        threshold: with two grey levels only: darker pixels are ink; 128 by default.
+        palette: the colours to choose from, as many as `levels`.
     """
-    count, height, width = gray.shape
-    image = ImageFormat(height=height, width=width, levels=levels, patch=patch)
+    count, height, width = pixels.shape[:3]
+    image = ImageFormat(height=height, width=width, levels=levels, patch=patch, palette=palette)
+    if palette:
+        return nearest_colours(pixels, palette).reshape(count, image.length)
     if levels > 2:
         if threshold is not None:
             raise MemtrainError(f"threshold={threshold} with levels={levels}: only for levels=2")
-        pixels = np.rint(np.arange(256) * ((levels - 1) / 255)).astype(np.uint8)[gray]
+        pixels = np.rint(np.arange(256) * ((levels - 1) / 255)).astype(np.uint8)[pixels]
     else:
         threshold = 128 if threshold is None else threshold
         if not 1 <= threshold <= 255:
             raise MemtrainError(f"threshold={threshold}: must be 1..255; darker than it is ink")
-        pixels = (gray < threshold).astype(np.uint8)
+        pixels = (pixels < threshold).astype(np.uint8)
     if patch == 1:
         return pixels.reshape(count, image.length)
     dtype = np.uint8 if image.vocab_size <= 256 else np.uint16
@@ -94,10 +115,8 @@ def encode_images(
     return tokens.reshape(count, image.length)
 
 
-def decode_images(
-    tokens: Integer[np.ndarray, "N L"], image: ImageFormat
-) -> UInt8[np.ndarray, "N H W"]:
-    """Decode tokens to grey images: the inverse of `encode_images` up to its rounding."""
+def decode_images(tokens: Integer[np.ndarray, "N L"], image: ImageFormat) -> Pixels:
+    """Decode tokens to images: the inverse of `encode_images` up to its rounding."""
     count, length = tokens.shape
     if length != image.length:
         raise MemtrainError(f"an image has {image.length} tokens, not {length}")
@@ -107,6 +126,10 @@ def decode_images(
             f"must be 0..{image.vocab_size - 1}"
         )
     height, width, patch = image.height, image.width, image.patch
+    if image.palette:
+        return np.array(image.palette, np.uint8)[tokens.astype(np.int64)].reshape(
+            count, height, width, 3
+        )
     squares = tokens.astype(np.int64).reshape(count, height // patch, width // patch)
     greys = np.rint(np.arange(image.levels) * (255 / (image.levels - 1))).astype(np.uint8)
     if image.levels == 2:
@@ -136,16 +159,16 @@ class Augmentation:
         """Images made from one, itself included."""
         return (1 + self.mirror) * (9 if self.shift else 1)
 
-    def apply(self, gray: UInt8[np.ndarray, "N H W"]) -> Iterator[UInt8[np.ndarray, "N H W"]]:
+    def apply(self, pixels: Pixels) -> Iterator[Pixels]:
         """Yield the images unchanged, then each variant of all of them."""
-        _, height, width = gray.shape
+        _, height, width = pixels.shape[:3]
         if self.shift >= min(height, width):
             raise MemtrainError(
                 f"shift={self.shift}: images have {height}x{width} pixels (height x width)"
             )
         steps = (0, -self.shift, self.shift) if self.shift else (0,)
-        margin = ((0, 0), (self.shift, self.shift), (self.shift, self.shift))
-        for side in (gray, gray[:, :, ::-1])[: 1 + self.mirror]:
+        margin = [(0, 0), (self.shift, self.shift), (self.shift, self.shift), (0, 0)][: pixels.ndim]
+        for side in (pixels, pixels[:, :, ::-1])[: 1 + self.mirror]:
             wide = np.pad(side, margin, mode="edge")
             for down in steps:
                 for right in steps:

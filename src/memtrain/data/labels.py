@@ -293,6 +293,10 @@ class LabelsTask(Task):
         if codec is None or codec.picture is None:
             return None
         tokens = self.labels.inputs if codec.start_written else targets
+        if tokens is not None and codec.classes and tokens.shape[1] >= codec.picture.length:
+            rows = self._held_out_rows(count, generator)
+            first = self.labels.inputs[rows, :1].to(tokens.dtype)
+            return torch.cat([first, tokens[rows, : codec.picture.length]], dim=1)
         if tokens is None or tokens.shape[1] < codec.picture.length:
             return None
         return tokens[self._held_out_rows(count, generator), : codec.picture.length]

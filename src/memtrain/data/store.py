@@ -6,7 +6,7 @@ A store is a folder with
 - `train.starts.npy` and `test.starts.npy`: the start of each document, as int64; absent if all
   documents have the same length;
 - `train.labels.npy` and `test.labels.npy`: the class of each document, as uint16; only where the
-  source has classes (MNIST, Sketchy). No training reads them;
+  source has classes. No training reads them: a model of classes has them as first tokens;
 - `meta.json`: the `StoreMeta`, and a `SplitInfo` per split.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Integer, UInt8, UInt16
@@ -37,6 +38,8 @@ BLOCK = 2**24
 MAX_META_BYTES = 2**20
 MAX_HEADER_BYTES = 2**12
 """Of a .npy file."""
+ADDED_FIELDS = ("classes", "picture.palette")
+"""Fields that older stores do not have; absent where they are empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,9 @@ class StoreMeta:
     """The token between documents, if there is one."""
     notes: tuple[str, ...] = ()
     """Changes and omissions of the preparation, as shown to the user."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes, if each image begins with the token of its class; these tokens
+    follow those of the images."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.vocab_size <= MAX_VOCAB:
@@ -65,16 +71,31 @@ class StoreMeta:
             raise MemtrainError(f"document_length={self.document_length}: must be at least 1")
         if self.separator is not None and not 0 <= self.separator < self.vocab_size:
             raise MemtrainError(f"separator={self.separator}: must be 0..{self.vocab_size - 1}")
-        image = self.picture and (self.picture.length, self.picture.vocab_size)
-        if image and image != (self.document_length, self.vocab_size):
+        if self.classes and self.picture is None:
+            raise MemtrainError("classes: only images have them")
+        if self.picture is None:
+            return
+        length = self.picture.length + bool(self.classes)
+        tokens = self.picture.vocab_size + len(self.classes)
+        if (length, tokens) != (self.document_length, self.vocab_size):
             raise MemtrainError(
                 f"document_length={self.document_length}, vocab_size={self.vocab_size}: "
-                f"an image has {image[0]} tokens of {image[1]}"
+                f"an image has {length} tokens of {tokens}"
             )
 
     @property
     def dtype(self) -> np.dtype:
         return np.dtype("<u1" if self.vocab_size <= 256 else "<u2")
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; what older stores do not have is left out where it is empty."""
+        plain = asdict(self)
+        for name in ADDED_FIELDS:
+            section, _, key = name.rpartition(".")
+            part = plain[section] if section else plain
+            if part and not part[key]:
+                del part[key]
+        return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +278,7 @@ def _read_meta(folder: Path) -> tuple[StoreMeta, dict[str, SplitInfo]]:
     missing = [name for name in asdict(meta) if name not in plain]
     if meta.picture is not None:
         missing += [f"picture.{key}" for key in asdict(meta.picture) if key not in plain["picture"]]
+    missing = [name for name in missing if name not in ADDED_FIELDS]
     if missing:
         raise MemtrainError(f"meta.json: {missing[0]}: missing")
     if dtype != meta.dtype.name:

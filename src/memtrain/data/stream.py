@@ -26,7 +26,7 @@ from memtrain.data.store import (
 )
 from memtrain.data.task import Corpus, Task
 from memtrain.errors import MemtrainError
-from memtrain.shapes import Batch
+from memtrain.shapes import IGNORE_INDEX, Batch
 
 NEWLINE = ord("\n")
 LONG_DOCUMENT = 2**14
@@ -39,8 +39,8 @@ class StreamTask(Task):
     """Windows of a token stream; every token but the first is the target of the one before.
 
     No two windows of a batch start at the same place while there are others. Held-out sequences
-    always start where a document does. The store is read once, into memory: later changes to its
-    folder have no effect.
+    always start where a document does. Tokens of classes are read, but are no targets. The store is
+    read once, into memory: later changes to its folder have no effect.
 
     Args:
         store: the prepared data.
@@ -155,17 +155,24 @@ class StreamTask(Task):
         offsets = offsets.to(tokens.device)
         span = torch.arange(self.sequence_length + 1, device=tokens.device)
         window = tokens[offsets[:, None] + span].long()
-        return Batch(window[:, :-1], window[:, 1:])
+        inputs, targets = window[:, :-1], window[:, 1:]
+        if self.spelling.classes:  # which are chosen, and not predicted
+            targets = targets.where(targets < self.spelling.writable, IGNORE_INDEX)
+        return Batch(inputs, targets)
 
     def corpus(self) -> Corpus:
         image, length = self.store.meta.picture, self.store.meta.document_length
-        width = image.width // image.patch if image else None
-        return Corpus(self._tokens["train"], self.vocab_size, self.unit, width, length)
+        if image is None:
+            return Corpus(self._tokens["train"], self.vocab_size, self.unit, None, length)
+        tokens, width = self._tokens["train"], image.width // image.patch
+        if self.spelling.classes:
+            tokens = tokens.view(-1, image.length + 1)[:, 1:].reshape(-1)
+        return Corpus(tokens, image.vocab_size, self.unit, width, image.length)
 
     def held_out_images(self, count: int, generator: torch.Generator) -> Int[Tensor, "B L"] | None:
         if self.store.meta.picture is None:
             return None
-        images = self._tokens["test"].view(-1, self.store.meta.picture.length)
+        images = self._tokens["test"].view(-1, self.store.meta.document_length or 1)
         order = torch.randperm(len(images), generator=generator)[:count]
         return images[order.to(images.device)].long()
 
@@ -177,6 +184,17 @@ class StreamTask(Task):
 
 def _codec(meta: StoreMeta, train: LoadedSplit) -> TokenCodec:
     tokens, starts = train.tokens, train.starts
+    if meta.picture is not None and meta.classes:
+        first = meta.picture.vocab_size
+        counts = np.bincount(tokens[starts].astype(np.int64) - first, minlength=len(meta.classes))
+        return TokenCodec(
+            vocab_size=meta.vocab_size,
+            start_token=first + int(counts.argmax()),
+            start_written=False,
+            picture=meta.picture,
+            classes=meta.classes,
+            class_counts=tuple(counts.tolist()),
+        )
     start = int(np.bincount(tokens[starts[:10_000]]).argmax())  # the most common first token
     alphabet: tuple[int, ...] = ()
     if meta.text:

@@ -105,7 +105,8 @@ class Task(ABC):
         return f"x  {' '.join(map(str, inputs))}\ny  {answers}"
 
     def held_out_images(self, count: int, generator: torch.Generator) -> Int[Tensor, "B L"] | None:
-        """Complete images for evaluation, as tokens; None if the task has none."""
+        """Complete images for evaluation, as tokens, after the token of their class if images
+        have one; None if the task has none."""
         return None
 
 

@@ -323,6 +323,9 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
     if task.spelling.start_written:  # then the first input is data too, but not a target
         sequences = torch.cat([batch.inputs[:, :1], sequences], dim=1)
         targets = F.pad(targets, (1, 0), value=IGNORE_INDEX)
+    elif task.spelling.classes:  # in the same columns of all rows, and not in the corpus
+        kept = (targets != IGNORE_INDEX).all(dim=0)
+        sequences, targets = sequences[:, kept], targets[:, kept]
     place = corpus.tokens.device
     limit = COUNTED.get(place.type, COUNTED["cpu"])
     return count_baselines(corpus, sequences.to(place), targets.to(place), limit)

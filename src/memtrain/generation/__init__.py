@@ -14,8 +14,8 @@ class GenerateOptions:
     """How to sample, for `memtrain.generate` and `memtrain generate`."""
 
     count: int | None = None
-    """Number of sequences (default: 1 text or 64 images), or of places where forecasts of a series
-    start (default: 4)."""
+    """Number of sequences (default: 1 text or 64 images), of each label if there are several, or
+    of places where forecasts of a series start (default: 4)."""
     length: int | None = None
     """Tokens to generate, which are characters of an ASCII text, bytes of any other; images are
     always completed. Steps to forecast of a series (default: a season, else a quarter of the
@@ -28,12 +28,17 @@ class GenerateOptions:
     """Sample from the most likely tokens that together have this probability."""
     seed: int = 0
     """The same seed gives the same samples, on the same kind of device."""
+    label: tuple[str, ...] = ()
+    """Classes of the images to draw, by name or number, `count` of each; of a model whose images
+    have classes (default: classes at random, with the frequencies of the training images)."""
 
     def __post_init__(self) -> None:
         for name in ("count", "length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise MemtrainError(f"{name}={value}: must be at least 1")
+        if isinstance(self.label, str) or not all(isinstance(one, str) for one in self.label):
+            raise MemtrainError(f"label={self.label!r}: must be a tuple of strings, as ('7',)")
         if not 0 <= self.seed < 2**63:
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**63")
         self.sampler()  # validates the others

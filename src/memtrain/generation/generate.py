@@ -1,17 +1,19 @@
 """`generate`: sample from a model freely, after a prompt, or complete images."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer, UInt8
+from jaxtyping import Int64, Integer
 
 from memtrain.data.codec import TokenCodec
+from memtrain.data.images import Pixels
 from memtrain.errors import MemtrainError
 from memtrain.files import write_output
 from memtrain.generation import GenerateOptions
@@ -25,6 +27,7 @@ TEXT_LENGTH = 512
 """Tokens of a text unless `length` is given."""
 
 Prompt = str | Integer[np.ndarray, " P"] | Integer[np.ndarray, "B P"] | None
+Label = str | int | np.integer | np.ndarray | Sequence[str | int]
 Listener = Callable[[Int64[np.ndarray, "B K"]], None]
 
 
@@ -36,6 +39,8 @@ class Samples:
     given: int
     """Length of the prompt in tokens."""
     spelling: TokenCodec
+    classes: tuple[str, ...] = ()
+    """The class of each image, if the model has classes; no token of `tokens`."""
 
     def __repr__(self) -> str:
         count, length = self.tokens.shape
@@ -54,7 +59,8 @@ class Samples:
     def texts(self) -> list[str]:
         return [self.spelling.decode_text(row) for row in self.tokens]
 
-    def pictures(self) -> UInt8[np.ndarray, "B H W"]:
+    def pictures(self) -> Pixels:
+        """Grey images (B, H, W), 0 black, or colour images (B, H, W, 3)."""
         return self.spelling.decode_images(self.tokens)
 
     def save(self, path: Path | str, originals: Integer[np.ndarray, "B T"] | None = None) -> None:
@@ -72,13 +78,19 @@ class Samples:
             check_text_file(path)
             write_output(path, "\n\n----\n\n".join(self.texts()).encode())
         elif originals is None:
-            save_grid(path, self.pictures())
+            save_grid(path, self.pictures(), columns=self._columns())
         else:
             made = np.arange(picture.length) >= self.given
             made = made.reshape(picture.height // picture.patch, -1).astype(np.uint8)
             made = made.repeat(picture.patch, axis=0).repeat(picture.patch, axis=1)
             shown = self.spelling.decode_images(originals)
             save_grid(path, self.pictures(), originals=shown, made=made)
+
+    def _columns(self) -> int:
+        """A row of the grid per class, if each class has equally many images in a row."""
+        sizes = {len(list(same)) for _, same in groupby(self.classes)}
+        several = len(set(self.classes)) > 1 and len(sizes) == 1
+        return sizes.pop() if several and max(sizes) > 1 else 0
 
 
 def check_text_file(path: Path) -> None:
@@ -97,6 +109,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    label: Label | None = None,
     listen: Listener | None = None,
 ) -> Samples:
     """Sample from a model, starting from the empty memory. The teacher is not used.
@@ -105,7 +118,11 @@ def generate(
         model: a `Run`, or the result of `load_pretrained` or `load_rnn`.
         prompt: a text, or tokens, shared (P,) or one row per sequence (B, P). It is read first
             and kept. None: the most common beginning of the data.
-        count: number of sequences; ignored with a prompt (B, P).
+        count: number of sequences, of each label if there are several; ignored with a prompt
+            (B, P).
+        label: the class of the images to draw, by name or number, or several: of a model that was
+            trained with `labels`. None: classes at random, with their training frequencies. With a
+            prompt (B, P), one, or one per row.
         length, temperature, top_k, top_p, seed: see `memtrain.generation.GenerateOptions`.
         listen: called with each chunk of tokens as it is sampled.
 
@@ -114,8 +131,15 @@ def generate(
 
     Example: `generate(load_pretrained("mnist-small"), count=64).save("digits.png")`
     """
+    labels = () if label is None else map(str, np.atleast_1d(np.asarray(label)))
     options = GenerateOptions(
-        count=count, length=length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        count=count,
+        length=length,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        label=tuple(labels),
     )
     return generate_with(model, options, prompt, listen)
 
@@ -125,12 +149,16 @@ def generate_with(
 ) -> Samples:
     """`generate` with its options as one object."""
     rnn, codec = _parts(model)
-    given = _given(codec, prompt, options.count or 1)
+    given = _given(codec, prompt, (options.count or 1) * max(1, len(options.label)))
+    shared = prompt is None or np.ndim(prompt) < 2
+    classes, given = _classes(codec, given, options, shared=shared)
     length = _length(codec, given.shape[1], options.length)
     sampler, device = options.sampler(codec.writable), rnn.readout.head.weight.device
     read = torch.from_numpy(given).to(device)
     if not codec.start_written or not given.shape[1]:
         start = torch.full((len(given), 1), codec.start_token, device=device)
+        if classes is not None:
+            start = torch.from_numpy(codec.writable + classes[:, None]).to(device)
         read = torch.cat([start, read], dim=1)
         if codec.start_written:  # then it is the first token of the sample
             given, length = read.cpu().numpy(), length - 1
@@ -141,7 +169,36 @@ def generate_with(
             parts.append(chunk.cpu().numpy())
             if listen is not None:
                 listen(parts[-1])
-    return Samples(np.concatenate(parts, axis=1), given.shape[1], codec)
+    names = () if classes is None else tuple(codec.classes[number] for number in classes)
+    return Samples(np.concatenate(parts, axis=1), given.shape[1], codec, names)
+
+
+def _classes(
+    codec: TokenCodec, given: Int64[np.ndarray, "B P"], options: GenerateOptions, *, shared: bool
+) -> tuple[Int64[np.ndarray, " B"] | None, Int64[np.ndarray, "B Q"]]:
+    """The class of each row, if the model has classes, and the prompts without their tokens.
+
+    Args:
+        codec: of the model.
+        given: the prompts.
+        options: with the labels.
+        shared: whether all rows have the same prompt, so that there are `count` of each label.
+    """
+    labels = np.array([codec.class_number(label) for label in options.label], np.int64)
+    if not codec.classes:
+        return None, given
+    own, given = codec.split_class(given)
+    if own is not None and len(labels):
+        raise MemtrainError("label: the prompts begin with their classes; leave label out")
+    if own is not None:
+        return own, given
+    if not len(labels):
+        return codec.sample_classes(len(given), options.seed), given
+    if not shared and len(labels) not in (1, len(given)):
+        raise MemtrainError(
+            f"label: {len(labels)} classes for {len(given)} prompts; give one, or one for each"
+        )
+    return labels.repeat(len(given) // len(labels)), given
 
 
 def _parts(model: Any) -> tuple[RNN, TokenCodec]:
@@ -209,8 +266,9 @@ def _given(
             f"prompt: {tokens.dtype} of shape {tokens.shape}: must be a text, or whole numbers, "
             "1-D (the same for all) or 2-D (each its own)"
         )
-    if tokens.min() < 0 or tokens.max() >= codec.writable:
-        bad = tokens.min() if tokens.min() < 0 else tokens.max()
+    _, plain = codec.split_class(tokens)
+    if plain.size and (plain.min() < 0 or plain.max() >= codec.writable):
+        bad = plain.min() if plain.min() < 0 else plain.max()
         raise MemtrainError(f"prompt: {bad} is not a token, must be 0..{codec.writable - 1}")
     tokens = tokens.astype(np.int64)
     return np.tile(tokens, (count, 1)) if tokens.ndim == 1 else tokens

@@ -13,6 +13,7 @@ import numpy as np
 
 from memtrain.data.images import ImageFormat, decode_images
 from memtrain.data.stream import StreamTask
+from memtrain.errors import MemtrainError
 from memtrain.paper.base import Result, Tag
 from memtrain.plotting.style import COLOURS
 
@@ -119,6 +120,11 @@ def image_stream(run: "Run") -> tuple[StreamTask, ImageFormat]:
     """The task of a run on images, and the images' format."""
     task = run.task
     assert isinstance(task, StreamTask) and task.store.meta.picture is not None
+    if task.store.meta.classes:
+        raise MemtrainError(
+            f"{task.store.folder}: its images begin with their class; the paper's figures need "
+            "data that was prepared without --option labels"
+        )
     return task, task.store.meta.picture
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
+from memtrain.data.images import Pixels
 from memtrain.evaluation.evaluate import Evaluation
 from memtrain.files import write_output
 from memtrain.plotting.style import COLOURS, GREY, log_y_axis, panels, save
@@ -170,30 +171,34 @@ def _number(value: object) -> float | None:
 
 def save_grid(
     path: Path,
-    pictures: UInt8[np.ndarray, "N H W"],
+    pictures: Pixels,
     *,
-    originals: UInt8[np.ndarray, "N H W"] | None = None,
+    originals: Pixels | None = None,
     made: UInt8[np.ndarray, "H W"] | None = None,
+    columns: int = 0,
 ) -> None:
     """Write images atomically as a near-square grid, enlarging small ones.
 
     Args:
         path: the PNG; missing folders are created.
-        pictures: grey levels, 0 is black.
+        pictures: grey, 0 is black, or in colour.
         originals: the image that each picture completes, shown in a row above it.
-        made: 1 where pixels were generated; these are tinted.
+        made: 1 where pixels were generated; these are tinted in grey images, and not in colour
+            images, whose colours a tint would change.
+        columns: images per row (0: about as many as rows).
     """
     from PIL import Image
 
-    count, height, _ = pictures.shape
-    colour = np.repeat(pictures[..., None], 3, axis=-1)
-    if made is not None:
+    count, height = pictures.shape[:2]
+    colour = _in_colour(pictures)
+    if made is not None and pictures.ndim == 3:
         tinted = (0.6 * colour + 0.4 * MADE).astype(np.uint8)
         colour = np.where(made[None, :, :, None].astype(bool), tinted, colour)
     if originals is None:
-        columns, tiles = math.ceil(math.sqrt(count)), colour[None]
+        usual, tiles = math.ceil(math.sqrt(count)), colour[None]
     else:
-        columns, tiles = min(count, 8), np.stack([np.repeat(originals[..., None], 3, -1), colour])
+        usual, tiles = min(count, 8), np.stack([_in_colour(originals), colour])
+    columns = columns or usual
     scale = max(1, 48 // height)
     tiles = tiles.repeat(scale, axis=2).repeat(scale, axis=3)  # (kinds, N, H, W, 3)
     gap, empty = max(2, scale), -count % columns
@@ -205,3 +210,7 @@ def save_grid(
     content = io.BytesIO()
     Image.fromarray(canvas).save(content, format="PNG")
     write_output(path, content.getvalue())
+
+
+def _in_colour(pictures: Pixels) -> UInt8[np.ndarray, "N H W 3"]:
+    return pictures if pictures.ndim == 4 else np.repeat(pictures[..., None], 3, axis=-1)

@@ -148,7 +148,8 @@ def _other_stream(run: "Run", task: StreamTask, data: Path) -> StreamTask:
     codec = task.spelling
     kind = "text" if codec.text else "images" if codec.picture else "tokens"
     store = prepared_store(kind, data, {}, Path("data"))
-    if store.meta.vocab_size != task.vocab_size or store.meta.picture != codec.picture:
+    own = task.vocab_size, codec.picture, codec.classes
+    if (store.meta.vocab_size, store.meta.picture, store.meta.classes) != own:
         raise MemtrainError(
             f"data={data}: has {store.meta.vocab_size} tokens, {run.folder} learned "
             f"{task.vocab_size}; prepare it with the same --option (memtrain data)"

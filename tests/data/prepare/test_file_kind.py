@@ -40,6 +40,7 @@ TEXT = b"Some words, a line.\n" * 20
         ("a.txt", "Ünïcödé".encode(), "text"),
         ("a.txt", "é".encode() * 40_000, "text"),  # the head ends within a character
         ("a.txt", "Latin é".encode("latin-1"), "text"),
+        ("a.txt", b"BMW and other cars.", "text"),
         ("a.jsonl", b'{"text": "a"}', "jsonl"),
         ("a.NDJSON", b'{"text": "a"}', "jsonl"),
         ("a.json", b"[]", "json"),
@@ -65,7 +66,12 @@ def test_readable_files_are_recognised(name: str, content: bytes, format: str):
         ("a.tar.gz", b"\x1f\x8b\x08", "is a tar archive; unpack it first"),
         ("a.txt", PNG, "is a PNG image; memtrain train images --data FOLDER reads a folder or zip"),
         ("a.jpg", b"\xff\xd8\xff\xe0", "is a JPEG image; memtrain train images --data FOLDER"),
-        ("a.gif", b"GIF89a", "is a GIF image; convert it to PNG"),
+        ("a.gif", b"GIF89a", "is a GIF image; memtrain train images --data FOLDER reads a folder"),
+        ("a", b"RIFF\x24\0\0\0WEBPVP8 ", "is a WebP image; memtrain train images --data FOLDER"),
+        ("a", b"BM\x46\0\0\0\0\0\0\0\x36", "is a BMP image; memtrain train images --data FOLDER"),
+        ("a.tif", b"II*\0\x08", "is a TIFF image; convert it to PNG"),
+        ("a.bmp", TEXT, "is not a BMP image, though its name ends in .bmp"),
+        ("a.webp", TEXT, "is not a WebP image, though its name ends in .webp"),
         ("a.pdf", b"%PDF-1.7", "is a PDF document; convert it to text first"),
         ("a.docx", b"PK\x03\x04", "is an office document; convert it to text first"),
         ("a.npz", b"PK\x03\x04", "is an .npz archive; save one array of tokens: np.save("),
@@ -110,7 +116,7 @@ def test_mixed_folder_has_the_kind_of_most_files_and_both_recipes_read_their_par
     folder = tmp_path / "mixed"
     folder.mkdir()
     for number in range(4):
-        (folder / f"{number}.png").write_bytes(PNG)
+        (folder / f"{number}.png").write_bytes(png(np.full((2, 2), number, np.uint8)))
         (folder / f"{number}.txt").write_bytes(TEXT)
     assert kind_of(folder).recipes == ("images", "text")  # as many captions as images
     store = prepare_path(folder, tmp_path / "a")
@@ -147,10 +153,19 @@ def test_a_zip_without_images_error_names_its_content(tmp_path: Path):
         prepare_path(tmp_path / "a.zip", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("shape", "recipe"),
+    [((9,), "tokens"), ((3, 3), "tokens"), ((2, 3, 4), "images"), ((2, 3, 4, 3), "images")],
+)
+def test_the_dimensions_of_an_array_decide_its_recipe(shape: tuple[int, ...], recipe: str):
+    assert detect("a.npy", npy(np.zeros(shape, np.uint8))).recipes == (recipe,)
+    assert detect("a.npy", npy(np.zeros(shape, np.uint8))[:20]).recipes == ("tokens",)  # damaged
+
+
 def test_arrays_that_are_not_tokens_come_with_a_remedy(tmp_path: Path):
     path = tmp_path / "a.npy"
-    path.write_bytes(npy(np.zeros((9, 4, 4), np.uint8)))
-    with pytest.raises(MemtrainError, match="images are read as PNG files: memtrain train images"):
+    path.write_bytes(npy(np.zeros((9, 4, 4), np.int64)))
+    with pytest.raises(MemtrainError, match="images are uint8, or floats in 0..1; array.astype"):
         prepare_path(path, tmp_path / "out")
     path.write_bytes(npy(np.zeros(9)))
     with pytest.raises(MemtrainError, match=r"must be whole numbers.*np.save\('tokens.npy', array"):

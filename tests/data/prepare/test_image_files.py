@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import resource
 import struct
 import sys
 import tracemalloc
@@ -12,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 import memtrain.data.prepare.image_files as image_files
 from memtrain.data.images import ImageFormat, decode_images, encode_images
-from memtrain.data.prepare import limits
+from memtrain.data.prepare import limits, zip_files
 from memtrain.data.prepare.datasets import read_idx
 from memtrain.data.prepare.image_files import read_folder
 from memtrain.errors import MemtrainError
@@ -237,8 +238,8 @@ def test_images_are_read_in_sorted_order(tmp_path: Path, place: str):
     }
     found = read_folder(put(tmp_path / place, files))
     assert found.names == ("a/one.png", "b/two.PNG", "three.jpeg")
-    assert np.array_equal(found.gray[:2], [FIRST, FIRST + 1])
-    assert np.abs(found.gray[2].astype(int) - 200).max() <= 2
+    assert np.array_equal(found.pixels[:2], [FIRST, FIRST + 1])
+    assert np.abs(found.pixels[2].astype(int) - 200).max() <= 2
     assert found.skipped == ()
 
 
@@ -247,13 +248,13 @@ def test_unreadable_files_are_named_and_skipped(tmp_path: Path, place: str):
     files = {
         "cut.png": png(np.random.default_rng(0).integers(0, 256, (9, 9), np.uint8))[:-40],
         "empty.jpg": b"",
-        "gif.png": encoded(Image.fromarray(FIRST), "GIF"),
+        "tiff.png": encoded(Image.fromarray(FIRST), "TIFF"),
         "good.png": png(FIRST),
         "text.png": b"no image",
     }
     found = read_folder(put(tmp_path / place, files))
     assert found.names == ("good.png",)
-    assert found.skipped == ("cut.png", "empty.jpg", "gif.png", "text.png")
+    assert found.skipped == ("cut.png", "empty.jpg", "text.png", "tiff.png")
 
 
 @PLACES
@@ -261,14 +262,14 @@ def test_mixed_sizes_are_refused_without_a_size_option(tmp_path: Path, place: st
     path = put(tmp_path / place, {"a.png": png(FIRST), "b.png": png(FIRST.T.copy())})
     with pytest.raises(MemtrainError, match="mixed sizes, a.png is 2x3 and b.png is 3x2"):
         read_folder(path)
-    assert read_folder(path, (4, 5)).gray.shape == (2, 4, 5)
+    assert read_folder(path, (4, 5)).pixels.shape == (2, 4, 5)
 
 
 def test_resizing_is_lanczos(tmp_path: Path):
     noise = np.random.default_rng(0).integers(0, 256, (40, 30), np.uint8)
     found = read_folder(put(tmp_path / "folder", {"a.png": png(noise)}), (8, 6))
     expected = Image.fromarray(noise).resize((6, 8), Image.Resampling.LANCZOS)
-    assert np.array_equal(found.gray[0], np.asarray(expected))
+    assert np.array_equal(found.pixels[0], np.asarray(expected))
 
 
 def test_only_accepted_names_are_read(tmp_path: Path):
@@ -288,11 +289,123 @@ def test_transparent_colour_deep_and_rotated_images_become_grey(tmp_path: Path):
         "red.png": encoded(Image.new("RGB", (3, 2), "red")),
         "turned.jpg": encoded(Image.new("L", (2, 3), 90), "JPEG", exif=turned),
     }
-    clear_gray, deep, red, turned_gray = read_folder(put(tmp_path / "folder", files)).gray
+    clear_gray, deep, red, turned_gray = read_folder(put(tmp_path / "folder", files)).pixels
     assert clear_gray.tolist() == [[0, 255, 255], [255, 255, 255]]
     assert (deep == 0x80).all()
     assert (red == 76).all()
     assert (turned_gray == 90).all()
+
+
+@PLACES
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "GIF"])
+def test_every_lossless_format_has_the_same_pixels(tmp_path: Path, place: str, kind: str):
+    gray = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6)
+    options = {"lossless": True} if kind == "WEBP" else {}
+    files = {f"a.{kind.lower()}": encoded(Image.fromarray(gray), kind, **options)}
+    found = read_folder(put(tmp_path / place, files))
+    assert np.array_equal(found.pixels, gray[None]) and not found.animated
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_of_several_frames_the_first_is_read(tmp_path: Path, kind: str):
+    frames = [Image.new("RGB", (3, 2), colour) for colour in ("red", "blue", "green")]
+    more = {"save_all": True, "append_images": frames[1:]}
+    more |= {"lossless": True} if kind == "WEBP" else {}
+    files = {f"a.{kind.lower()}": encoded(frames[0], kind, **more), "b.png": png(FIRST)}
+    found = read_folder(put(tmp_path / "folder", files), colour=True)
+    assert (found.pixels[0] == [255, 0, 0]).all() and found.animated == 1
+
+
+def test_colours_are_kept_and_transparency_is_white(tmp_path: Path):
+    half = np.full((2, 3, 4), (200, 0, 0, 128), np.uint8)
+    half[0, 0, 3] = 0
+    palette = Image.new("P", (3, 2), 1)
+    palette.putpalette([0, 0, 255, 0, 200, 0])
+    palette.putpixel((0, 0), 0)
+    files = {
+        "a-half.png": encoded(Image.fromarray(half)),
+        "b-palette.gif": encoded(palette, "GIF", transparency=0),
+        "c-deep.png": encoded(Image.fromarray(np.full((2, 3), 0x8012, np.uint16))),
+    }
+    clear, indexed, deep = read_folder(put(tmp_path / "folder", files), colour=True).pixels
+    assert clear[0, 0].tolist() == [255, 255, 255] and clear[1, 1].tolist() == [227, 127, 127]
+    assert indexed[0, 0].tolist() == [255, 255, 255] and indexed[1, 1].tolist() == [0, 200, 0]
+    assert (deep == 0x80).all()
+
+
+def test_colours_that_are_lost_in_grey_are_counted(tmp_path: Path):
+    files = {
+        "a-grey.gif": png(np.tile(FIRST, (9, 9)) * 40, "GIF"),
+        "b-grey.png": encoded(Image.fromarray(np.tile(FIRST, (9, 9)) * 40).convert("RGBA")),
+        "c-red.webp": encoded(Image.new("RGB", (3, 2), "red"), "WEBP"),
+        "d-blue.gif": encoded(Image.new("RGB", (3, 2), "blue"), "GIF"),
+    }
+    path = put(tmp_path / "folder", files)
+    assert read_folder(path, (2, 2)).coloured == 2
+    assert read_folder(path, (2, 2), colour=True).coloured == 0
+
+
+def test_digests_are_of_the_pixels_before_resizing(tmp_path: Path):
+    wide = np.repeat(FIRST, 2, axis=1)
+    files = {
+        "a.png": png(FIRST),
+        "b.bmp": png(FIRST, "BMP"),
+        "c.png": png(FIRST.reshape(3, 2)),
+        "d.png": png(wide),
+    }
+    a, b, c, d = read_folder(put(tmp_path / "folder", files), (2, 2)).digests
+    assert a == b and len({a, c, d}) == 3
+
+
+def bmp_that_claims(side: int) -> bytes:
+    data = bytearray(png(FIRST, "BMP"))
+    data[18:26] = struct.pack("<ii", side, side)
+    return bytes(data)
+
+
+def gif_that_claims(side: int) -> bytes:
+    data = bytearray(png(FIRST, "GIF"))
+    data[6:10] = struct.pack("<HH", side, side)
+    return bytes(data)
+
+
+def webp_that_claims(side: int) -> bytes:
+    data = bytearray(encoded(Image.fromarray(FIRST), "WEBP", lossless=True))
+    packed = int.from_bytes(data[21:25], "little") & ~(2**28 - 1)
+    data[21:25] = (packed | (side - 1) << 14 | (side - 1)).to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bomb.bmp", bmp_that_claims(30_000)),
+        ("bomb.gif", gif_that_claims(60_000)),
+        ("bomb.webp", webp_that_claims(16_000)),
+    ],
+)
+def test_bombs_of_other_formats_are_refused_from_their_headers(
+    tmp_path: Path, name: str, content: bytes
+):
+    path = put(tmp_path / "folder", {name: content})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(MemtrainError, match=f"{name}: refused, claims .* pixels"):
+        read_folder(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@settings(max_examples=40)
+@given(data=st.binary(max_size=60), kind=st.sampled_from(["GIF", "WEBP", "BMP"]))
+def test_damaged_images_are_skipped(tmp_path_factory, data: bytes, kind: str):
+    folder = tmp_path_factory.mktemp("damaged")
+    content = bytearray(png(np.tile(FIRST, (4, 4)), kind))
+    content[30 : 30 + len(data)] = data
+    (folder / f"a.{kind.lower()}").write_bytes(content)
+    (folder / "b.png").write_bytes(png(np.tile(FIRST, (4, 4))))
+    try:
+        assert "b.png" in read_folder(folder, (4, 4)).names
+    except MemtrainError as error:  # it claims to be too large
+        assert "refused" in str(error)
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/evil.png", "C:\\evil.png"])
@@ -306,7 +419,7 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: P
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(2**20))
-    monkeypatch.setattr(image_files, "MAX_FILE_BYTES", 2**20 - 1)
+    monkeypatch.setattr(zip_files, "MAX_FILE_BYTES", 2**20 - 1)
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("it was read"))
     with pytest.raises(MemtrainError, match="'a.png' unpacks to 1,048,576 bytes"):
         read_folder(path)
@@ -374,7 +487,7 @@ def test_zips_of_every_packing_are_read_and_their_damage_is_skipped(tmp_path: Pa
     noise = np.random.default_rng(0).integers(0, 256, (9, 9), np.uint8)
     path = tmp_path / "files.zip"
     whole = packed(path, packing, {"a.png": png(noise), "b.png": png(noise + 1)})
-    assert np.array_equal(read_folder(path).gray, [noise, noise + 1])
+    assert np.array_equal(read_folder(path).pixels, [noise, noise + 1])
     place = 30 + len("a.png")
     for bad in (range(place, place + 12), range(place + 40, place + 60)):
         damaged = bytearray(whole)
@@ -425,7 +538,7 @@ def test_a_zip_is_bounded_as_a_whole(tmp_path: Path, monkeypatch):
     with pytest.raises(MemtrainError, match="refused, unpacks to more than 4,194,304 bytes"):
         read_folder(path)
     monkeypatch.undo()
-    monkeypatch.setattr(image_files, "MAX_DIRECTORY_BYTES", 400)
+    monkeypatch.setattr(zip_files, "MAX_DIRECTORY_BYTES", 400)
     with pytest.raises(MemtrainError, match="its directory claims .* more than 400; unpack it"):
         read_folder(path)
 
@@ -439,7 +552,7 @@ def test_pixels_of_all_images_are_bounded(tmp_path: Path, monkeypatch, place: st
     with pytest.raises(MemtrainError, match="refused, claims more than 786,432 pixels in .* bytes"):
         read_folder(path, (8, 8))
     monkeypatch.setattr(image_files, "PIXELS_PER_BYTE", 10_000)
-    assert read_folder(path, (8, 8)).gray.shape == (4, 8, 8)
+    assert read_folder(path, (8, 8)).pixels.shape == (4, 8, 8)
 
 
 def test_only_resized_images_are_kept_in_memory(tmp_path: Path):

@@ -28,7 +28,7 @@ from memtrain.data.prepare import (
     prepare_tokens,
 )
 from memtrain.data.prepare.cache import prepared_store
-from memtrain.data.prepare.encode import held_out_names, split_stream
+from memtrain.data.prepare.encode import groups_of, held_out_names, split_stream
 from memtrain.data.store import Store, open_store
 from memtrain.errors import MemtrainError
 
@@ -113,6 +113,30 @@ def test_mnist_keeps_its_labels(tmp_path: Path, mnist: Path):
     (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx_labels(4))
     store = prepare("mnist", data_dir=mnist, out=tmp_path / "out")
     assert store.labels("train").tolist() == [7, 0, 9] and store.labels("test").tolist() == [4]
+
+
+def test_mnist_digits_may_begin_with_their_class(tmp_path: Path, mnist: Path):
+    message = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out, labels=True))
+    assert "labels=true: needs train-labels-idx1-ubyte.gz and t10k-labels-idx1-ubyte.gz" in message
+    (mnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_labels(7, 0, 9)))
+    (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx_labels(4))
+    plain = prepare("mnist", data_dir=mnist, out=tmp_path / "plain", levels=4, patch=2)
+    store = prepare("mnist", data_dir=mnist, out=tmp_path / "out", levels=4, patch=2, labels=True)
+    assert (store.meta.vocab_size, store.meta.document_length) == (266, 197)
+    assert store.meta.classes == tuple("0123456789")
+    images = store.tokens("train").reshape(3, 197)
+    assert images[:, 0].tolist() == [263, 256, 265]
+    assert np.array_equal(images[:, 1:].reshape(-1), plain.tokens("train"))
+    assert store.labels("test").tolist() == [4]
+
+
+def test_mnist_may_be_resized(tmp_path: Path, mnist: Path):
+    store = prepare("mnist", data_dir=mnist, out=tmp_path / "out", size=14)
+    assert store.meta.picture == ImageFormat(height=14, width=14)
+    expected = Image.fromarray(TRAIN[1]).resize((14, 14), Image.Resampling.LANCZOS)
+    assert np.array_equal(store.tokens("train")[196:392], np.asarray(expected).reshape(-1))
+    message = refusal(tmp_path, lambda out: prepare("mnist", data_dir=mnist, out=out, size=0))
+    assert "size=0x0: must be 1..4,096" in message
 
 
 def test_mnist_refuses_labels_of_other_images(tmp_path: Path, mnist: Path):
@@ -301,7 +325,7 @@ def test_sketchy_reads_folders_resizes_and_skips_photos(tmp_path: Path):
     for folder in (plain, moved):
         folder.mkdir(parents=True)
         for number in range(4):
-            (folder / f"n1_{number}-1.png").write_bytes(png(np.full((256, 256), 9, np.uint8)))
+            (folder / f"n1_{number}-1.png").write_bytes(png(np.full((256, 256), number, np.uint8)))
     (plain / "n1_9.png").write_bytes(png(np.zeros((8, 8), np.uint8)))  # no sketch's name
     (plain / "n1_8-2.png").write_bytes(b"damaged")
     store = prepare("sketchy", data_dir=tmp_path / "db", out=tmp_path / "out", held_out=0.5)
@@ -311,7 +335,7 @@ def test_sketchy_reads_folders_resizes_and_skips_photos(tmp_path: Path):
 
 
 def test_the_threshold_is_an_option(tmp_path: Path):
-    images = {f"cat/n{n}-1.png": np.full((64, 64), 150, np.uint8) for n in range(9)}
+    images = {f"cat/n{n}-1.png": np.full((64, 64), 150 + n, np.uint8) for n in range(9)}
     path = write_zip(tmp_path / "s.zip", images)
     broken = prepare("sketchy", data_dir=path, out=tmp_path / "a", threshold=128)
     whole = prepare("sketchy", data_dir=path, out=tmp_path / "b")
@@ -436,6 +460,76 @@ def test_user_images_become_a_store(tmp_path: Path):
     assert tall.meta.picture == ImageFormat(height=6, width=2, levels=4)
 
 
+def test_colour_images_become_a_store_with_a_palette_of_the_training_images(tmp_path: Path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for n in range(30):
+        Image.new("RGB", (3, 2), (8 * n, 0, 255 - 8 * n)).save(folder / f"{n}.png")
+    store = prepare_images(folder, tmp_path / "out", colour=True, levels=64, held_out=0.3)
+    image = store.meta.picture
+    assert image is not None and image.levels == len(image.palette) == store.meta.vocab_size
+    train, test = (
+        {tuple(one[0, 0].tolist()) for one in decode_images(store.tokens(s).reshape(-1, 6), image)}
+        for s in ("train", "test")
+    )
+    assert len(train) == store.splits["train"].documents and train == set(image.palette)
+    assert test <= train  # colours of held-out images are not in the palette
+    assert store.meta.notes == (f"palette of {len(train)} colours, every pixel keeps its colour",)
+    few = prepare_images(folder, tmp_path / "few", colour=True, levels=4)
+    assert few.meta.notes[0].startswith("palette of 4 colours, off by ")
+    assert open_store(few.folder).meta == few.meta
+
+
+def test_equal_images_are_on_one_side_of_the_split(tmp_path: Path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for n in range(40):
+        image = Image.fromarray(np.full((4, 6), n % 10, np.uint8))
+        image.save(folder / f"{n:02d}.{('png', 'bmp', 'gif')[n % 3]}")
+    store = prepare_images(folder, tmp_path / "out", held_out=0.3)
+    assert rows(store, "train") | rows(store, "test") == {bytes([n] * 24) for n in range(10)}
+    assert not rows(store, "train") & rows(store, "test")
+    note = "30 images repeat the pixels of another; equal images are all in train or all in test"
+    assert store.meta.notes == (note,)
+
+
+def test_without_equal_images_the_split_is_that_of_the_names(tmp_path: Path):
+    images = {f"{n}.png": NOISE.integers(0, 256, (4, 6), np.uint8) for n in range(50)}
+    store = prepare_images(write_zip(tmp_path / "mine.zip", images), tmp_path / "out")
+    held = held_out_names(images, 0.1)
+    assert rows(store, "test") == {images[name].tobytes() for name in held}
+
+
+def test_groups_are_connected_by_keys_and_by_digests():
+    keys, digests = ["d", "b", "d", "c", "a"], [b"1", b"2", b"2", b"3", b"4"]
+    assert groups_of(keys, digests) == ["b", "b", "b", "c", "a"]
+
+
+def test_equal_sketches_of_two_photos_are_on_one_side(tmp_path: Path):
+    images = {f"cat/n{n}_1-1.png": np.full((64, 64), n // 2, np.uint8) for n in range(40)}
+    path = write_zip(tmp_path / "s.zip", images)
+    store = prepare("sketchy", data_dir=path, out=tmp_path / "a", threshold=10, held_out=0.4)
+    assert store.splits["train"].documents % 2 == 0
+    assert "20 images repeat the pixels of another" in store.meta.notes[0]
+
+
+def test_options_that_colours_do_not_have_are_refused(tmp_path: Path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for n in range(3):
+        Image.new("RGB", (4 + n, 4), "red").save(folder / f"{n}.png")
+
+    def message(**options) -> str:
+        options = {"colour": True, "size": 4} | options
+        return refusal(tmp_path, lambda out: prepare_images(folder, out, **options))
+
+    assert "patch=2 with colour: a colour token is one pixel; leave patch out" in message(patch=2)
+    assert "threshold=9 with colour: is for grey; leave it out" in message(threshold=9)
+    assert "levels=300 with colour: must be 2..256 colours" in message(levels=300)
+    assert "levels=1 with colour: must be 2..256 colours" in message(levels=1)
+    assert "the training images have one colour only" in message()
+
+
 def test_bad_images_and_options_are_refused(tmp_path: Path):
     images = {"a.png": np.zeros((4, 6), np.uint8), "b.png": np.zeros((4, 7), np.uint8)}
     path = write_zip(tmp_path / "mine.zip", images)
@@ -502,7 +596,8 @@ def test_rows_of_tokens_are_documents(tmp_path: Path, order):
     [
         (np.zeros(9), {}, "must be whole numbers"),
         (np.zeros(9, bool), {}, "must be whole numbers"),
-        (np.zeros((2, 2, 2), int), {}, "1-D (a stream) or 2-D"),
+        (np.zeros((2, 2, 2), int), {}, "of three or four dimensions; memtrain train images"),
+        (np.zeros((2, 2, 2, 2, 2), int), {}, "1-D (a stream) or 2-D"),
         (np.zeros((), int), {}, "1-D (a stream) or 2-D"),
         (np.array([1, None]), {}, "not a .npy file of numbers"),
         (np.zeros(0, int), {}, "at least 4 are needed"),

@@ -29,6 +29,7 @@ from memtrain.data.prepare import (
     checked_options,
     prepare_path,
 )
+from memtrain.data.prepare.image_classes import label_file
 from memtrain.data.prepare.store_writer import PROVENANCE, publish, store_lock
 from memtrain.data.store import Store, open_store
 from memtrain.errors import MemtrainError
@@ -49,8 +50,8 @@ def prepared_stream(
 ) -> Stream:
     """The stream of a recipe on the user's data; images are evaluated as a whole."""
     store = prepared_store(recipe, path, options, root, report)
-    length = store.meta.document_length if store.meta.picture else None
-    length = max(2, length or default.evaluate_length)
+    image = store.meta.picture
+    length = max(2, image.length) if image else default.evaluate_length
     return replace(default, path=str(store.folder), evaluate_length=length)
 
 
@@ -133,7 +134,7 @@ def _prepare(
 ) -> tuple[Store, bool]:
     """Prepare a draft next to the final folder, whose name depends on the content, and move it."""
     draft = root / unique_name(f".draft-{name}-")
-    seen = source_signature(path)  # before reading, so that later changes show
+    seen = _signature(path, options)  # before reading, so that later changes show
     sources = {str(path.resolve()): seen} if seen else {}
     try:
         if function := DATA_SETS.get(recipe) or USER_FILES.get(recipe):
@@ -205,7 +206,7 @@ def _find_prepared(
             continue
         if not isinstance(sources, dict) or source not in sources:
             continue
-        seen = seen or source_signature(path)
+        seen = seen or _signature(path, options)
         if seen and sources[source] == seen and (store := _open_if_valid(folder)):
             return store
     return None
@@ -233,13 +234,23 @@ def _write_provenance(folder: Path, made: dict[str, Any]) -> None:
 
 def store_key(store: Store, kind: str, options: dict[str, Any]) -> str:
     """A checksum of a store's content and options, but not of its origin."""
-    meta = asdict(store.meta)
+    meta = store.meta.to_json()
     for origin in ("name", "source", "notes"):
         del meta[origin]
     equal = store.meta.document_length is not None
     starts = [] if equal else [_checksum(store.starts(name).tobytes()) for name in store.splits]
     splits = {name: asdict(info) for name, info in store.splits.items()}
     return _checksum([kind, options, meta, splits, starts])
+
+
+def _signature(path: Path, options: Mapping[str, Any]) -> str:
+    """The signature of a source, and of the file of its labels if there is one."""
+    labels = {"labels": options.get("labels", False)}
+    file = label_file(path, **checked_options(USER_FILES["images"], labels))
+    if file is None:
+        return source_signature(path)
+    both = [source_signature(one) for one in (path, file)]
+    return _checksum(both) if all(both) else ""
 
 
 def source_signature(path: Path) -> str:

@@ -8,23 +8,27 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from jaxtyping import UInt8
 
 from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
-from memtrain.data.images import Augmentation, ImageFormat, encode_images
+from memtrain.data.images import Augmentation, ImageFormat
 from memtrain.data.prepare import download
 from memtrain.data.prepare.encode import (
     check_share,
     encode_texts,
+    equal_note,
+    groups_of,
     held_out_names,
     non_ascii_note,
-    skipped_note,
-    write_images,
 )
-from memtrain.data.prepare.image_files import read_folder
+from memtrain.data.prepare.image_arrays import resized
+from memtrain.data.prepare.image_classes import Classes
+from memtrain.data.prepare.image_files import ImageSet, check_size, read_folder
+from memtrain.data.prepare.image_store import reading_notes, write_images
 from memtrain.data.prepare.limits import FREE, GROWTH
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_texts
@@ -53,39 +57,63 @@ def prepare_mnist(
     data_dir: Path | None,
     out: Path,
     *,
+    size: int | None = None,
     levels: int = 256,
     patch: int = 1,
+    labels: bool = False,
     overwrite: bool = False,
 ) -> Store:
     """Prepare MNIST: 28x28 digits of 256 grey levels.
 
     Args:
-        data_dir: the folder with the IDX files of the images, and of the labels if the figures'
-            samples are to be judged; they are downloaded by default.
+        data_dir: the folder with the IDX files of the images, and of the labels if digits are
+            drawn by class, or the figures' samples are to be judged; they are downloaded by
+            default.
+        size: height and width to resize to (28).
         levels: grey levels; 4 with patch 2 give 196 tokens of 256 per digit.
         patch: side of the squares that make one token.
+        labels: begin each image with the token of its class, 0 to 9.
     """
-    image = ImageFormat(height=28, width=28, levels=levels, patch=patch)
+    side = 28 if size is None else size
+    check_size((side, side))
+    ImageFormat(height=side, width=side, levels=levels, patch=patch)  # checks the options first
     check_place(out, overwrite)
+    images, known = [], []
     with _mnist_files(data_dir) as files:
-        splits = {}
-        for split, (path, labels) in zip(("train", "test"), files, strict=True):
+        for path, label_path in files:
             gray = read_idx(path)
             if gray.shape[1:] != (28, 28):
                 raise MemtrainError(f"{path}: shape {gray.shape}, MNIST's images are 28x28")
-            tokens = encode_images(gray, levels=levels, patch=patch)
-            known = None if labels is None else read_idx(labels)
-            if known is not None and known.shape != gray.shape[:1]:
-                raise MemtrainError(f"{labels}: shape {known.shape}, {path} has {len(gray)} images")
-            splits[split] = Split(tokens.reshape(-1), labels=known)
-    meta = StoreMeta(
+            images.append(gray)
+            if label_path is not None:
+                known.append(read_idx(label_path))
+                if known[-1].shape != gray.shape[:1]:
+                    raise MemtrainError(
+                        f"{label_path}: shape {known[-1].shape}, {path} has {len(gray)} images"
+                    )
+    if labels and len(known) < len(images):
+        missing = " and ".join(download.MNIST_LABELS_SHA256)
+        raise MemtrainError(f"labels=true: needs {missing} in {data_dir} too")
+    classes = None
+    if len(known) == len(images):
+        digits = np.concatenate(known).astype(np.int64)
+        names = tuple(map(str, range(max(10, int(digits.max()) + 1))))
+        classes = Classes(names, digits)
+    pixels = resized(np.concatenate(images), None if size is None else (side, side), "L")
+    return write_images(
+        out,
+        ImageSet(pixels, ()),
+        np.repeat([False, True], [len(gray) for gray in images]).tolist(),
+        Augmentation(),
+        classes=classes,
+        class_tokens=labels,
         name="mnist",
-        vocab_size=image.vocab_size,
         source=f"MNIST (LeCun and Cortes), from {data_dir or download.MNIST_URL}",
-        document_length=image.length,
-        picture=image,
+        notes=(),
+        levels=levels,
+        patch=patch,
+        overwrite=overwrite,
     )
-    return write_store(out, meta, splits, overwrite=overwrite)
 
 
 @contextmanager
@@ -202,6 +230,7 @@ def prepare_sketchy(
     held_out: float = 0.1,
     mirror: bool = False,
     shift: int = 0,
+    labels: bool = False,
     overwrite: bool = False,
 ) -> Store:
     """Prepare Sketchy: sketches at 64x64 (Lanczos), binarised, as 1,024 tokens of 2x2 pixels.
@@ -214,6 +243,7 @@ def prepare_sketchy(
         held_out: share of the photos in test, chosen by a hash of their names.
         mirror: add mirrored sketches to train.
         shift: add sketches shifted by this many pixels in eight directions to train.
+        labels: begin each sketch with the token of its class.
     """
     check_place(out, overwrite)
     check_share(held_out)
@@ -232,20 +262,26 @@ def prepare_sketchy(
     )
     photos = [_photo(name) or "" for name in images.names]
     # Without folders, photos still begin with the number of their class: n02691156_58.
-    classes = [PurePosixPath(name).parent.name or _photo_class(name) for name in images.names]
-    held = held_out_names(photos, held_out)
+    kinds = [PurePosixPath(name).parent.name or _photo_class(name) for name in images.names]
+    names, index = np.unique(kinds, return_inverse=True)
+    groups = groups_of(photos, images.digests)
+    held = held_out_names(groups, held_out)
+    parted = {photo: group in held for photo, group in zip(photos, groups, strict=True)}
     return write_images(
         out,
         images,
-        [photo in held for photo in photos],
+        [parted[photo] for photo in photos],
         augmentation,
-        labels=np.unique(classes, return_inverse=True)[1],
+        classes=Classes(tuple(names.tolist()), index),
+        class_tokens=labels,
         name="sketchy",
         source=f"Sketchy (Sangkloy et al. 2016), from {path}",
         notes=(
-            *skipped_note(images),
+            *reading_notes(replace(images, coloured=0)),
+            *equal_note(images.digests),
             f"ink: grey below {threshold}",
-            f"split by photo: {len(set(photos)) - len(held):,} in train, {len(held):,} in test",
+            f"split by photo: {len(parted) - sum(parted.values()):,} in train, "
+            f"{sum(parted.values()):,} in test",
         ),
         levels=2,
         patch=2,

@@ -1,24 +1,15 @@
-"""Encode texts and images as tokens, and split them into train and test."""
+"""Encode texts as tokens, and split texts and images into train and test."""
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, Integer, UInt8
+from jaxtyping import Int64, Integer
 
 from memtrain.data.codec import EncodedText, encode_text
-from memtrain.data.images import Augmentation, ImageFormat, encode_images
-from memtrain.data.prepare.image_files import ImageSet
-from memtrain.data.prepare.limits import name_some, require_memory
-from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.prepare.text_files import Texts
-from memtrain.data.store import Split, Store, StoreMeta
+from memtrain.data.store import Split
 from memtrain.errors import MemtrainError
-
-_BLOCK = 2**24
-"""Pixels that are encoded at once."""
 
 # ----------------------------------------------------------------------------------------- text
 
@@ -58,78 +49,6 @@ def split_stream(
     }
 
 
-# --------------------------------------------------------------------------------------- images
-
-
-def write_images(
-    out: Path,
-    images: ImageSet,
-    held_out: Sequence[bool],
-    augmentation: Augmentation,
-    *,
-    labels: Integer[np.ndarray, " N"] | None = None,
-    name: str,
-    source: str,
-    notes: Iterable[str],
-    levels: int,
-    patch: int,
-    threshold: int | None,
-    overwrite: bool,
-) -> Store:
-    """Encode images and write them as a store; those marked `held_out` are not augmented.
-
-    `labels` are the images' classes, if they have any.
-    """
-    count, height, width = images.gray.shape
-    image = ImageFormat(height=height, width=width, levels=levels, patch=patch)
-    test = np.array(held_out)
-    dtype = np.dtype(np.uint8 if image.vocab_size <= 256 else np.uint16)
-    shape = (augmentation.count, count - int(test.sum()), image.length)
-    remedy = "make them smaller (--option size 28), or augment less"
-    require_memory(2 * math.prod(shape) * dtype.itemsize, "images", remedy)
-
-    def encode(gray: UInt8[np.ndarray, "N H W"]) -> Integer[np.ndarray, "N L"]:
-        return encode_images(gray, levels=levels, patch=patch, threshold=threshold)
-
-    train, step = np.empty(shape, dtype), max(1, _BLOCK // (height * width))
-    chosen = np.flatnonzero(~test)
-    for first in range(0, len(chosen), step):  # augmenting all images at once takes much memory
-        block = slice(first, first + step)
-        for number, gray in enumerate(augmentation.apply(images.gray[chosen[block]])):
-            train[number, block] = encode(gray)
-    tokens = {"train": train.reshape(-1), "test": encode(images.gray[test]).reshape(-1)}
-    meta = StoreMeta(
-        name=name,
-        vocab_size=image.vocab_size,
-        source=source,
-        document_length=image.length,
-        picture=image,
-        notes=(*notes, *_augmentation_note(augmentation)),
-    )
-    splits = {name: Split(one) for name, one in tokens.items()}
-    if labels is not None:
-        known = {"train": np.tile(labels[~test], augmentation.count), "test": labels[test]}
-        splits = {name: Split(tokens[name], labels=known[name]) for name in tokens}
-    return write_store(out, meta, splits, overwrite=overwrite)
-
-
-def _augmentation_note(augmentation: Augmentation) -> tuple[str, ...]:
-    """A note on augmented images, if there are any."""
-    if augmentation.count == 1:
-        return ()
-    ways = ["mirrored"] * augmentation.mirror
-    ways += [f"shifted by {augmentation.shift}"] * bool(augmentation.shift)
-    return (f"train holds {augmentation.count} variants of each image: {' and '.join(ways)}",)
-
-
-def skipped_note(images: ImageSet) -> tuple[str, ...]:
-    """A note on files that could not be read, if there are any."""
-    if not images.skipped:
-        return ()
-    files = "file" if len(images.skipped) == 1 else "files"
-    return (f"skipped {len(images.skipped):,} unreadable {files}: {name_some(images.skipped)}",)
-
-
 # ------------------------------------------------------------------------------------- held out
 
 
@@ -144,6 +63,36 @@ def held_out_count(total: int, share: float, what: str) -> int:
     if total < 2:
         raise MemtrainError(f"{what}: {total}, at least 2 are needed to hold one out")
     return min(total - 1, max(1, round(share * total)))
+
+
+def groups_of(keys: Sequence[str], digests: Sequence[bytes]) -> list[str]:
+    """The group of each image, named by its first key in the alphabet.
+
+    Images with the same key or the same digest are in one group, and so are those that are
+    connected by others.
+    """
+    group = {key: key for key in keys}
+
+    def find(key: str) -> str:
+        while group[key] != key:
+            group[key] = group[group[key]]  # halves the way for the next time
+            key = group[key]
+        return key
+
+    first: dict[bytes, str] = {}
+    for key, digest in zip(keys, digests, strict=True):
+        one, other = find(key), find(first.setdefault(digest, key))
+        group[max(one, other)] = min(one, other)
+    return [find(key) for key in keys]
+
+
+def equal_note(digests: Sequence[bytes]) -> tuple[str, ...]:
+    """A note on images that are equal, if there are any."""
+    repeated = len(digests) - len(set(digests))
+    if not repeated:
+        return ()
+    images = "1 image repeats" if repeated == 1 else f"{repeated:,} images repeat"
+    return (f"{images} the pixels of another; equal images are all in train or all in test",)
 
 
 def held_out_names(names: Iterable[str], share: float) -> set[str]:

@@ -1,15 +1,19 @@
 """Detect the kind of a file, by its content first, then by its name, and the recipe for it."""
 
 import codecs
+import io
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from numpy.lib import format as npy
 
 from memtrain.data.prepare.limits import list_files, one_line, suffix_of
 from memtrain.errors import MemtrainError
 from memtrain.files import open_regular
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+IMAGE_FORMATS = "PNG, JPEG, WebP, BMP or GIF"
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 """The text files of a folder, also with .gz; a single file may have any name."""
 HEAD = 2**16
@@ -30,26 +34,29 @@ class Kind:
     """Advice if none does."""
 
 
-_OF_IMAGES = "memtrain train images --data FOLDER reads a folder or zip of PNG and JPEG files"
+def _unsupported(description: str, remedy: str) -> Kind:
+    return Kind("", description, (), remedy)
+
+
+_OF_IMAGES = "memtrain train images --data FOLDER reads a folder or zip of images"
 _CONVERT_IMAGE = f"convert it to PNG: {_OF_IMAGES}"
 _UNPACK = "unpack it first"
 _TO_TEXT = "convert it to text first"
 _ONE_ARRAY = "save one array of tokens: np.save('tokens.npy', array)"
 _TOKENS = Kind("npy", "a NumPy array", ("tokens",))
+_IMAGES = Kind("npy", "a NumPy array of three or four dimensions", ("images",))
+_BMP = _unsupported("a BMP image", _OF_IMAGES)
 _GZIP = Kind("gzip", "gzipped text", ("text",))
 _ZIP = Kind("zip", "a zip", ("images",))
 _PARQUET = Kind("parquet", "a parquet file", ("text",))
 
 
-def _unsupported(description: str, remedy: str) -> Kind:
-    return Kind("", description, (), remedy)
-
-
 _MAGIC: tuple[tuple[int, bytes, tuple[str, ...], Kind], ...] = (
     (0, b"\x89PNG\r\n\x1a\n", (".png",), _unsupported("a PNG image", _OF_IMAGES)),
     (0, b"\xff\xd8\xff", (".jpg", ".jpeg"), _unsupported("a JPEG image", _OF_IMAGES)),
-    (0, b"GIF87a", (), _unsupported("a GIF image", _CONVERT_IMAGE)),
-    (0, b"GIF89a", (), _unsupported("a GIF image", _CONVERT_IMAGE)),
+    (0, b"GIF87a", (".gif",), _unsupported("a GIF image", _OF_IMAGES)),
+    (0, b"GIF89a", (".gif",), _unsupported("a GIF image", _OF_IMAGES)),
+    (8, b"WEBP", (".webp",), _unsupported("a WebP image", _OF_IMAGES)),
     (0, b"II*\0", (), _unsupported("a TIFF image", _CONVERT_IMAGE)),
     (0, b"MM\0*", (), _unsupported("a TIFF image", _CONVERT_IMAGE)),
     (0, b"PK\x03\x04", (".zip",), _ZIP),
@@ -112,17 +119,31 @@ def detect(name: str, head: bytes) -> Kind:
         if head[offset : offset + len(magic)] == magic:
             if kind is _GZIP and name.lower().endswith((".tar.gz", ".tgz")):
                 return _unsupported("a tar archive", _UNPACK)
+            if kind is _TOKENS and _dimensions(head) in (3, 4):
+                return _IMAGES
             return _ZIPS.get(suffix, kind) if kind is _ZIP else kind
-    for _, _, suffixes, kind in _MAGIC:
+    if head.startswith(b"BM") and head[6:10] == bytes(4):  # text may start with BM, too
+        return _BMP
+    for suffixes, kind in (*((ends, kind) for _, _, ends, kind in _MAGIC), ((".bmp",), _BMP)):
         if suffix in suffixes:
             remedy = "it is damaged, cut short or misnamed: get it again, or rename it"
             return _unsupported(f"not {kind.description}, though its name ends in {suffix}", remedy)
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return _unsupported("UTF-16 text", _UTF16)
     if not looks_like_text(head):
-        remedy = "supported: text, JSONL, CSV, parquet, .npy, folders or zips of PNG and JPEG files"
+        remedy = "supported: text, JSONL, CSV, parquet, .npy, folders or zips of images"
         return _unsupported("neither text nor of another known kind", remedy)
     return _RECORDS.get(suffix, _TEXT)
+
+
+def _dimensions(head: bytes) -> int:
+    """The number of dimensions of a .npy file; 0 if its header is damaged."""
+    file = io.BytesIO(head)
+    try:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        return len(read[npy.read_magic(file)](file)[0])
+    except Exception:  # numpy evaluates the header as Python source
+        return 0
 
 
 def looks_like_text(head: bytes) -> bool:

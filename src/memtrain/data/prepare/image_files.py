@@ -1,23 +1,22 @@
-"""Read PNG and JPEG files, alone, in folders and in zips, as grey images, within limits."""
+"""Read image files, alone, in folders and in zips, in grey or in colour, within limits."""
 
-import io
+import hashlib
+import math
 import warnings
-import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from io import BufferedIOBase
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 import numpy as np
 from jaxtyping import UInt8
 
-from memtrain.data.prepare.file_kind import is_image_name, require_kind
+from memtrain.data.images import Pixels
+from memtrain.data.prepare.file_kind import IMAGE_FORMATS, is_image_name, require_kind
 from memtrain.data.prepare.limits import (
     Budget,
     ignored_note,
@@ -25,8 +24,8 @@ from memtrain.data.prepare.limits import (
     one_line,
     require_memory,
     suffix_of,
-    unpack_budget,
 )
+from memtrain.data.prepare.zip_files import open_zip, read_member
 from memtrain.errors import MemtrainError
 from memtrain.files import open_regular
 
@@ -43,91 +42,139 @@ FREE_PIXELS = 2**27
 _STRIP = 256
 """Rows that are converted at once, if that takes several bytes per pixel."""
 _RESIZE = "resize them: --option size 28"
-MAX_FILE_BYTES = 256 * 2**20
-"""A file in a zip that claims to unpack to more than this is refused before it is read."""
-MAX_DIRECTORY_BYTES = 64 * 2**20
-"""A zip's directory of half a million files or more; Python takes ten times its bytes."""
-_LOCAL_HEADER = 30
-"""Bytes before the name of each file in a zip, at least."""
-_BLOCK = 2**20
-_UNPACK = "unpack it yourself and pass the folder"
+
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+"""By content: the name of a file may say another one of them."""
+_GREY_MODES = ("1", "L", "LA", "I", "F")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """The images of a folder or zip."""
+    """The images of a folder, a zip or an array."""
 
-    gray: UInt8[np.ndarray, "N H W"]
+    pixels: Pixels
     names: tuple[str, ...]
-    """The files, relative to the folder or zip, in sorted order."""
-    skipped: tuple[str, ...]
+    """The files, relative to the folder or zip, in sorted order; or numbers of rows."""
+    skipped: tuple[str, ...] = ()
     """The files that could not be read."""
     ignored: Counter[str] = field(default_factory=Counter)
     """The number of other files by suffix."""
+    digests: tuple[bytes, ...] = ()
+    """A checksum of each image's pixels as decoded, before it is resized."""
+    animated: int = 0
+    """Files of several frames, of which the first is read."""
+    coloured: int = 0
+    """Images that have colours, but are read in grey."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """One image: (H, W), or (H, W, 3) in colour."""
+
+    pixels: UInt8[np.ndarray, "H W *colour"]
+    digest: bytes
+    animated: bool
+    coloured: bool
 
 
 def read_folder(
     path: Path,
     size: tuple[int, int] | None = None,
+    *,
+    colour: bool = False,
     accept: Callable[[str], bool] = lambda name: True,
-    wanted: str = "PNG and JPEG files are read",
+    wanted: str = f"{IMAGE_FORMATS} files are read",
 ) -> ImageSet:
-    """Read the PNG and JPEG files of a folder, its subfolders, or a zip, as grey images.
+    """Read the image files of a folder, its subfolders, or a zip.
 
     Each is resized as it is read, so only resized images are in memory.
 
     Args:
         path: a folder or a .zip.
         size: (height, width) to resize to (Lanczos); by default all must have one size.
+        colour: read them in colour, and not in grey.
         accept: decides by relative name whether a file is read.
         wanted: describes the accepted files, for the error if there are none.
     """
-    if size is not None and not 1 <= min(size) <= max(size) <= MAX_SIDE:
-        raise MemtrainError(f"size={size[0]}x{size[1]}: must be 1..{MAX_SIDE:,} pixels each")
+    check_size(size)
     if not path.is_dir():
         require_kind(path, "images")
-    gray: np.ndarray | None = None
+    pixels: np.ndarray | None = None
     names: list[str] = []
     skipped: list[str] = []
+    digests: list[bytes] = []
+    animated = coloured = 0
     with _image_files(path, accept) as (files, ignored):
         budget = _pixel_budget(path, sum(size for size, _ in files.values()))
         if size is not None:
-            _check_total(path, len(files), size)
+            check_total(path, (len(files), *size, *([3] * colour)))
         for name, (_, open_image) in files.items():
             with open_image() or nullcontext() as data:
-                image = data and _decode_image(data, f"{path}: {one_line(name)}", size, budget)
+                where = f"{path}: {one_line(name)}"
+                image = data and _decode_image(data, where, size, colour, budget)
             if image is None:
                 skipped.append(name)
                 continue
-            if gray is None:
-                _check_total(path, len(files), image.shape)
-                gray = np.empty((len(files), *image.shape), np.uint8)
-            if image.shape != gray.shape[1:]:
-                (height, width), (other_height, other_width) = gray.shape[1:], image.shape
+            if pixels is None:
+                check_total(path, (len(files), *image.pixels.shape))
+                pixels = np.empty((len(files), *image.pixels.shape), np.uint8)
+            if image.pixels.shape != pixels.shape[1:]:
+                (height, width), (other_height, other_width) = (
+                    shape[:2] for shape in (pixels.shape[1:], image.pixels.shape)
+                )
                 raise MemtrainError(
                     f"{path}: mixed sizes, {one_line(names[0])} is {height}x{width} and "
                     f"{one_line(name)} is {other_height}x{other_width} (height x width); {_RESIZE}"
                 )
-            gray[len(names)] = image
+            pixels[len(names)] = image.pixels
             names.append(name)
-    if gray is None:
+            digests.append(image.digest)
+            animated, coloured = animated + image.animated, coloured + image.coloured
+    if pixels is None:
         raise MemtrainError(f"{path}: {_none_found(skipped, ignored)}; {wanted}")
-    return ImageSet(gray[: len(names)], tuple(names), tuple(skipped), ignored)
+    return ImageSet(
+        pixels[: len(names)],
+        tuple(names),
+        tuple(skipped),
+        ignored,
+        tuple(digests),
+        animated,
+        coloured,
+    )
 
 
-def read_image(path: Path, size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
-    """Read one PNG or JPEG file as a grey image of size (height, width)."""
+def read_image(
+    path: Path, size: tuple[int, int], *, colour: bool = False
+) -> UInt8[np.ndarray, "H W *colour"]:
+    """Read one image file, resized to (height, width), in grey or in colour."""
     try:
         with open_regular(path) as data:
-            budget = _pixel_budget(path, 0)
-            gray = _decode_image(data, str(path), size, budget)
+            image = _decode_image(data, str(path), size, colour, _pixel_budget(path, 0))
     except FileNotFoundError:
         raise MemtrainError(f"{path}: no such image") from None
     except OSError as error:
         raise MemtrainError(f"{path}: {error.strerror or error}") from None
-    if gray is None:
-        raise MemtrainError(f"{path}: cannot be read as an image; must be a PNG or JPEG file")
-    return gray
+    if image is None:
+        raise MemtrainError(f"{path}: cannot be read as an image; must be {IMAGE_FORMATS}")
+    return image.pixels
+
+
+def check_size(size: tuple[int, int] | None) -> None:
+    """Refuse an absurd (height, width) to resize to."""
+    if size is not None and not 1 <= min(size) <= max(size) <= MAX_SIDE:
+        raise MemtrainError(f"size={size[0]}x{size[1]}: must be 1..{MAX_SIDE:,} pixels each")
+
+
+def check_total(path: Path, shape: tuple[int, ...]) -> None:
+    """Refuse images that would not fit in memory, before it is allocated."""
+    (count, height, width), total = shape[:3], math.prod(shape)
+    if total > MAX_BYTES:
+        raise MemtrainError(
+            f"{path}: {count:,} images of {height}x{width} pixels take {total:,} bytes, more than "
+            f"{MAX_BYTES:,}; {_RESIZE}, or take fewer"
+        )
+    require_memory(3 * total, str(path), _RESIZE)
 
 
 # ---------------------------------------------------------------------------------------- files
@@ -182,18 +229,6 @@ def _pixel_budget(path: Path, size: int) -> Budget:
     return Budget(str(path), limit, rule, "resize the images and write them again")
 
 
-def _check_total(path: Path, count: int, shape: tuple[int, ...]) -> None:
-    """Refuse images that would not fit in memory, before it is allocated."""
-    height, width = shape
-    total = count * height * width
-    if total > MAX_BYTES:
-        raise MemtrainError(
-            f"{path}: {count:,} images of {height}x{width} pixels take {total:,} bytes, more than "
-            f"{MAX_BYTES:,}; {_RESIZE}, or take fewer"
-        )
-    require_memory(3 * total, str(path), _RESIZE)
-
-
 def _none_found(skipped: list[str], ignored: Counter[str]) -> str:
     if skipped:
         return f"none of its {len(skipped):,} images can be read"
@@ -205,9 +240,9 @@ def _none_found(skipped: list[str], ignored: Counter[str]) -> str:
 
 
 def _decode_image(
-    data: BufferedIOBase, where: str, size: tuple[int, int] | None, budget: Budget
-) -> UInt8[np.ndarray, "H W"] | None:
-    """Decode an image in grey, upright, transparency as white; None if it cannot be read."""
+    data: BufferedIOBase, where: str, size: tuple[int, int] | None, colour: bool, budget: Budget
+) -> _Decoded | None:
+    """Decode the first frame, upright, transparency as white; None if it cannot be read."""
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -216,17 +251,19 @@ def _decode_image(
         with warnings.catch_warnings():
             # Damaged files are counted, and large ones are refused here anyway.
             warnings.simplefilter("ignore")
-            with Image.open(cast(IO[bytes], data), formats=("PNG", "JPEG")) as image:
+            with Image.open(cast(IO[bytes], data), formats=FORMATS) as image:
                 pixels = image.width * image.height
                 claim = f"{image.width}x{image.height} pixels"
                 if pixels <= MAX_PIXELS:
                     budget.spend(pixels)
+                    animated = bool(getattr(image, "is_animated", False))
                     ImageOps.exif_transpose(image, in_place=True)
-                    gray = _gray(image)
-                    if size is None:
-                        return np.array(gray)
-                    height, width = size
-                    return np.array(gray.resize((width, height), Image.Resampling.LANCZOS))
+                    coloured = not colour and _has_colours(image)
+                    flat = _flattened(image, "RGB" if colour else "L")
+                    digest = _digest(flat)
+                    if size is not None:
+                        flat = flat.resize(size[::-1], Image.Resampling.LANCZOS)
+                    return _Decoded(np.array(flat), digest, animated, coloured)
     except MemtrainError:
         raise
     except Image.DecompressionBombError:
@@ -236,137 +273,41 @@ def _decode_image(
     raise MemtrainError(f"{where}: refused, claims {claim}, more than {MAX_PIXELS:,}")
 
 
-def _gray(image: Any) -> Any:
-    """A Pillow image as mode L."""
+def _flattened(image: Any, mode: str) -> Any:
+    """A Pillow image in mode L or RGB, transparency on white."""
     from PIL import Image
 
     deep = image.mode.startswith("I")  # 16 bits per pixel, which Pillow would clip at 255
     if not deep and not ("A" in image.getbands() or "transparency" in image.info):
-        return image.convert("L")
-    gray = Image.new("L", image.size)
-    for top in range(0, image.height, _STRIP):
-        strip = image.crop((0, top, image.width, min(top + _STRIP, image.height)))
+        return image.convert(mode)
+    flat = Image.new(mode, image.size)
+    for top, strip in _strips(image):
         if deep:
             strip = Image.fromarray((np.asarray(strip) >> 8).clip(0, 255).astype(np.uint8))
         else:
             strip = strip.convert("RGBA")
             strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
-        gray.paste(strip.convert("L"), (0, top))
-    return gray
+        flat.paste(strip.convert(mode), (0, top))
+    return flat
 
 
-# ----------------------------------------------------------------------------------------- zips
+def _has_colours(image: Any) -> bool:
+    """Whether some of 16x16 pixels of a Pillow image have a colour that one would see."""
+    if image.mode.startswith(_GREY_MODES):
+        return False
+    some = np.asarray(image.resize((16, 16), 0).convert("RGB"))  # 0: the nearest pixels
+    return bool(np.ptp(some, axis=-1).max() > 16)
 
 
-@contextmanager
-def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip; nothing is unpacked to disk."""
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        raise MemtrainError(f"{path}: {error.strerror or error}") from None
-    with file:
-        limited = _DirectoryLimit(file, str(path))
-        try:
-            archive = zipfile.ZipFile(limited)
-        except MemtrainError:
-            raise
-        except Exception as error:  # damage raises many kinds of errors
-            raise MemtrainError(f"{path}: not a zip, damaged or cut short ({error})") from None
-        limited.limit = path.stat().st_size
-        _check_members(path, archive.infolist())
-        yield archive
+def _digest(image: Any) -> bytes:
+    """A checksum of a Pillow image's size and pixels."""
+    found = hashlib.sha256(f"{image.mode} {image.size}".encode())
+    for _, strip in _strips(image):
+        found.update(strip.tobytes())
+    return found.digest()
 
 
-def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BufferedIOBase | None:
-    """Unpack a file of a zip in memory; None if it cannot be read."""
-    try:
-        if member.compress_type in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
-            return io.BytesIO(_decompressed(archive, member))
-        content = io.BytesIO()
-        with archive.open(member) as file:
-            while block := file.read(_BLOCK):
-                content.write(block)
-    except Exception:  # damaged, encrypted, or an unknown compression
-        return None
-    content.seek(0)
-    return content
-
-
-def _decompressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Unpack bzip2 or LZMA up to the claimed size; Python's own reader unpacks more."""
-    stored: Any = copy(member)
-    stored.compress_type, stored.file_size, stored.CRC = 0, member.compress_size, None
-    with archive.open(stored) as file:
-        raw = file.read(MAX_FILE_BYTES)
-    if member.compress_type == zipfile.ZIP_BZIP2:
-        import bz2  # like lzma, not in every Python
-
-        content = bz2.BZ2Decompressor().decompress(raw, member.file_size)
-    else:
-        size = int.from_bytes(raw[2:4], "little")
-        content = _lzma(raw[4 : 4 + size]).decompress(raw[4 + size :], member.file_size)
-    if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
-        raise zipfile.BadZipFile("not what was packed")
-    return content
-
-
-def _lzma(properties: bytes) -> Any:
-    """The decompressor for a file's properties; it allocates its dictionary at once."""
-    import lzma
-
-    dictionary = int.from_bytes(properties[1:5], "little")
-    if dictionary > MAX_FILE_BYTES:
-        raise zipfile.BadZipFile("a dictionary larger than any file")
-    rest, lc = divmod(properties[0], 9)
-    pb, lp = divmod(rest, 5)
-    filters = {"id": lzma.FILTER_LZMA1, "dict_size": dictionary, "lc": lc, "lp": lp, "pb": pb}
-    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[filters])
-
-
-class _DirectoryLimit:
-    """An open file that refuses to read more bytes at once than a limit."""
-
-    def __init__(self, file: BufferedIOBase, where: str) -> None:
-        self.where, self.limit = where, MAX_DIRECTORY_BYTES
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-        self._read = file.read
-
-    def read(self, size: int = -1, /) -> bytes:
-        if size > self.limit:
-            raise MemtrainError(
-                f"{self.where}: refused, its directory claims {size:,} bytes, more than "
-                f"{self.limit:,}; {_UNPACK}"
-            )
-        return self._read(size)
-
-
-def _check_members(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
-    size = path.stat().st_size
-    budget = unpack_budget(str(path), size, _UNPACK)
-    end, before = 0, ""
-    for member in sorted(members, key=lambda member: member.header_offset):
-        name = one_line(member.filename)
-        windows = PureWindowsPath(member.filename)  # also splits at \ and knows drives
-        if windows.drive or windows.root or ".." in windows.parts:
-            raise MemtrainError(f"{path}: refused, its file {name!r} points outside of the zip")
-        if member.compress_size > size:  # Python would allocate all it claims
-            raise MemtrainError(
-                f"{path}: refused, its file {name!r} claims {member.compress_size:,} bytes, more "
-                "than the zip has"
-            )
-        if member.file_size > MAX_FILE_BYTES:
-            raise MemtrainError(
-                f"{path}: refused, its file {name!r} unpacks to {member.file_size:,} bytes, "
-                f"more than {MAX_FILE_BYTES:,}"
-            )
-        if member.header_offset < 0:
-            raise MemtrainError(f"{path}: not a zip, damaged or cut short (where is {name!r}?)")
-        if member.header_offset < end:
-            raise MemtrainError(
-                f"{path}: refused, its files {before!r} and {name!r} overlap, which no program "
-                "writes; get it again"
-            )
-        budget.spend(member.file_size)
-        end = member.header_offset + _LOCAL_HEADER + member.compress_size
-        before = name
+def _strips(image: Any) -> Iterator[tuple[int, Any]]:
+    """Some rows of a Pillow image at a time, and the first of them."""
+    for top in range(0, image.height, _STRIP):
+        yield top, image.crop((0, top, image.width, min(top + _STRIP, image.height)))

@@ -81,7 +81,7 @@ def write_store(
             infos = {name: _write_split(draft, meta, name, splits[name]) for name in SPLITS}
             plain = {
                 "version": STORE_VERSION,
-                **asdict(meta),
+                **meta.to_json(),
                 "dtype": meta.dtype.name,
                 "splits": {name: asdict(info) for name, info in infos.items()},
             }

@@ -10,20 +10,26 @@ from memtrain.data.prepare import download
 from memtrain.data.prepare.encode import (
     check_share,
     encode_texts,
+    equal_note,
+    groups_of,
     held_out_count,
     held_out_names,
     non_ascii_note,
-    skipped_note,
     split_stream,
-    write_images,
 )
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
+from memtrain.data.prepare.image_arrays import dark_note, read_array
+from memtrain.data.prepare.image_classes import label_file, read_classes
 from memtrain.data.prepare.image_files import read_folder
+from memtrain.data.prepare.image_store import reading_notes, write_images
 from memtrain.data.prepare.limits import ignored_note, one_line, require_memory
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_text
 from memtrain.data.store import MAX_VOCAB, Split, Store, StoreMeta, open_array
 from memtrain.errors import MemtrainError
+
+GREYS, COLOURS = 256, 64
+"""Levels of images by default."""
 
 
 def prepare_text(
@@ -72,49 +78,81 @@ def prepare_images(
     out: Path,
     *,
     size: int | tuple[int, int] | None = None,
-    levels: int = 256,
+    colour: bool = False,
+    levels: int | None = None,
     patch: int = 1,
     threshold: int | None = None,
+    labels: bool | str = False,
     held_out: float = 0.1,
     mirror: bool = False,
     shift: int = 0,
     overwrite: bool = False,
 ) -> Store:
-    """Prepare a folder or zip of PNG and JPEG files, in grey.
+    """Prepare a folder or zip of image files, or a .npy of images, in grey or in colour.
 
     Args:
-        path: the folder or zip.
+        path: the folder, zip or .npy.
         size: (height, width), or one number for both, to resize to.
-        levels: grey levels.
-        patch: side of the squares that make one token.
-        threshold: darker pixels are ink; needs two levels.
-        held_out: share of the images in test, chosen by a hash of their names.
+        colour: keep the colours, each pixel as the nearest of a palette; else images are grey.
+        levels: grey levels (256), or colours of the palette (64).
+        patch: side of the squares that make one token; only in grey.
+        threshold: darker pixels are ink; needs two grey levels.
+        labels: begin each image with its class: true for the names of folders, or the labels
+            beside a .npy; or a file of labels (see `read_classes`).
+        held_out: share of the images in test, chosen by a hash of their names; equal images are
+            all in train or all in test.
         mirror: add mirrored images to train.
         shift: add images shifted by this many pixels in eight directions to train.
     """
     check_place(out, overwrite)
     check_share(held_out)
     augmentation = Augmentation(mirror=mirror, shift=shift)  # checks the options first
+    levels = (COLOURS if colour else GREYS) if levels is None else levels
+    _check_colour(colour, levels, patch, threshold)
     kind = require_kind(path, "images")
-    images = read_folder(path, (size, size) if isinstance(size, int) else size)
-    held = held_out_names(images.names, held_out)
+    if labels:
+        label_file(path, labels)  # before all images are read
+    read = read_array if kind.format == "npy" else read_folder
+    images = read(path, (size, size) if isinstance(size, int) else size, colour=colour)
+    groups = groups_of(images.names, images.digests)
+    held = held_out_names(groups, held_out)
     return write_images(
         out,
         images,
-        [name in held for name in images.names],
+        [group in held for group in groups],
         augmentation,
+        classes=read_classes(path, images, labels),
+        class_tokens=bool(labels),
         name=path.resolve().stem,
         source=str(path),
         notes=(
             *mixed_note(path, kind, "images"),
-            *skipped_note(images),
+            *reading_notes(images),
             *ignored_note(images.ignored),
+            *equal_note(images.digests),
+            *(dark_note(images) if kind.format == "npy" else ()),
         ),
+        colour=colour,
         levels=levels,
         patch=patch,
         threshold=threshold,
         overwrite=overwrite,
     )
+
+
+def _check_colour(colour: bool, levels: int, patch: int, threshold: int | None) -> None:
+    """Refuse options that colours do not have."""
+    if not colour:
+        return
+    if patch != 1:
+        raise MemtrainError(
+            f"patch={patch} with colour: a colour token is one pixel; leave patch out, or make "
+            "the images smaller (--option size 16)"
+        )
+    if threshold is not None:
+        raise MemtrainError(f"threshold={threshold} with colour: is for grey; leave it out")
+    if not 2 <= levels <= GREYS:
+        raise MemtrainError(f"levels={levels} with colour: must be 2..{GREYS} colours; 64 is usual")
 
 
 def prepare_tokens(
@@ -173,8 +211,6 @@ def prepare_tokens(
 
 
 def _array_remedy(array: np.ndarray) -> str:
-    if array.ndim > 2:
-        return "images are read as PNG files: memtrain train images --data FOLDER"
     return (
         "numbers over time are learned by memtrain train series --data FILE, or convert them to "
         "tokens: np.save('tokens.npy', array.astype(np.uint16))"
