@@ -13,10 +13,10 @@ from torch import nn
 from conftest import TINY
 from memtrain.config import StageConfig
 from memtrain.errors import MemtrainError
-from memtrain.training import optimizer
+from memtrain.training import schedule
 from memtrain.training.console import ETA
-from memtrain.training.optimizer import START_STEPS, learning_rate
 from memtrain.training.run import Interrupted, Run
+from memtrain.training.schedule import START_STEPS, learning_rate
 from run_testing import StopAt
 
 
@@ -77,7 +77,7 @@ def ticking(monkeypatch):
         now[0] += TICK
         return now[0]
 
-    monkeypatch.setattr(optimizer, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(perf_counter=perf_counter))
     return now
 
 
