@@ -4,7 +4,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from memtrain.config.validation import CUSTOM_PATH, Bounds, Checked, Fraction, Length, Options, Weight
+from memtrain.config.validation import (
+    CUSTOM_PATH,
+    Bounds,
+    Checked,
+    Fraction,
+    Length,
+    Options,
+    Weight,
+)
 from memtrain.errors import MemtrainError
 
 OPTIMIZERS = ("adamw", "muon")
@@ -44,8 +52,8 @@ class StageConfig(Checked):
     """adamw; muon, for matrices of hidden layers, with AdamW for the rest; or a class of torch or
     yours, such as torch.optim:NAdam."""
     optimizer_options: Options = field(default_factory=dict)
-    """Arguments of the optimizer's class, such as momentum 0.9; AdamW's betas and every weight decay
-    have their own fields."""
+    """Arguments of the optimizer's class, such as momentum 0.9; its rate, its weight decay and
+    AdamW's betas have fields of their own."""
     weight_decay: Weight = 0.01
     """Decoupled weight decay, on matrices and embeddings only."""
     betas: tuple[float, float] = BETAS

@@ -87,7 +87,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalized(
     update: Float[Tensor, "A B"], steps: int = 5, eps: float = 1e-7
 ) -> Float[Tensor, "A B"]:
-    """About U V' of the singular value decomposition U S V', by Newton-Schulz iterations in bf16."""
+    """U V' of the singular values U S V', about, by Newton-Schulz iterations in bf16."""
     a, b, c = COEFFICIENTS
     tall = update.shape[0] > update.shape[1]
     x = update.bfloat16().T if tall else update.bfloat16()

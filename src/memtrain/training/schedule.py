@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
-from memtrain.config import StageConfig
+from memtrain.config import RunConfig, StageConfig
 from memtrain.runs.distributed import Group
+from memtrain.runs.progress import Progress
 
 START_STEPS = 5
 """The first steps compile and capture. A schedule by the clock starts after them, so that they do
@@ -39,6 +40,37 @@ def learning_rate(stage: StageConfig, step: int, elapsed: float = 0.0) -> float:
     done = min(1.0, max(0.0, (at - falls_from) / max(1, stage.steps - falls_from)))
     left = 0.5 * (1 + math.cos(math.pi * done)) if stage.schedule == "cosine" else 1 - done
     return peak * (stage.floor + (1 - stage.floor) * left)
+
+
+def _elapsed(limit: float, seconds: float, start_up: float | None) -> float:
+    """The fraction of a time limit that is over, for the schedule."""
+    if limit and seconds >= limit:
+        return 1.0
+    if not limit or start_up is None:
+        return 0.0
+    return (seconds - start_up) / (limit - start_up)
+
+
+def describe_new_schedule(old: RunConfig, new: RunConfig, progress: Progress) -> list[str]:
+    """Says how the learning rate changes where a run continues with a stage of another length.
+
+    Cosine, linear and wsd end at the last step. A longer stage has a higher rate at the same step,
+    and continues with that.
+    """
+    if not progress.step:
+        return []
+    done = progress.stages[-1]
+    before, after = old.stages()[done.name], new.stages()[done.name]
+    rates = []
+    for stage, step in ((before, min(done.steps, before.steps - 1)), (after, done.steps)):
+        elapsed = _elapsed(stage.seconds, done.seconds, done.start_up_seconds)
+        rates.append(learning_rate(stage, step, elapsed))
+    if math.isclose(*rates, rel_tol=1e-3):
+        return []
+    return [
+        f"{done.name}: its {after.schedule} schedule now ends at step {after.steps}; the learning "
+        f"rate continues at {rates[1]:.3g}, it would have been {rates[0]:.3g}"
+    ]
 
 
 class StageClock:
@@ -94,9 +126,4 @@ class StageClock:
             return
         if self.start_up is None and step >= START_STEPS:
             self.start_up = self.seconds
-        elapsed = 0.0
-        if self.seconds >= self.limit:
-            elapsed = 1.0
-        elif self.start_up is not None:
-            elapsed = (self.seconds - self.start_up) / (self.limit - self.start_up)
-        self.elapsed = self._group.first(elapsed)
+        self.elapsed = self._group.first(_elapsed(self.limit, self.seconds, self.start_up))

@@ -81,8 +81,8 @@ class Trainer:
         self.step = self.tokens = 0
         self.rate = 0.0
         """The last step's learning rate."""
-        self.ended = False
-        """Whether a callback has ended the stage."""
+        self.last_step: int | None = None
+        """The step after which a callback ends the stage."""
         self.clock = StageClock(stage.seconds, engine.device, group)
         self.forward: Callable[[Batch, torch.Generator], Losses] = objective.compute
         self.run_step: Callable[[], dict[str, Tensor]] = self.compute
@@ -136,7 +136,8 @@ class Trainer:
     @property
     def done(self) -> bool:
         """Whether the last step was the stage's last, by number, by the clock or by a callback."""
-        return self.ended or self.step >= self.stage.steps or self.clock.elapsed >= 1
+        steps = self.stage.steps if self.last_step is None else self.last_step
+        return self.step >= steps or self.clock.elapsed >= 1
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield this process's rows of the batch, one micro-batch at a time.
