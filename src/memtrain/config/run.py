@@ -95,6 +95,12 @@ class RunConfig(Checked):
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**31")
         if not any(stage.steps for stage in self.stages().values()):
             raise MemtrainError("steps=0 in every stage: set smt.steps, dmt.steps or bptt.steps")
+        for name, stage in self.stages().items():
+            if self.engine.shard_teacher and stage.steps and stage.optimizer != "adamw":
+                raise MemtrainError(
+                    f"{name}.optimizer={stage.optimizer} with engine.shard_teacher: only adamw "
+                    "updates sharded weights; use adamw, or leave shard_teacher out"
+                )
         if self.has_labels:
             self._check_labels()
             return

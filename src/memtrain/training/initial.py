@@ -120,12 +120,14 @@ def check_meaning(initial: Initial, config: RunConfig, progress: Progress) -> No
             "run on data of the same kind"
         )
     one, other = one or {}, other or {}
-    for name in sorted(one.keys() | other.keys()):
+    first = [name for name in ("text", "levels", "patch") if name in one or name in other]
+    for name in dict.fromkeys([*first, *one, *other]):
         left, right = one.get(name), other.get(name)
         if left != right:
             raise MemtrainError(
-                f"initial={source}: its tokens mean something else, {name} is {left}, of this "
-                f"run's data {right}; prepare the data as that run's was, or start without it"
+                f"initial={source}: its tokens mean something else than this run's, there "
+                f"{name}={left}, here {name}={right}; prepare the data as that run's was, or start "
+                "from another"
             )
 
 

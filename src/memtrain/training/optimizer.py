@@ -174,7 +174,8 @@ def _made(
     except Exception as error:  # a class of torch's or the user's refuses its arguments
         shown = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         raise MemtrainError(
-            f"optimizer={name} with {shown}: {describe_error(error)}; see optimizer_options"
+            f"optimizer={name} with {shown}: {describe_error(error)}; use another, or other "
+            "optimizer_options"
         ) from None
 
 
@@ -216,10 +217,14 @@ def load_optimizer(stage: StageConfig) -> type[torch.optim.Optimizer]:
     return kind
 
 
-def check_optimizer(stage: StageConfig) -> None:
+def check_optimizer(stage: StageConfig, where: str = "") -> None:
     """Refuse a class that cannot train a run: steps that fail, or a state that is not restored.
 
     It takes a few steps of two small layers, and one more from its saved state in a second copy.
+
+    Args:
+        stage: names the optimizer.
+        where: begins the error, for example "smt.".
 
     Raises:
         MemtrainError: it names the rule that the class breaks.
@@ -241,9 +246,9 @@ def check_optimizer(stage: StageConfig) -> None:
 
     if stage.optimizer == "adamw" and not stage.optimizer_options:
         return
-    with torch.random.fork_rng(devices=[]):
-        (layers, trained), (copy, resumed) = build(), build()
-        try:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            (layers, trained), (copy, resumed) = build(), build()
             for step in range(3):
                 take(layers, trained, step)
             saved = {name: value.clone() for name, value in trained.tensors().items()}
@@ -251,19 +256,19 @@ def check_optimizer(stage: StageConfig) -> None:
             resumed.load_tensors(saved)
             for one, optimizer in ((layers, trained), (copy, resumed)):
                 take(one, optimizer, 3)
-        except MemtrainError:
-            raise
-        except Exception as error:  # the class's own code
-            raise MemtrainError(
-                f"optimizer={stage.optimizer}: a step without a closure failed, "
-                f"{describe_error(error)}; use another"
-            ) from None
-    for one, other in zip(layers.parameters(), copy.parameters(), strict=True):
-        if not torch.equal(one, other):
-            raise MemtrainError(
-                f"optimizer={stage.optimizer}: a resumed run would differ, because its state is "
-                "not all in optimizer.state; use another"
-            )
+    except MemtrainError as error:
+        raise MemtrainError(f"{where}{error}") from None
+    except Exception as error:  # the class's own code
+        raise MemtrainError(
+            f"{where}optimizer={stage.optimizer}: a step without a closure failed, "
+            f"{describe_error(error)}; use another"
+        ) from None
+    pairs = zip(layers.parameters(), copy.parameters(), strict=True)
+    if not all(torch.equal(one, other) for one, other in pairs):
+        raise MemtrainError(
+            f"{where}optimizer={stage.optimizer}: a resumed run would differ, because not all of "
+            "its state is in optimizer.state; use another"
+        )
 
 
 def _wave(parameter: Tensor, number: int) -> Tensor:

@@ -158,9 +158,9 @@ class Run:
         if initial is not None or config.initial:
             start = warm_start.read_initial(initial if initial is not None else config.initial)
             config = replace(config, initial=start.source)
-        for stage in config.stages().values():
+        for name, stage in config.stages().items():
             if stage.steps:
-                check_optimizer(stage)
+                check_optimizer(stage, f"{name}.")
         folder = Path(folder) if folder is not None else Path("runs") / config.name
         if cell is not None and (path := fingerprint.class_path(cell)):
             config = replace(config, cell=replace(config.cell, kind=path))
