@@ -8,7 +8,7 @@ import torch
 
 import memtrain
 from conftest import TINY
-from memtrain.config import Copy, Retrieval, RunConfig
+from memtrain.config import Parity, Retrieval, RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.runs.progress import Progress
 from memtrain.training.console import Reporter
@@ -85,8 +85,8 @@ def test_an_rnn_without_a_teacher_says_what_starts_from_nothing(tmp_path: Path, 
         ),
         ({"data": Retrieval(sequence_length=6, vocab_size=5)}, r"is \(.*, here \("),
         (
-            {"data": Copy(length=2, vocab_size=2)},
-            "was trained on retrieval, this run is of copy, and their tokens mean different",
+            {"data": Parity(sequence_length=6)},
+            "was trained on retrieval, this run is of parity, and their tokens mean different",
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_source_that_is_no_run_is_refused(tmp_path: Path, trained: Path):
         (torch.nn.Linear(2, 2), "initial=Linear: must be the folder of a run"),
     ):
         with pytest.raises(MemtrainError, match=words):
-            Run.create(SMT, tmp_path / "b", initial=source)  # type: ignore[arg-type]
+            read_initial(source)
     fresh = tmp_path / "fresh"
     Run.create(SMT, fresh)
     with pytest.raises(MemtrainError, match="has no checkpoint to start from"):

@@ -81,7 +81,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
         parts.append(data[at + 7 : at + 7 + length])
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(b"".join(parts))
             parts = []
             yield record

@@ -6,7 +6,7 @@ vocabulary of equal size is not enough.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,17 +45,24 @@ class Loaded(Protocol):
     name: str
     spelling: TokenCodec | None
     config: RunConfig
-    rnn: RNN
+
+    @property
+    def rnn(self) -> RNN: ...
 
 
-def read_initial(source: Path | str | Loaded) -> Initial:
+def read_initial(source: object) -> Initial:
     """Read the weights of a run, of a checkpoint folder of a run, or of a pretrained model.
 
     Raises:
         MemtrainError: there is no such thing, or it is not trained.
     """
-    if not isinstance(source, str | Path):
+    if isinstance(source, Loaded):
         return _from_loaded(source)
+    if not isinstance(source, str | Path):
+        raise MemtrainError(
+            f"initial={type(source).__name__}: must be the folder of a run, one of its "
+            "checkpoints, or what memtrain.load_pretrained returns"
+        )
     path = Path(source)
     if (path / "state.json").is_file():
         run = path.parent.parent
@@ -80,11 +87,6 @@ def read_initial(source: Path | str | Loaded) -> Initial:
 
 
 def _from_loaded(model: Loaded) -> Initial:
-    if not isinstance(model, Loaded):
-        raise MemtrainError(
-            f"initial={type(model).__name__}: must be the folder of a run, one of its checkpoints, "
-            "or what memtrain.load_pretrained returns"
-        )
     weights = {f"rnn.{name}": value for name, value in model.rnn.state_dict().items()}
     spelling = asdict(model.spelling) if model.spelling is not None else None
     return Initial(model.name, weights, model.config, Progress(spelling=spelling))
@@ -105,7 +107,8 @@ def check_meaning(initial: Initial, config: RunConfig, progress: Progress) -> No
     source, before = initial.source, initial.progress
     kinds = (initial.config.data.kind, config.data.kind)
     if before.spelling == "unknown":  # in old checkpoints: only the same kind of data will do
-        before = Progress(spelling=progress.spelling if kinds[0] == kinds[1] else None)
+        same = progress.spelling if kinds[0] == kinds[1] else None
+        before = replace(before, spelling=same)
     one, other = _meaning(before), _meaning(progress)
     if kinds == ("custom", "custom"):
         kinds = (initial.config.data.path, config.data.path)  # type: ignore[union-attr]

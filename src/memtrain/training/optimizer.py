@@ -49,7 +49,7 @@ class StageOptimizer:
         options, made_by = stage.optimizer_options, stage.optimizer
         if made_by == "adamw":
             groups = _groups(self.ordered, stage.weight_decay)
-            self.parts = [_made(torch.optim.AdamW, groups, adamw, options, made_by)]
+            parts = [_made(torch.optim.AdamW, groups, adamw, options, made_by)]
         elif made_by == "muon":
             hidden = hidden_matrices(modules)
             chosen = [p for p in self.ordered if id(p) in hidden]
@@ -59,16 +59,17 @@ class StageOptimizer:
                     "optimizer=muon: this stage trains no matrix of a hidden layer; use adamw"
                 )
             given = {"lr": rate, "weight_decay": stage.weight_decay}
-            self.parts = [_made(Muon, [{"params": chosen}], given, options, made_by)]
+            parts = [_made(Muon, [{"params": chosen}], given, options, made_by)]
             if rest:
                 groups = _groups(rest, stage.weight_decay)
-                self.parts.append(torch.optim.AdamW(groups, **adamw))
+                parts.append(torch.optim.AdamW(groups, **adamw))
         else:
             kind = load_optimizer(stage)
             decay = "weight_decay" in inspect.signature(kind).parameters
             groups = _groups(self.ordered, stage.weight_decay if decay else None)
             given = {"lr": stage.learning_rate}
-            self.parts = [_made(kind, groups, given, options, made_by)]
+            parts = [_made(kind, groups, given, options, made_by)]
+        self.parts: Sequence[torch.optim.Optimizer] = parts
         self.capturable = all(type(part) in (torch.optim.AdamW, Muon) for part in self.parts)
         """Whether a step can be part of a CUDA graph: it reads its rate, and whether the gradients
         are finite, on the device."""
