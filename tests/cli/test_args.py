@@ -146,7 +146,8 @@ def test_the_help_of_a_recipe_is_one_screen_and_help_all_has_every_option(
     for group in fields(config):
         value = getattr(config, group.name)
         if not is_dataclass(value):
-            assert f"--{group.name.replace('_', '-')}" in long
+            option = {"initial": "from"}.get(group.name, group.name.replace("_", "-"))
+            assert f"--{option}" in long
             continue
         for field in fields(value):
             if field.name != "kind" or group.name == "cell":

@@ -33,7 +33,7 @@ from memtrain.errors import MemtrainError
 
 Parsed = TypeVar("Parsed")
 HELP = {"-h", "--help", "--help-all"}
-NEAR = 0.75
+NEAR = 0.76
 """How similar a name must be to be suggested: a wrong suggestion is worse than none."""
 SYNONYMS = {
     **dict.fromkeys(("lr", "rate"), "learning-rate"),

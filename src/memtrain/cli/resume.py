@@ -1,17 +1,16 @@
 """memtrain resume, and what a command line changes of the run that it continues."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from memtrain.cli.args import HELP, check_names, options_of, parse, parse_known, show_help
+from memtrain.cli.args import HELP, Option, check_names, options_of, parse, parse_known, show_help
 from memtrain.config import LabelFile, RunConfig, Series
 from memtrain.errors import MemtrainError
+from memtrain.recipes import recipe
 from memtrain.runs.changes import KEEPS, differences
-from memtrain.runs.run_folder import read_folder
 
 
 @dataclass(frozen=True)
@@ -34,21 +33,21 @@ def resume(arguments: list[str]) -> int:
     program, own_options = "memtrain resume", options_of(_ResumeOptions)
     if HELP & {*arguments}:
         show_help(program, _ResumeOptions.__doc__ or "", own_options)
+    anything = own_options + _config_options(recipe("retrieval"))
+    check_names([one for one in arguments if not one.startswith("--data.")], anything, program)
     options, overrides = parse_known(_ResumeOptions, arguments, own_options, program)
-    config = read_folder(options.run)
-    hidden = ("--initial",)
-    known = [one for one in options_of(RunConfig, config) if one.name not in hidden]
-    known = own_options + known
-    check_names(arguments, known, program)
-    configure = partial(parse, RunConfig, overrides, program, known)
-    changes = {key: given for key, given, _ in differences(configure(config), config)}
 
     from memtrain.cli.train import train_and_evaluate
     from memtrain.runs.distributed import join
+    from memtrain.runs.run_folder import read_folder
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run
     from memtrain.training.trackers import make_trackers
 
+    config = read_folder(options.run)
+    known = own_options + _config_options(config)
+    changed = parse(RunConfig, overrides, program, known, config)
+    changes = {key: given for key, given, _ in differences(changed, config)}
     reporter, trackers = make_reporter(), make_trackers(options.track, options.run)
     run = Run.open(
         options.run,
@@ -64,6 +63,11 @@ def resume(arguments: list[str]) -> int:
             print(f"train it longer with: memtrain resume {options.run} --{_longer(run)}")
         return 0
     return train_and_evaluate(run, reporter, trackers)
+
+
+def _config_options(config: RunConfig) -> list[Option]:
+    """The options of a config; a run that continues has its own weights."""
+    return [one for one in options_of(RunConfig, config) if one.name != "--initial"]
 
 
 def _longer(run: Any) -> str:

@@ -85,9 +85,8 @@ training, one stage after another
 --pretrain.steps: optimizer steps of the teacher alone
 --smt.steps: optimizer steps; 0 skips the stage
 --smt.learning-rate: peak learning rate
---smt.optimizer: adamw, muon, or a class such as torch.optim:NAdam
---smt.schedule: constant, cosine, linear or wsd
---smt.patience: end after so many evaluations without a lower loss
+--smt.optimizer: adamw, muon, or module:Class
+--smt.patience: evaluations without gain that end it
 --smt.batch-size: sequences per step
 --smt.accumulate: micro-batches per step, to save memory
 --dmt.steps: optimizer steps; 0 skips the stage
@@ -107,8 +106,8 @@ run
 --resume: resume the run that is in the folder
 --log.evaluate-every: steps between evaluations
 --log.checkpoint-every: steps between checkpoints
---from: start from the weights of another run
---track: tensorboard, wandb or trackio, several as a,b
+--from: a run whose weights it starts from
+--track: tensorboard, wandb, trackio, as a,b
 """
 """Sections of the short help: the options that people change first."""
 
