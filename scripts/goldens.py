@@ -339,7 +339,7 @@ def make_streams(folder: Path) -> None:
 # ----------------------------------------------------------------------------------------- runs
 
 
-class _Stopped(Exception):
+class _Stopped(BaseException):
     """Interrupts a training."""
 
 

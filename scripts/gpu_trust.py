@@ -40,9 +40,11 @@ from memtrain.recipes.sizes import SIZES
 from memtrain.runs.checkpoint import Files, load_checkpoint, numbered
 from memtrain.runs.processes import Interrupted
 from memtrain.runs.progress import MetricsFile
+from memtrain.training import run as run_module
 from memtrain.training.console import Reporter
 from memtrain.training.loop import Agreement, StageLoop
 from memtrain.training.run import Run
+from memtrain.training.stages import Training
 
 STAGES = ("smt", "dmt", "bptt")
 STEPS, STOP = 10, 5
@@ -88,10 +90,6 @@ class TimedRun(Run):
         self.host: list[float] = []
         """Seconds that the host spent on a checkpoint instead of launching steps."""
 
-    def _stage_loop(self, name: str, reporter: Reporter, stop: Agreement) -> StageLoop:
-        loop = super()._stage_loop(name, reporter, stop)
-        return TimedLoop(run=self, **{one.name: getattr(loop, one.name) for one in fields(loop)})
-
     def now(self) -> torch.cuda.Event | float:
         if self.engine.device.type != "cuda":
             return time.perf_counter()
@@ -121,6 +119,20 @@ class TimedLoop(StageLoop):
         self.run.begun.append(time.perf_counter())
         StageLoop.save(self)
         self.run.host.append(time.perf_counter() - self.run.begun[-1])
+
+
+class TimedTraining(Training):
+    """Trains a `TimedRun` by loops that note their times."""
+
+    def _stage_loop(self, name: str, stop: Agreement) -> StageLoop:
+        loop = super()._stage_loop(name, stop)
+        if not isinstance(self.run, TimedRun):
+            return loop
+        parts = {one.name: getattr(loop, one.name) for one in fields(loop)}
+        return TimedLoop(run=self.run, **parts)
+
+
+run_module.Training = TimedTraining
 
 
 def _between(one: torch.cuda.Event | float, other: torch.cuda.Event | float) -> float:

@@ -16,6 +16,7 @@ Reporter Run RunConfig SMT SMTConfig Samples Stream Task Teacher TeacherConfig W
 check_cell check_task evaluate export from_json generate load_pretrained load_rnn losses make_cell
 make_reporter pretrained_names read recipe sample to_json wrap write Labels Values
 Series SeriesFormat Forecast forecast Comparison compare runs
+Callback EndStage Metrics TensorBoard Trackio WandB
 """
 """Names are added here, and never taken away."""
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from memtrain.data.labels import Labels
     from memtrain.data.series_format import SeriesFormat
     from memtrain.data.task import Task, check_task
-    from memtrain.errors import CellContractError, MemtrainError
+    from memtrain.errors import CellContractError, EndStage, MemtrainError
     from memtrain.evaluation.evaluate import Evaluation, evaluate
     from memtrain.generation.forecast import Forecast, forecast
     from memtrain.generation.generate import Samples, generate
@@ -75,8 +75,10 @@ if TYPE_CHECKING:
     from memtrain.recipes import RECIPES, recipe
     from memtrain.runs.listing import runs_frame as runs
     from memtrain.shapes import IGNORE_INDEX, Batch, Losses, Values
+    from memtrain.training.callbacks import Callback, Metrics
     from memtrain.training.console import Reporter, make_reporter
     from memtrain.training.run import Run
+    from memtrain.training.trackers import TensorBoard, Trackio, WandB
 
 _PUBLIC = {
     "config": "BPTTConfig CellConfig DMTConfig EngineConfig LogConfig PretrainConfig RunConfig "
@@ -85,7 +87,7 @@ _PUBLIC = {
     "data.labels": "Labels",
     "data.series_format": "SeriesFormat",
     "data.task": "Task check_task",
-    "errors": "CellContractError MemtrainError",
+    "errors": "CellContractError EndStage MemtrainError",
     "evaluation.evaluate": "Evaluation evaluate",
     "generation.forecast": "Forecast forecast",
     "generation.generate": "Samples generate",
@@ -102,8 +104,10 @@ _PUBLIC = {
     "plotting.comparison": "Comparison compare",
     "recipes": "RECIPES recipe",
     "shapes": "Batch IGNORE_INDEX Losses Values",
+    "training.callbacks": "Callback Metrics",
     "training.console": "Reporter make_reporter",
     "training.run": "Run",
+    "training.trackers": "TensorBoard Trackio WandB",
 }
 """Public names by module. Type checkers read the imports above."""
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}

@@ -27,6 +27,11 @@ class DeviceMemoryError(MemtrainError):
     """A step needs more memory than the device has; the message names the option to change."""
 
 
+class EndStage(Exception):
+    """Raised by a callback to end the stage after this step, or after one more if this one was not
+    evaluated. The next stage starts. Not an error."""
+
+
 class FailedElsewhereError(MemtrainError):
     """The main process of several failed and printed why; the other processes end silently."""
 

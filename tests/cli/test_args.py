@@ -146,7 +146,8 @@ def test_the_help_of_a_recipe_is_one_screen_and_help_all_has_every_option(
     for group in fields(config):
         value = getattr(config, group.name)
         if not is_dataclass(value):
-            assert f"--{group.name.replace('_', '-')}" in long
+            option = {"initial": "from"}.get(group.name, group.name.replace("_", "-"))
+            assert f"--{option}" in long
             continue
         for field in fields(value):
             if field.name != "kind" or group.name == "cell":
@@ -240,9 +241,10 @@ def test_mistakes_are_one_line_with_the_nearest_name(here: Path, capsys):
         ("train text -d x", "--data"),
         ("eval x --lenght 4", "--length"),
         ("train digits --smt.lerning-rate 4", "--smt.learning-rate"),
-        ("train digits --wandb", ""),
-        ("train digits --smt.optimizer muon", ""),
-        ("train digits --optimizer muon", ""),
+        ("train digits --wandb", "--track"),
+        ("train digits --smt.optim muon", "--smt.optimizer"),
+        ("train digits --optimizer muon", "--smt.optimizer"),
+        ("train digits --initial runs/a", "--from"),
         ("train digits -d x", ""),
         ("train digits --bf16", ""),
         ("train digits --smt.foo 1", ""),

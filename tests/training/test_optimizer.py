@@ -13,10 +13,10 @@ from torch import nn
 from conftest import TINY
 from memtrain.config import StageConfig
 from memtrain.errors import MemtrainError
-from memtrain.training import optimizer
+from memtrain.training import schedule
 from memtrain.training.console import ETA
-from memtrain.training.optimizer import START_STEPS, learning_rate
 from memtrain.training.run import Interrupted, Run
+from memtrain.training.schedule import START_STEPS, learning_rate
 from run_testing import StopAt
 
 
@@ -64,6 +64,97 @@ def test_the_optimizer_has_the_betas_of_the_stage():
     assert {tuple(group["betas"]) for group in groups} == {(0.5, 0.6)}
 
 
+CLASSES = ["NAdam", "RAdam", "SGD", "RMSprop", "Adagrad", "Adafactor", "Adamax", "ASGD", "Rprop"]
+
+
+@pytest.mark.parametrize("name", ["muon", *(f"torch.optim:{name}" for name in CLASSES)])
+def test_a_resumed_optimizer_takes_the_same_step(name: str):
+    stage = StageConfig(steps=9, optimizer=name, weight_decay=0.0, learning_rate=0.1)
+    one, other = trainer(Pull(), stage), trainer(Pull(), stage)
+    for _ in range(3):
+        one.train_step()
+    other.load_tensors({key: value.clone() for key, value in one.tensors().items()})
+    other.objective.load_state_dict(one.objective.state_dict())
+    other.step = one.step
+    for trained in (one, other):
+        trained.train_step()
+    expected, found = one.objective.state_dict(), other.objective.state_dict()
+    assert all(torch.equal(value, found[key]) for key, value in expected.items())
+    fresh = Pull().state_dict()
+    assert not any(torch.equal(fresh[f"{key}.weight"], found[f"{key}.weight"]) for key in ("left",))
+
+
+def test_options_reach_the_optimizer_and_numbers_of_its_state_are_saved():
+    options = {"momentum": 0.5, "nesterov": True}
+    stage = StageConfig(steps=2, optimizer="torch.optim:SGD", optimizer_options=options)
+    groups = trainer(Pull(), stage).optimizer.param_groups
+    assert {group["momentum"] for group in groups} == {0.5}
+    assert [group["weight_decay"] for group in groups] == [0.01, 0.0]
+
+    class Counts(torch.optim.SGD):
+        """Keeps a Python number, as optimizers of users do."""
+
+        def step(self, closure=None):  # type: ignore[override]
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self.state[p]["seen"] = self.state[p].get("seen", 0) + 1
+                        p.data -= group["lr"] * p.grad / self.state[p]["seen"]
+
+    pulled = trainer(Pull(), StageConfig(steps=5))
+    pulled.optimizer.parts = [Counts(pulled.ordered, lr=0.1)]
+    for _ in range(3):
+        pulled.train_step()
+    named = pulled.optimizer.tensors()
+    assert {float(value) for name, value in named.items() if name.endswith("seen#int")} == {3.0}
+    pulled.optimizer.load_tensors(named)
+    state = pulled.optimizer.state[pulled.ordered[0]]
+    assert state["seen"] == 3 and type(state["seen"]) is int
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    muon, adamw = (trainer(Pull(), StageConfig(steps=2, optimizer=n)) for n in ("muon", "adamw"))
+    muon.train_step()
+    with pytest.raises(MemtrainError, match="optimizer.safetensors does not fit the run"):
+        adamw.load_tensors(muon.tensors())
+
+
+class Forgets(torch.optim.SGD):
+    """Keeps its state where nothing saves it."""
+
+    seen = 0
+
+    def step(self, closure=None):  # type: ignore[override]
+        self.seen += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= group["lr"] * self.seen * p.grad
+
+
+def test_an_optimizer_that_would_not_resume_is_refused(tmp_path: Path):
+    for name, words in (
+        ("test_optimizer:Forgets", "smt.optimizer=.*Forgets: a resumed run would differ"),
+        ("torch.optim:SparseAdam", "weight_decay=0.01: optimizer=torch.optim:SparseAdam has none"),
+        ("memtrain.training.muon:Muon", "a step without a closure failed"),
+    ):
+        config = replace(TINY, smt=replace(TINY.smt, optimizer=name))
+        with pytest.raises(MemtrainError, match=words):
+            Run.create(config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_on_disk_does_not_import_an_optimizer_without_permission(tmp_path: Path):
+    config = replace(TINY, smt=replace(TINY.smt, optimizer="test_optimizer:Kept"))
+    Run.create(config, tmp_path / "run")
+    with pytest.raises(MemtrainError, match="smt imports its optimizer, test_optimizer:Kept"):
+        Run.open(tmp_path / "run").train()
+    Run.open(tmp_path / "run", allow_code=True).train(until="smt")
+
+
+class Kept(torch.optim.SGD):
+    """An optimizer of a user."""
+
+
 TICK = 0.125
 """Seconds per step here: half of them between two clock readings."""
 
@@ -77,7 +168,7 @@ def ticking(monkeypatch):
         now[0] += TICK
         return now[0]
 
-    monkeypatch.setattr(optimizer, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(perf_counter=perf_counter))
     return now
 
 

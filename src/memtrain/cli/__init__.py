@@ -25,7 +25,7 @@ usage: memtrain COMMAND [OPTIONS]
 
   demo              compare SMT -> DMT with BPTT on the same cell, in minutes
   train RECIPE      train a recipe, or a config.json, into a run folder
-  resume RUN        continue a stopped run
+  resume RUN        continue a stopped run, or train a finished one longer
   label RUN         write the teacher's memories to a file, to train a cell without it
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      sample from the recurrent network: text, or images as a PNG grid
@@ -52,7 +52,7 @@ people change first, `memtrain train RECIPE --help-all` all of them.
 COMMANDS = {
     "demo": "paper:demo",
     "train": "train:train",
-    "resume": "train:resume",
+    "resume": "resume:resume",
     "label": "label:label",
     "eval": "evaluate:evaluate",
     "generate": "generate:generate",

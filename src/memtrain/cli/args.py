@@ -32,7 +32,8 @@ import tyro
 from memtrain.errors import MemtrainError
 
 Parsed = TypeVar("Parsed")
-NEAR = 0.75
+HELP = {"-h", "--help", "--help-all"}
+NEAR = 0.76
 """How similar a name must be to be suggested: a wrong suggestion is worse than none."""
 SYNONYMS = {
     **dict.fromkeys(("lr", "rate"), "learning-rate"),
@@ -47,6 +48,11 @@ SYNONYMS = {
     **dict.fromkeys(("output", "output-dir", "out-dir", "run-dir"), "folder"),
     "wd": "weight-decay",
     "num-threads": "threads",
+    **dict.fromkeys(("initial", "init", "init-from", "checkpoint", "pretrained"), "from"),
+    **dict.fromkeys(("wandb", "tensorboard", "trackio", "logger", "tracker"), "track"),
+    **dict.fromkeys(("early-stopping", "early-stop"), "patience"),
+    **dict.fromkeys(("scheduler", "lr-schedule", "lr-scheduler"), "schedule"),
+    "optim": "optimizer",
 }
 """Names of options in other programs, and ours."""
 METAVARS = {int: "N", float: "X", Path: "PATH", str: "TEXT", dict: "NAME VALUE ...", ...: "..."}
@@ -105,7 +111,7 @@ def options_of(
     skipped: list[Option] = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         value = getattr(kind if values is None else values, name, MISSING)
-        option, text = prefix + name.replace("_", "-"), docs.get(name, "")
+        option, text = prefix + name.rstrip("_").replace("_", "-"), docs.get(name, "")
         if is_dataclass(value):
             into = skipped if getattr(value, "steps", 1) == 0 else groups
             into += options_of(type(value), value, f"{option}.", f"{name}: {text}")
@@ -253,10 +259,11 @@ def check_names(arguments: list[str], options: list[Option], program: str) -> No
                 hint = "give a config.json in place of the recipe: memtrain train config.json"
             raise MemtrainError(f"{name}: no such option; {hint}")
         if plain in given:
-            pairs = "all pairs go to one: --option size 28 levels 16"
-            raise MemtrainError(
-                f"{plain}: given twice; {pairs if plain == '--option' else 'leave one out'}"
-            )
+            once = {
+                "--option": "all pairs go to one: --option size 28 levels 16",
+                "--track": "several as a,b: --track tensorboard,wandb",
+            }
+            raise MemtrainError(f"{plain}: given twice; {once.get(plain, 'leave one out')}")
         given.add(plain)
 
 

@@ -1,16 +1,17 @@
-"""memtrain train and memtrain resume."""
+"""memtrain train."""
 
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from memtrain.cli.args import (
+    HELP,
     Option,
     check_names,
     command_name,
@@ -19,14 +20,12 @@ from memtrain.cli.args import (
     parse_known,
     show_help,
 )
-from memtrain.config import CELLS, TORCH_CELLS, LabelFile, RunConfig, Series, Stream, check_used
+from memtrain.cli.resume import changes_of
+from memtrain.config import CELLS, TORCH_CELLS, RunConfig, Series, Stream, check_used
 from memtrain.config.serialize import read_config
 from memtrain.errors import MemtrainError, printable
 from memtrain.recipes import CHOICES, RECIPES, STREAMS, recipe
 from memtrain.recipes.sizes import describe_sizes
-
-HELP = {"-h", "--help", "--help-all"}
-KEEPS = "and a run keeps its config; leave the option out, or train a new run with --folder"
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,14 @@ class _TrainOptions:
     overwrite: bool = False
     """Delete the run that is in the folder."""
     resume: bool = False
-    """Resume the run that is in the folder, with its own config; options that differ from it are
-    refused."""
+    """Resume the run that is in the folder, with its own config. Of the options that differ from it
+    some lengthen or change it (docs/TRAINING.md), the others are refused."""
+    from_: Annotated[str, tyro.conf.arg(name="from")] = ""
+    """Start from the weights of this run, of one of its checkpoints, or of a pretrained model such
+    as mnist-small; the optimizer starts from nothing."""
+    track: str = ""
+    """Also send the metrics to tensorboard, wandb or trackio, several as a,b. A run that continues
+    keeps its trackers; none turns them off."""
     allow_code: bool = False
     """Import your own cell or task class that a config.json names. Not needed if --cell.kind or
     --data.path names the class."""
@@ -80,6 +85,8 @@ training, one stage after another
 --pretrain.steps: optimizer steps of the teacher alone
 --smt.steps: optimizer steps; 0 skips the stage
 --smt.learning-rate: peak learning rate
+--smt.optimizer: adamw, muon, or module:Class
+--smt.patience: evaluations without gain that end it
 --smt.batch-size: sequences per step
 --smt.accumulate: micro-batches per step, to save memory
 --dmt.steps: optimizer steps; 0 skips the stage
@@ -99,6 +106,8 @@ run
 --resume: resume the run that is in the folder
 --log.evaluate-every: steps between evaluations
 --log.checkpoint-every: steps between checkpoints
+--from: a run whose weights it starts from
+--track: tensorboard, wandb, trackio, as a,b
 """
 """Sections of the short help: the options that people change first."""
 
@@ -114,6 +123,7 @@ def train(arguments: list[str]) -> int:
     from memtrain.runs.distributed import join, restarts
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run
+    from memtrain.training.trackers import make_trackers
 
     group = join()
     if options.data is not None and name in STREAMS:
@@ -129,17 +139,38 @@ def train(arguments: list[str]) -> int:
         config = configure(replace(default, data=group.from_main(prepare)))
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
+    trackers = make_trackers(options.track, folder)
     there = (folder / "config.json").exists()
     group.wait()  # all processes check before one of them makes the folder
     if there and (options.resume or restarts()):
-        own = read_config(folder / "config.json")
+        own, changes = read_config(folder / "config.json"), {}
         if options.resume:
-            _check_same_config(name, options, config, own, configure)
+            changes = changes_of(name, options, config, own, configure)
         allowed = options.allow_code or not _unnamed(own, rest)
-        run = Run.open(folder, allow_code=allowed, reporter=reporter, group=group)
+        run = Run.open(folder, allow_code=allowed, changes=changes, reporter=reporter, group=group)
     else:
-        run = Run.create(config, folder, overwrite=options.overwrite, group=group)
-    return _train(run, reporter)
+        run = Run.create(
+            config,
+            folder,
+            overwrite=options.overwrite,
+            initial=_initial(options.from_ or config.initial),
+            reporter=reporter,
+            group=group,
+        )
+    return train_and_evaluate(run, reporter, trackers)
+
+
+def _initial(source: str) -> Any:
+    """What --from names: a run, a checkpoint, or a pretrained model."""
+    from memtrain.generation.pretrained import load_pretrained, pretrained_names
+
+    if not source or Path(source).exists():
+        return source or None
+    if source in pretrained_names():
+        return load_pretrained(source)
+    hint = f"did you mean runs/{source}?" if (Path("runs") / source).exists() else ""
+    hint = hint or f"a run's folder, or one of {', '.join(pretrained_names())}"
+    raise MemtrainError(f"--from {source}: no run there; {hint}")
 
 
 def _parse_train(
@@ -180,11 +211,15 @@ def _parse_train(
             )
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")
+    if options.resume and options.from_:
+        raise MemtrainError(
+            "--resume and --from: choose one; a run that continues has its own weights"
+        )
     if path.suffix == ".json" and not options.allow_code:
         for unnamed in _unnamed(config, arguments):
             raise MemtrainError(
                 f"{name}: imports {unnamed}; pass --allow-code if you trust it, or name the class "
-                "yourself (--cell.kind, --data.path)"
+                "yourself (--cell.kind, --data.path, --smt.optimizer)"
             )
     return options, default, configure
 
@@ -253,7 +288,7 @@ def _known_options(name: str, default: RunConfig) -> list[Option]:
     if name in FILES:
         changes["--data"] = {"help": f"The file to train on, which is read directly: {FILES[name]}"}
     known = [one._replace(**changes.get(one.name, {})) for one in known]
-    return known + options_of(RunConfig, default)
+    return known + [one for one in options_of(RunConfig, default) if one.name != "--initial"]
 
 
 def _show_help(program: str, name: str, known: list[Option], everything: bool) -> None:
@@ -276,117 +311,14 @@ def _unnamed(config: RunConfig, arguments: list[str]) -> list[str]:
     kind = config.cell.kind
     classes = [kind] if ":" in kind and kind not in TORCH_CELLS else []
     classes += [config.data.path] if config.data.kind == "custom" else []
+    stages = [stage for stage in config.stages().values() if stage.steps]
+    named = [stage.optimizer for stage in stages if ":" in stage.optimizer]
+    classes += [path for path in named if not path.startswith("torch.")]
     given = {argument.rpartition("=")[2] for argument in arguments}
     return [path for path in classes if path not in given]
 
 
-def _check_same_config(
-    name: str, options: _StreamOptions, config: RunConfig, own: RunConfig, configure: Any
-) -> None:
-    """Refuse to resume if the command line, which makes `config`, differs from the run's `own`."""
-    if type(config.data) is not type(own.data):
-        raise MemtrainError(
-            f"recipe {name}: is of {config.data.kind}, the run of {own.data.kind}; memtrain resume "
-            "needs no recipe, --folder names another run"
-        )
-    if options.size is not None and (config.teacher, config.cell) != (own.teacher, own.cell):
-        raise MemtrainError(f"size={options.size}: the run's models have other sizes, {KEEPS}")
-    stages, used = (
-        ", ".join(key for key, stage in one.stages().items() if stage.steps)
-        for one in (config, own)
-    )
-    if options.method is not None and stages != used:
-        raise MemtrainError(f"method={options.method}: the run's stages are {used}, {KEEPS}")
-    for key, given, kept in _differences(configure(own), own):
-        raise MemtrainError(f"{key}={given}: the run has {key}={kept}, {KEEPS}")
-    if options.data is not None:
-        _check_same_data(options.data, config.data, own.data)
-
-
-def _check_same_data(source: Path, prepared: Any, own: Any) -> None:
-    """Refuse to resume if the stream prepared from --data is not the run's own."""
-    from memtrain.data.store import identity_of, open_store
-
-    paths = [Path(prepared.path), Path(own.path)]
-    if paths[0] == paths[1]:
-        return
-    if isinstance(own, Series):
-        from memtrain.data.task import build_task
-
-        both = (replace(own, path=str(path)) for path in paths)
-        if paths[1].is_file() and len({build_task(one).identity for one in both}) == 1:
-            return
-        raise MemtrainError(f"data={source}: the run learns from {paths[1]}, {KEEPS}")
-    if isinstance(own, LabelFile):
-        from memtrain.data.labels import Labels
-
-        if paths[1].is_file() and len({Labels.open(path).identity for path in paths}) == 1:
-            return
-        raise MemtrainError(f"data={source}: the run learns from {paths[1]}, {KEEPS}")
-    known = (paths[1] / "meta.json").is_file()  # else compare the paths alone
-    if known and len({identity_of(open_store(path).splits) for path in paths}) == 1:
-        return
-    raise MemtrainError(
-        f"data={source}: is prepared as {paths[0]}, the run learns from {paths[1]}, and a run "
-        "keeps its data; leave --data and --option out, or train a new run with --folder"
-    )
-
-
-def _differences(one: Any, other: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """(field, value, other value) wherever two configs of the same type differ."""
-    found: list[tuple[str, Any, Any]] = []
-    for own in fields(one):
-        left, right = getattr(one, own.name), getattr(other, own.name)
-        if is_dataclass(left) and type(left) is type(right):
-            found += _differences(left, right, f"{prefix}{own.name}.")
-        elif left != right:
-            found.append((f"{prefix}{own.name}", left, right))
-    return found
-
-
-@dataclass(frozen=True)
-class _ResumeOptions:
-    """Continue a stopped run. The result equals that of a run that was never stopped, to the bit,
-    unless a stage has a time limit."""
-
-    run: tyro.conf.Positional[Path]
-    """The run folder."""
-    allow_code: bool = False
-    """Import your own cell or task class that the run's config names."""
-
-
-def resume(arguments: list[str]) -> int:
-    """Continue a stopped run with its own config."""
-    for option in (argument.partition("=")[0] for argument in arguments):
-        if option.startswith("--") and ("." in option or option in ("--seed", "--name", "--size")):
-            raise MemtrainError(
-                f"{option}: no such option of resume: a run keeps its config; leave it out, or "
-                "train a new run (memtrain train)"
-            )
-    options = parse(_ResumeOptions, arguments, "memtrain resume")
-
-    from memtrain.runs.distributed import join
-    from memtrain.training.console import make_reporter
-    from memtrain.training.run import Run
-
-    reporter = make_reporter()
-    run = Run.open(options.run, allow_code=options.allow_code, reporter=reporter, group=join())
-    if run.finished:
-        for done in run.progress.stages:
-            stage = run.config.stages()[done.name]
-            if not stage.seconds and done.steps and done.steps != stage.steps:
-                raise MemtrainError(
-                    f"{done.name}.steps={stage.steps}: {run.folder} finished this stage after "
-                    f"{done.steps} steps, and a finished stage is not lengthened; train a new run"
-                )
-        run.group.leave()
-        if run.group.main:
-            print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
-        return 0
-    return _train(run, reporter)
-
-
-def _train(run: Any, reporter: Any) -> int:
+def train_and_evaluate(run: Any, reporter: Any, trackers: Sequence[Any]) -> int:
     """Train the rest of a run, evaluate it and print the table.
 
     Returns:
@@ -397,12 +329,14 @@ def _train(run: Any, reporter: Any) -> int:
     from memtrain.runs.processes import Interrupted, exit_status
 
     try:
-        run.train(reporter)
+        run.train(reporter, callbacks=trackers)
         result = run.evaluate()
         run.group.leave()
         if run.group.main:
             print_evaluation(result, run)
             print(f"\nrun folder  {run.folder}")
+            for tracker in trackers:
+                print(f"watch it    {tracker.where()}")
             if run.spelling is not None:
                 print(f"sample from it  {command_name()} generate {shlex.quote(str(run.folder))}")
     except (Interrupted, KeyboardInterrupt) as stopped:

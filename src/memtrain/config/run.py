@@ -61,6 +61,9 @@ class RunConfig(Checked):
     """Name of the run; its default folder is runs/NAME."""
     seed: int = 0
     """Seed of everything random in the run."""
+    initial: str = ""
+    """Where the weights start from: a run, one of its checkpoints, or a pretrained model (empty:
+    they are random). The optimizer and the steps start from nothing."""
     data: DataConfig = field(default_factory=Retrieval)
     """The data."""
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
@@ -102,15 +105,22 @@ class RunConfig(Checked):
                 "cell.kind=attention: has no memory that a teacher could make, it is trained by "
                 "BPTT alone; --method bptt, or bptt.steps with steps=0 in the other stages"
             )
+        for name, stage in self.stages().items():
+            if self.engine.shard_teacher and stage.steps and stage.optimizer != "adamw":
+                raise MemtrainError(
+                    f"{name}.optimizer={stage.optimizer} with engine.shard_teacher: only adamw "
+                    "updates sharded weights; use adamw, or leave shard_teacher out"
+                )
         if self.has_labels:
             self._check_labels()
             return
         if self.dmt.steps and not self.has_teacher:
             raise MemtrainError(
                 f"dmt.steps={self.dmt.steps} with smt.steps=0: DMT needs the teacher that SMT "
-                "trains; set smt.steps too"
+                "trains; set smt.steps too, or start from a run that has one"
             )
-        if self.smt.steps and not (self.smt.train_teacher or self.pretrain.steps):
+        taught = self.smt.train_teacher or self.pretrain.steps or self.initial
+        if self.smt.steps and not taught:
             raise MemtrainError(
                 "smt.train_teacher=False with pretrain.steps=0: the cell would learn the memories "
                 "of an untrained teacher; set pretrain.steps"
@@ -154,4 +164,7 @@ class RunConfig(Checked):
 
     @property
     def has_teacher(self) -> bool:
-        return not self.has_labels and self.pretrain.steps + self.smt.steps > 0
+        if self.has_labels:
+            return False
+        taught = self.pretrain.steps + self.smt.steps > 0
+        return taught or bool(self.initial and self.dmt.steps)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from memtrain.config import DataConfig, PretrainConfig, RunConfig
+from memtrain.config.stages import DECAY
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import parse_json, read_text
 
@@ -30,7 +31,19 @@ ADDED_FIELDS: dict[str, Any] = {
     "teacher.rotary_fraction": 1.0,
     "teacher.head_bias": False,
     "cell.rotary_fraction": 1.0,
+    "initial": "",
     "pretrain": asdict(PretrainConfig()),
+    **{
+        f"{stage}.{name}": before
+        for stage in ("pretrain", "smt", "dmt", "bptt")
+        for name, before in {
+            "floor": 0.0,
+            "decay": DECAY,
+            "optimizer": "adamw",
+            "optimizer_options": {},
+            "patience": 0,
+        }.items()
+    },
 }
 """Fields that configs written by older versions lack ("section.field" or "section"), each with the
 value that runs had before there was a field; today's default may be another."""

@@ -1,11 +1,24 @@
 """The stages, in order: pretraining of the teacher, SMT, DMT and BPTT."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from memtrain.config.validation import Bounds, Checked, Fraction, Length, Weight
+from memtrain.config.validation import (
+    CUSTOM_PATH,
+    Bounds,
+    Checked,
+    Fraction,
+    Length,
+    Options,
+    Weight,
+)
 from memtrain.errors import MemtrainError
+
+OPTIMIZERS = ("adamw", "muon")
+"""Optimizers by name; any other is a class, package.module:Class."""
+Schedule = Literal["constant", "cosine", "linear", "wsd"]
+BETAS, DECAY = (0.9, 0.95), 0.2
 
 FutureLength = Annotated[int, Bounds(1, 2**20, hint="the paper uses 64")]
 UniformitySamples = Annotated[int, Bounds(2, hint="the loss compares pairs")]
@@ -15,7 +28,7 @@ STREAM_ROLLOUT = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageConfig(Checked):
-    """Options of every stage: steps, batch and optimizer (AdamW)."""
+    """Options of every stage: steps, batch, optimizer, schedule and early stopping."""
 
     steps: Annotated[int, Bounds(0, 10**12)] = 0
     """Optimizer steps; 0 skips the stage."""
@@ -28,11 +41,22 @@ class StageConfig(Checked):
     """Peak learning rate."""
     warmup: Fraction = 0.01
     """Fraction of the steps over which the learning rate rises linearly from 0."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up; cosine ends at 0."""
+    schedule: Schedule = "constant"
+    """Learning rate after the warm-up: constant, cosine or linear to the floor, or wsd, which stays
+    at the peak and falls linearly at the end."""
+    floor: Fraction = 0.0
+    """Last learning rate of cosine, linear and wsd, as a fraction of the peak."""
+    decay: Fraction = DECAY
+    """Fraction of the steps over which the learning rate of wsd falls."""
+    optimizer: str = "adamw"
+    """adamw; muon, for matrices of hidden layers, with AdamW for the rest; or a class of torch or
+    yours, such as torch.optim:NAdam."""
+    optimizer_options: Options = field(default_factory=dict)
+    """Arguments of the optimizer's class, such as momentum 0.9; its rate, its weight decay and
+    AdamW's betas have fields of their own."""
     weight_decay: Weight = 0.01
     """Decoupled weight decay, on matrices and embeddings only."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = BETAS
     """AdamW's decay rates."""
     clip_norm: float = 1.0
     """Largest gradient norm; teacher and RNN are clipped separately."""
@@ -42,6 +66,9 @@ class StageConfig(Checked):
     """When a loss or gradient is not finite: stop, or skip the update."""
     skip_limit: Annotated[int, Bounds(1)] = 3
     """With skip: stop after this many such steps in a row."""
+    patience: Annotated[int, Bounds(0)] = 0
+    """End the stage after this many evaluations in a row without a lower held-out loss of what it
+    trains, the RNN or in pretraining the teacher (0: never)."""
 
     def check(self) -> None:
         if self.seconds and not self.steps:
@@ -58,6 +85,47 @@ class StageConfig(Checked):
             raise MemtrainError(f"clip_norm={self.clip_norm}: must be above 0")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise MemtrainError(f"betas={self.betas}: each must be at least 0 and below 1")
+        self._check_optimizer()
+        self._check_schedule()
+
+    def _check_optimizer(self) -> None:
+        named = self.optimizer in OPTIMIZERS
+        if not named and not CUSTOM_PATH.fullmatch(self.optimizer):
+            raise MemtrainError(
+                f"optimizer={self.optimizer!r}: must be {' or '.join(OPTIMIZERS)}, or a class as "
+                "module:Class, such as torch.optim:NAdam"
+            )
+        if not named and self.betas != BETAS:
+            raise MemtrainError(
+                f"betas={self.betas}: are AdamW's, and optimizer={self.optimizer}; its own are "
+                "optimizer_options"
+            )
+        for name, instead in (
+            ("lr", "learning_rate"),
+            ("weight_decay", "weight_decay"),
+            *([("betas", "betas")] if named else []),
+        ):
+            if name in self.optimizer_options:
+                raise MemtrainError(
+                    f"optimizer_options: {name} has its own field; set {instead} instead"
+                )
+
+    def _check_schedule(self) -> None:
+        if self.floor and self.schedule == "constant":
+            raise MemtrainError(
+                f"floor={self.floor}: a constant schedule does not fall; set schedule to cosine, "
+                "linear or wsd"
+            )
+        if self.decay != DECAY and self.schedule != "wsd":
+            raise MemtrainError(
+                f"decay={self.decay}: belongs to schedule=wsd, and this one is {self.schedule}; "
+                "set schedule to wsd"
+            )
+        if self.schedule == "wsd" and self.warmup + self.decay > 1:
+            raise MemtrainError(
+                f"warmup={self.warmup} with decay={self.decay}: are fractions of the same steps, "
+                "so their sum must be at most 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +193,9 @@ class DMTConfig(StageConfig):
 
     learning_rate: float = 3e-5
     """Peak learning rate."""
-    schedule: Literal["constant", "cosine"] = "cosine"
-    """Learning rate after the warm-up; cosine ends at 0."""
+    schedule: Schedule = "cosine"
+    """Learning rate after the warm-up: constant, cosine or linear to the floor, or wsd, which stays
+    at the peak and falls linearly at the end."""
     rollout_length: Annotated[int, Bounds(0)] = 0
     """Steps per rollout (0: the whole sequence; on a stream 256)."""
     empty_start: Fraction = 1.0

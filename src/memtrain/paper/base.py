@@ -111,8 +111,8 @@ def _plain(config: RunConfig) -> dict[str, Any]:
     plain = asdict(config)
     for name, before in ADDED_FIELDS.items():
         *section, field_name = name.split(".")
-        at = plain[section[0]] if section else plain
-        if at.get(field_name) == before:
+        at = plain.get(section[0], {}) if section else plain
+        if field_name in at and at[field_name] == before:
             del at[field_name]
     return plain
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from memtrain.config import RunConfig
+from memtrain.config import RunConfig, StageConfig
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.files import JsonLines, sync
 
@@ -32,13 +32,41 @@ class StageProgress:
     """Steps whose update was skipped because a loss or gradient was not finite."""
     skipped_in_a_row: int = 0
     """How many of them came last, without a good step after them."""
+    lowest: float | None = None
+    """The lowest held-out loss of what the stage trains."""
+    since_lowest: int = 0
+    """Evaluations since then."""
+    ended_of: int = 0
+    """The steps that the stage should have had when a callback ended it; 0 if none did."""
     other: dict[str, float] = field(default_factory=dict)
     """Numbers that another version of memtrain saved; kept as they are."""
 
     def to_json(self) -> dict[str, Any]:
         unset = set() if self.skipped else {"skipped", "skipped_in_a_row"}
         unset |= {"start_up_seconds"} if self.start_up_seconds is None else set()
+        unset |= {"lowest", "since_lowest"} if self.lowest is None else set()
+        unset |= set() if self.ended_of else {"ended_of"}
         return _to_json(self, unset)
+
+    def note_loss(self, loss: float) -> bool:
+        """Count an evaluation; returns whether it is one without a new lowest loss."""
+        if math.isfinite(loss) and (self.lowest is None or loss < self.lowest):
+            self.lowest, self.since_lowest = loss, 0
+            return False
+        self.since_lowest += 1
+        return True
+
+    def is_over(self, stage: StageConfig) -> bool:
+        """Whether the stage's last step is done: by its number, the clock, patience or a callback.
+
+        A stage that is over continues when its config allows more: a run is lengthened so.
+        """
+        return (
+            self.steps >= stage.steps
+            or bool(stage.seconds and self.seconds >= stage.seconds)
+            or bool(stage.patience and self.since_lowest >= stage.patience)
+            or self.ended_of == stage.steps
+        )
 
 
 @dataclass
@@ -168,7 +196,7 @@ def _read_stage(plain: Any) -> StageProgress:
     for key, value in plain.items():
         right = isinstance(value, str) if key == "name" else _is_number(value)
         _require(right, f"{where}: {key}={value!r}", "has the wrong type")
-    for key in ("skipped", "skipped_in_a_row"):
+    for key in ("skipped", "skipped_in_a_row", "since_lowest", "ended_of"):
         _require_count(plain.get(key, 0), f"{where}: {key}")
     known, other = _split(plain, StageProgress)
     return StageProgress(**known, other=other)

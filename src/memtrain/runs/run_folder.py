@@ -22,6 +22,8 @@ from memtrain.runs.fingerprint import Record, read_record
 RUN_VERSION = 1
 RUN_FILE, LOCK = "run.json", ".lock"
 MAX_RUN_BYTES = 2**20
+TRACKING = ("tracking.json", "tensorboard", "wandb")
+"""What trackers write into a run's folder."""
 OURS = (".draft-", ".trash-")
 """Prefixes of files that a crash may leave behind."""
 
@@ -136,7 +138,7 @@ def _clear(folder: Path, files: Files) -> None:
             files.rename(path, trash)
             files.sync(folder)
         clear_leftovers(folder, files)
-        for name in ("metrics.jsonl", "figures", "samples"):
+        for name in ("metrics.jsonl", "figures", "samples", *TRACKING):
             path = folder / name
             if path.exists() or path.is_symlink():
                 files.remove(path)
@@ -145,6 +147,11 @@ def _clear(folder: Path, files: Files) -> None:
             f"{error.filename or path}: could not be removed ({error.strerror}); remove it, or "
             "choose another folder"
         ) from None
+
+
+def write_config(folder: Path, config: RunConfig) -> None:
+    """Replace the run's config. Its lock must be held."""
+    _write_atomic(folder / "config.json", to_json(config).encode(), DISK)
 
 
 def clear_leftovers(folder: Path, files: Files = DISK) -> None:

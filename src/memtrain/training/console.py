@@ -16,6 +16,7 @@ from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
 from memtrain.evaluation.evaluate import Evaluation
+from memtrain.training.callbacks import Callback, Metrics
 
 SHORTEST_BAR, LONGEST_BAR = 8, 24
 """Columns of a terminal."""
@@ -23,11 +24,27 @@ LOG_WIDTH = 100
 """Columns of a line in a log or notebook."""
 
 
-class Reporter:
-    """Receives the progress of a run and shows nothing: the base class of all reporters.
+class Reporter(Callback):
+    """The callback that shows a run's progress. This one shows nothing: it silences `Run.train`.
 
-    Derive from it to log a run elsewhere, or pass one to `Run.train` to silence it.
+    To log a run elsewhere, derive from `Callback`. Derive from this class for another display: it
+    gets what a line needs, also of work that is not a run, such as drawing images.
     """
+
+    def on_stage_start(self, stage: str, step: int, steps: int) -> None:
+        self.stage(stage, step, steps)
+
+    def on_step(self, metrics: Metrics) -> None:
+        if metrics.seconds_left is not None:
+            self.clock(metrics.seconds_left)
+        self.advance(metrics.step, metrics.losses)
+
+    def on_evaluation(self, metrics: Metrics) -> None:
+        assert metrics.evaluation is not None
+        self.evaluated(metrics.step, metrics.evaluation, metrics.unit)
+
+    def on_end(self) -> None:
+        self.close()
 
     def stage(self, name: str, step: int, steps: int) -> None:
         """A stage starts, or continues, at a step."""
@@ -36,7 +53,7 @@ class Reporter:
         """The stage ends after this many more seconds of training, if its steps take longer."""
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """A step of the stage is done; called every `log.every` steps."""
+        """A step of the stage is done."""
 
     def evaluated(self, step: int, evaluation: Evaluation, unit: str) -> None:
         """Held-out sequences were scored after a step; `unit` names one of their targets, and

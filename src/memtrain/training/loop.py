@@ -3,20 +3,22 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from memtrain.accel.engine import out_of_memory
 from memtrain.config import LogConfig
-from memtrain.errors import DivergedError
+from memtrain.errors import DivergedError, EndStage
 from memtrain.evaluation.evaluate import Evaluation
 from memtrain.runs.async_checkpoint import CheckpointWriter
 from memtrain.runs.checkpoint import Checkpoint
 from memtrain.runs.distributed import Group, full_tensors
 from memtrain.runs.processes import Interrupted, StopRequest
 from memtrain.runs.progress import MetricsFile, Progress
+from memtrain.training.callbacks import Hooks, Metrics
 from memtrain.training.console import Reporter
 from memtrain.training.step import Trainer
 
@@ -76,11 +78,15 @@ class StageLoop:
     metrics: MetricsFile
     writer: CheckpointWriter
     reporter: Reporter
+    hooks: Hooks
+    """The callbacks, of which the reporter is one."""
     stop: Agreement
     weights: Callable[[], Mapping[str, Tensor]]
     """Returns the run's models as a checkpoint stores them."""
     evaluate: Callable[[int], Evaluation]
     """Scores the models on this many held-out sequences."""
+    newest: list[Evaluation] = field(default_factory=list)
+    """The stage's last evaluation."""
 
     def train(self) -> None:
         """Take the steps that are left.
@@ -88,9 +94,10 @@ class StageLoop:
         Raises:
             Interrupted: a signal; a checkpoint of the last full step is on disk.
             DivergedError: a number stopped being finite.
+            MemtrainError: of a callback; a checkpoint of the last full step is on disk.
         """
         trainer = self.trainer
-        self.reporter.stage(self.name, trainer.step, trainer.stage.steps)
+        self.hooks.tell("on_stage_start", self.name, trainer.step, trainer.stage.steps)
         while trainer.step < trainer.stage.steps:
             self.writer.check()
             trainer.group.step = self.progress.global_step + 1
@@ -121,23 +128,62 @@ class StageLoop:
         stage.steps, stage.tokens = trainer.step, trainer.tokens
         stage.sequential_ops = trainer.step * stage.sequential_ops_a_step
         stage.seconds, stage.start_up_seconds = trainer.clock.seconds, trainer.clock.start_up
+        problem = None
         if logged or evaluated:
             values = {key: float(value) for key, value in metrics.items()}
             record = {"stage": self.name, "step": trainer.step, **progress.totals(), **values}
             record["learning_rate"] = trainer.rate
-            if evaluated:
-                trainer.objective.sync_readout(full_tensors)
-                evaluation = self.evaluate(log.evaluate_sequences)
-                record["evaluation"] = evaluation.to_json()
-                self.reporter.evaluated(trainer.step, evaluation, trainer.task.unit)
-                saved |= progress.is_best(evaluation.rnn.nats)
+            saved |= self._evaluate(record) if evaluated else False
             if trainer.group.main:
                 self.metrics.append(record)
-            if trainer.stage.seconds:
-                self.reporter.clock(trainer.clock.left)
-            self.reporter.advance(trainer.step, values)
-        if saved and not last:
+            problem = self._tell(record, values)
+        if isinstance(problem, EndStage):
+            self._end(problem, trainer.step if evaluated else trainer.step + 1)
+        elif problem is not None:
             self.save()
+            self.writer.wait()
+            raise problem
+        if saved and not trainer.done:
+            self.save()
+
+    def _evaluate(self, record: dict[str, Any]) -> bool:
+        """Score the models; returns whether this is the lowest held-out loss so far."""
+        self.trainer.objective.sync_readout(full_tensors)
+        evaluation = self.evaluate(self.log.evaluate_sequences)
+        self.newest[:] = [evaluation]
+        record["evaluation"] = evaluation.to_json()
+        return self.progress.is_best(evaluation.rnn.nats)
+
+    def _tell(self, record: dict[str, Any], losses: dict[str, float]) -> Exception | None:
+        """Call the hooks of a step; returns what a callback asked for."""
+        trainer, limited = self.trainer, self.trainer.stage.seconds
+        metrics = Metrics(
+            record=record,
+            losses=losses,
+            steps=trainer.stage.steps,
+            evaluation=self.newest[0] if self.newest else None,
+            unit=trainer.task.unit,
+            seconds_left=trainer.clock.left if limited else None,
+        )
+        if metrics.evaluated:
+            self.hooks.tell("on_evaluation", metrics)
+        self.hooks.tell("on_step", metrics)
+        self.hooks.tell_checkpoint(self.writer.saved, self.writer.folder)
+        return self.hooks.settle()
+
+    def _end(self, end: EndStage, step: int) -> None:
+        """End the stage after a step, which is evaluated, because a callback asked for it."""
+        trainer, stage = self.trainer, self.progress.stages[-1]
+        if trainer.done or trainer.last_step is not None:
+            return
+        trainer.last_step = step
+        if not stage.is_over(trainer.stage):  # else patience has ended it
+            stage.ended_of = trainer.stage.steps
+        best = self.progress.best
+        kept = f"; the best checkpoint is of step {best.step} of {best.stage}" if best else ""
+        self.reporter.say(
+            f"{self.name}: ends after step {step} of {trainer.stage.steps}: {end}{kept}"
+        )
 
     def save(self) -> None:
         """Save a checkpoint; it is written while training continues."""

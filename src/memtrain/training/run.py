@@ -6,15 +6,12 @@ runs/NAME/config.json       the whole RunConfig
           checkpoints/      the last few and the best; each resumes bit-exactly
 """
 
-from base64 import b64encode
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from memtrain.accel.engine import Engine
@@ -24,7 +21,6 @@ from memtrain.data.labels import LabelsTask
 from memtrain.data.series_format import SeriesFormat
 from memtrain.data.task import Task, build_task, check_task
 from memtrain.errors import MemtrainError
-from memtrain.evaluation.cost import sequential_ops
 from memtrain.evaluation.evaluate import (
     EVALUATION_SEED,
     Evaluation,
@@ -39,17 +35,23 @@ from memtrain.objectives.bptt import BPTT
 from memtrain.objectives.dmt import DMT
 from memtrain.objectives.from_labels import DMTFromLabels, SMTFromLabels
 from memtrain.objectives.smt import SMT, Pretrain
+from memtrain.runs import changes as allowed
 from memtrain.runs import fingerprint, run_folder
 from memtrain.runs.async_checkpoint import CheckpointWriter
 from memtrain.runs.checkpoint import Checkpoint, latest_checkpoint, load_weights
-from memtrain.runs.distributed import ALONE, Group, full_tensors, last_saved, lost_worker
-from memtrain.runs.processes import Interrupted, stop_signals
-from memtrain.runs.progress import MAX_METRICS_BYTES, MetricsFile, Progress, StageProgress
-from memtrain.runs.run_folder import Guard, RunFile, newest_number
+from memtrain.runs.distributed import ALONE, Group
+from memtrain.runs.processes import Interrupted
+from memtrain.runs.progress import MAX_METRICS_BYTES, MetricsFile, Progress
+from memtrain.runs.run_folder import RunFile, newest_number
+from memtrain.training import initial as warm_start
+from memtrain.training import notebook
+from memtrain.training.callbacks import Callback, check_callbacks
 from memtrain.training.console import Reporter, make_reporter
 from memtrain.training.label import start_from_labels
-from memtrain.training.loop import Agreement, StageLoop
-from memtrain.training.step import Trainer, check_batch_sizes
+from memtrain.training.optimizer import check_optimizer
+from memtrain.training.schedule import describe_new_schedule
+from memtrain.training.stages import Training
+from memtrain.training.step import check_batch_sizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +82,10 @@ class Run:
         self.id = ""
         """The run's identity, also in its checkpoints; empty without a folder and in old runs."""
         self.group = group
+        self.allow_code = True
+        """Whether classes that only the config on disk names may be imported."""
+        self.changed: list[str] = []
+        """Changes of the config that `train` will write down."""
         self.engine = Engine(config.engine, group.local_rank)
         self.engine.apply_globals()
         self.writer = CheckpointWriter(folder / "checkpoints", config.log.keep)
@@ -118,6 +124,8 @@ class Run:
         overwrite: bool = False,
         cell: nn.Module | None = None,
         task: Task | None = None,
+        initial: Path | str | warm_start.Loaded | None = None,
+        reporter: Reporter | None = None,
         group: Group = ALONE,
     ) -> "Run":
         """Create a run in an empty folder.
@@ -128,6 +136,9 @@ class Run:
             overwrite: delete the run that is there.
             cell: your own cell as an object, instead of the one that `config.cell` names.
             task: your own task as an object, instead of the one that `config.data` names.
+            initial: start from the weights of this run, of one of its checkpoints, or of a model
+                that `memtrain.load_pretrained` returned; the config records it.
+            reporter: receives messages about weights that start from nothing.
             group: the processes that train it together.
 
         Raises:
@@ -143,15 +154,34 @@ class Run:
                     f"{name}={thing.__name__}: is a class; pass an object, {thing.__name__}(...)"
                 )
         group.from_main(lambda: check_batch_sizes(config, group.size))
+        start = None
+        if initial is not None or config.initial:
+            start = warm_start.read_initial(initial if initial is not None else config.initial)
+            config = replace(config, initial=start.source)
+        for name, stage in config.stages().items():
+            if stage.steps:
+                check_optimizer(stage, f"{name}.")
         folder = Path(folder) if folder is not None else Path("runs") / config.name
         if cell is not None and (path := fingerprint.class_path(cell)):
             config = replace(config, cell=replace(config.cell, kind=path))
         if task is not None and (path := fingerprint.class_path(task)):
             config = replace(config, data=Custom(path=path))
         run = cls(config, folder, cell=cell, task=task, group=group)
+        if start is not None:
+            run._start_from(start, reporter or Reporter())
         made = partial(run_folder.make_folder, config, folder, overwrite, made_of=run.made_of)
         run.id = run.progress.run = group.from_main(made)
         return run
+
+    def _start_from(self, start: warm_start.Initial, reporter: Reporter) -> None:
+        """Load weights to start from."""
+        warm_start.check_meaning(start, self.config, self.progress)
+        trained = self.config.pretrain.steps + self.config.smt.steps * self.config.smt.train_teacher
+        messages = warm_start.load_initial(
+            start, self.models, self.config, needs_teacher=not trained
+        )
+        for message in messages if self.group.main else ():
+            reporter.say(message)
 
     @classmethod
     def open(
@@ -162,6 +192,7 @@ class Run:
         best: bool = False,
         cell: nn.Module | None = None,
         task: Task | None = None,
+        changes: Mapping[str, Any] | None = None,
         reporter: Reporter | None = None,
         group: Group = ALONE,
     ) -> "Run":
@@ -173,8 +204,14 @@ class Run:
             best: open the checkpoint with the lowest held-out loss instead.
             cell: the cell as an object, if the run was created with one; it must be the same.
             task: the task as an object, if the run was created with one; it must be the same.
+            changes: fields to continue with, such as {"smt.steps": 2000} for a longer run; `train`
+                writes them to config.json. runs/changes.py has what may change.
             reporter: receives warnings about damaged checkpoints.
             group: the processes that train it together; all must see the folder.
+
+        Raises:
+            MemtrainError: there is no such run, it is damaged or needs something that is not
+                there, or it cannot change so.
         """
         folder = Path(folder)
         config = run_folder.read_folder(folder)
@@ -188,6 +225,9 @@ class Run:
             folder / "checkpoints", best=best, run=recorded.id if recorded else ""
         )
         progress = checkpoint.progress if checkpoint is not None else Progress()
+        old = config
+        config = allowed.apply_changes(old, changes or {})
+        changed = allowed.check_changes(old, config, progress, folder)
         learned = progress.data
         data = (
             config.data if task is not None else run_folder.find_data(folder, config.data, learned)
@@ -198,9 +238,9 @@ class Run:
             recorded = RunFile(progress.run, made_of)
         doubts = []
         if recorded is not None:
-            old, parts = recorded.made_of, ("task", "cell")
-            doubts = fingerprint.check_record(old, run.made_of, str(folder), parts)
-            run.made_of = old
+            known, parts = recorded.made_of, ("task", "cell")
+            doubts = fingerprint.check_record(known, run.made_of, str(folder), parts)
+            run.made_of = known
         if task is None:
             run_folder.check_data(folder, data, learned, run.task.identity)
         reporter = reporter if reporter and group.main else Reporter()
@@ -210,6 +250,8 @@ class Run:
             run._load(checkpoint)
         run.id = run.progress.run = recorded.id if recorded else ""
         run._newest = newest
+        run.allow_code = allow_code
+        run.changed = [*changed, *describe_new_schedule(old, config, run.progress)]
         return run
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -222,8 +264,18 @@ class Run:
         progress.values, progress.series = fresh.values, fresh.series
         progress.made_of = fresh.made_of if progress.made_of is None else progress.made_of
         self.progress = progress
+        if progress.step == 0 and progress.stages:
+            self._reopen_last_stage()
         self.writer.saved = self.writer.begun = progress.global_step
         self.pending = checkpoint
+
+    def _reopen_last_stage(self) -> None:
+        """Continue a stage that has ended, if its config now allows more steps or time."""
+        last = self.progress.stages[-1]
+        if self.progress.stage == len(self.progress.stages) and not last.is_over(
+            self.config.stages()[last.name]
+        ):
+            self.progress.stage, self.progress.step = self.progress.stage - 1, last.steps
 
     def continue_from(self, folder: Path) -> None:
         """Take over the weights, counters and metrics of a run that has trained the first stages.
@@ -260,36 +312,13 @@ class Run:
         Raises:
             MemtrainError: there are no metrics yet.
         """
-        from memtrain.plotting.figures import training_figure
-
-        records = self.metrics.read()
-        if not records:
-            raise MemtrainError(
-                f"{self.folder}: has no metrics to plot yet; call run.train() first"
-            )
-        return training_figure(records, self.config.name, self.task.unit, self.task.loss_name)
+        return notebook.plot(self)
 
     def _repr_png_(self) -> bytes | None:
-        """The training curves, for notebooks."""
-        from memtrain.plotting.style import render_figure
-
-        return render_figure(self.plot()) if self.metrics.read() else None
+        return notebook.png(self)
 
     def _repr_html_(self) -> str:
-        """A table of the stages above the training curves, for notebooks."""
-        rows, done = "", {stage.name: stage for stage in self.progress.stages}
-        for name in self.stages:
-            steps = self.config.stages()[name].steps
-            found = done.get(name)
-            counts = f"{found.steps:,}" if found else "0", f"{found.tokens:,}" if found else "0"
-            seconds = f"{found.seconds:.1f}" if found else "0"
-            cells = (f"{counts[0]} of {steps:,}", counts[1], seconds)
-            rows += f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-        title = escape(f"{self.config.name} in {self.folder}")
-        heads = "".join(f"<th>{head}</th>" for head in (title, "steps", "tokens", "seconds"))
-        curves = self._repr_png_()
-        image = f'<img src="data:image/png;base64,{b64encode(curves).decode()}">' if curves else ""
-        return f"<table><tr>{heads}</tr>{rows}</table>{image}"
+        return notebook.html(self)
 
     @property
     def spelling(self) -> TokenCodec | None:
@@ -327,134 +356,44 @@ class Run:
         kind = Pretrain if name == "pretrain" else SMT
         return kind(*models, self.config.smt, stream=stream)
 
-    def train(self, reporter: Reporter | None = None, *, until: str | None = None) -> "Run":
+    def train(
+        self,
+        reporter: Reporter | None = None,
+        *,
+        until: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> "Run":
         """Train the stages that are left.
 
         Args:
             reporter: shows the progress; by default a bar in a terminal, lines elsewhere.
                 `memtrain.Reporter()` shows nothing.
             until: the last stage to train now (None: all).
+            callbacks: `memtrain.Callback`s, such as trackers; with several processes only the first
+                calls them.
 
         Raises:
             Interrupted: Ctrl-C, SIGTERM or SIGHUP; a checkpoint of the last full step is on disk.
             DivergedError: a number stopped being finite; the last good checkpoint is on disk.
             CheckpointError: a checkpoint could not be written.
-            MemtrainError: another process trains the run, or changed it since it was opened.
+            MemtrainError: another process trains the run, or changed it since it was opened; or a
+                callback raised it, and a checkpoint of the last full step is on disk.
         """
         if until is not None and until not in self.stages:
             raise MemtrainError(f"until={until!r}: this run's stages are {', '.join(self.stages)}")
         last = len(self.stages) if until is None else self.stages.index(until) + 1
         if not isinstance(reporter, Reporter | None):
-            raise MemtrainError(f"reporter={type(reporter).__name__}: must be a memtrain.Reporter")
+            remedy = "" if not isinstance(reporter, Callback) else "; pass it as callbacks=[...]"
+            raise MemtrainError(
+                f"reporter={type(reporter).__name__}: must be a memtrain.Reporter{remedy}"
+            )
+        check_callbacks(callbacks)
         reporter = (reporter or make_reporter()) if self.group.main else Reporter()
         if self.progress.stage >= last:
             reporter.close()
             return self
-        with stop_signals(second_ends=True) as request, ExitStack() as stack:
-            stop, where, number = Agreement(request, self.group), "before its next step", 0
-            self.group.from_main(lambda: self._take(stack, reporter))
-            if self.config.engine.shard_teacher and self.teacher is not None:
-                self.group.shard_teacher_weights(self.teacher, self.engine.device)
-            try:
-                with self.group.watched(self._saved):
-                    self._prepare_engine(reporter)
-                    while not (number := stop.reached(now=True)) and self.progress.stage < last:
-                        loop = self._stage_loop(self.stages[self.progress.stage], reporter, stop)
-                        with loop.trainer.frozen_rest():
-                            self._start_stage(loop)
-                            loop.train()
-                        self.progress.stage, self.progress.step = self.progress.stage + 1, 0
-                        loop.save()
-                        where = f"after step {loop.trainer.step} of {loop.name}"
-                    self.writer.wait()
-                    if number := number or stop.reached(now=True):
-                        raise stop.interrupted(where, number)
-            except RuntimeError as error:
-                if self.group.size == 1:
-                    raise
-                raise lost_worker(error, self.writer.last_whole()) from error
-            finally:
-                self.writer.finish()
-                self._newest = newest_number(self.folder)
-                reporter.close()
+        Training(self, reporter, callbacks).train(last)
         return self
-
-    def _prepare_engine(self, reporter: Reporter) -> None:
-        """Report the fast paths, and compile an evaluation's kernels together, not one by one."""
-        if self.engine.fast:
-            from memtrain.accel.fast_paths import summary
-
-            reporter.say(summary(self.models, self.engine))
-        if self.config.engine.compile and self.group.size == 1:
-            sequences = self.config.log.evaluate_sequences
-            self.engine.precompile(self.models, lambda: self.evaluate(sequences))
-
-    def _saved(self) -> str:
-        """Describes what is on disk, for a run that ends abruptly."""
-        saved = last_saved(self.writer.last_whole())
-        return f"{saved}; continue with: memtrain resume {self.folder}"
-
-    def _take(self, stack: ExitStack, reporter: Reporter) -> None:
-        """Lock the run's folder until the stack ends, if it has not changed since it was opened."""
-        stack.enter_context(run_folder.held(self.folder))
-        run_folder.check_unchanged(self.folder, self.id, self._newest)
-        run_folder.clear_leftovers(self.folder)
-        if problem := self.metrics.cut(self.progress.metrics_bytes):
-            reporter.say(problem)
-        if self.progress.metrics_lost:
-            self._warn_of_lost_metrics(reporter, self.progress.metrics_lost)
-        guard = Guard(self.folder, self.config, RunFile(self.id, self.made_of))
-        self.writer.guard = lambda: self._check_folder(guard, reporter)
-
-    def _check_folder(self, guard: Guard, reporter: Reporter) -> None:
-        """Before a checkpoint: check that the folder is the run's own; report deleted files."""
-        for message in guard.check():
-            reporter.say(message)
-        if lost := self.metrics.lost:
-            self._warn_of_lost_metrics(reporter, lost)
-            self.progress.metrics_lost += lost
-            self.metrics.lost = 0
-
-    def _warn_of_lost_metrics(self, reporter: Reporter, lost: int) -> None:
-        reporter.say(f"{self.metrics.path}: {lost:,} bytes of earlier lines are lost")
-
-    def _stage_loop(self, name: str, reporter: Reporter, stop: Agreement) -> StageLoop:
-        stage = self.config.stages()[name]
-        seed = self.config.seed * 8 + self.progress.stage  # every stage has its own random numbers
-        trainer = Trainer(self.objective(name), stage, self.task, self.engine, seed, self.group)
-        return StageLoop(
-            name=name,
-            trainer=trainer,
-            log=self.config.log,
-            progress=self.progress,
-            metrics=self.metrics,
-            writer=self.writer,
-            reporter=reporter,
-            stop=stop,
-            weights=lambda: full_tensors(self.models.state_dict()),
-            evaluate=self.evaluate,
-        )
-
-    def _start_stage(self, loop: StageLoop) -> None:
-        """Restore a stage from the checkpoint, or start its counters."""
-        trainer, progress = loop.trainer, self.progress
-        if progress.step:
-            assert self.pending is not None
-            trainer.load_tensors(self.pending.optimizer)
-            trainer.restore(progress.step, progress.stages[progress.stage])
-        else:
-            torch.manual_seed(trainer.generator.initial_seed())
-            cost = self._sequential_ops(trainer.objective)
-            progress.stages.append(StageProgress(loop.name, sequential_ops_a_step=cost))
-        self.pending = None
-
-    def _sequential_ops(self, objective: Objective) -> int:
-        """Operations on the critical path of one step, counted with two training sequences."""
-        generator = torch.Generator().manual_seed(0)
-        task = self.task.windows(objective.tokens_needed(), objective.empty_start_rows(2))
-        batch = task.sample(2, generator).to(self.engine.device)
-        with self.engine.reference(self.models):  # kernels and graphs hide operations
-            return sequential_ops(lambda: objective(batch, generator).total)
 
     # ---------------------------------------------------------------------------- evaluate
 

@@ -26,6 +26,7 @@ from memtrain.runs.distributed import ALONE, Group, full_tensors, spread
 from memtrain.runs.progress import StageProgress
 from memtrain.shapes import Batch, Losses
 from memtrain.training import optimizer as optim
+from memtrain.training.schedule import StageClock, learning_rate
 
 
 def check_batch_size(stage: StageConfig, processes: int, name: str = "") -> None:
@@ -69,21 +70,26 @@ class Trainer:
         every = [p for parameters in self.trained.values() for p in parameters]
         self.ordered = [p for p in every if p.dim() > 1] + [p for p in every if p.dim() <= 1]
         """Matrices first: the order in which a checkpoint numbers the optimizer's state."""
-        self.optimizer = optim.make_adamw(self.ordered, stage, engine.device)
+        modules = objective.trained().values()
+        self.optimizer = optim.StageOptimizer(modules, self.ordered, stage, engine.device)
         self._bad_steps, self._bad_in_a_row, self._worst_row = torch.zeros(
             3, dtype=torch.long, device=engine.device
         )
-        self.check_on_host = engine.device.type != "cuda" or any(map(spread, self.ordered))
+        on_gpu = engine.device.type == "cuda" and self.optimizer.capturable
+        self.check_on_host = not on_gpu or any(map(spread, self.ordered))
         """Whether the host reads every step's numbers, which would stall a GPU."""
         self.step = self.tokens = 0
         self.rate = 0.0
         """The last step's learning rate."""
-        self.clock = optim.StageClock(stage.seconds, engine.device, group)
+        self.last_step: int | None = None
+        """The step after which a callback ends the stage."""
+        self.clock = StageClock(stage.seconds, engine.device, group)
         self.forward: Callable[[Batch, torch.Generator], Losses] = objective.compute
         self.run_step: Callable[[], dict[str, Tensor]] = self.compute
         objective.overlap = NO_OVERLAP
         whole = group.size * stage.accumulate == 1
-        if engine.fast and whole and objective.capturable and self.task.device.type == "cuda":
+        on_gpu = on_gpu and self.task.device.type == "cuda"
+        if engine.fast and whole and objective.capturable and on_gpu:
             warm_up = partial(engine.precompile, objective, self.rehearse)
             self.forward = engine.captured_forward(objective)
             self.run_step = engine.capture(
@@ -98,8 +104,8 @@ class Trainer:
                 GPU the error comes at the next `check`.
         """
         with self.clock.running():
-            self.rate = optim.learning_rate(self.stage, self.step, self.clock.elapsed)
-            optim.set_learning_rate(self.optimizer, self.rate)
+            self.rate = learning_rate(self.stage, self.step, self.clock.elapsed)
+            self.optimizer.set_learning_rate(self.rate)
             metrics = self.run_step()  # compute, or a CUDA graph of it
             self.clock.wait_for_device()
         self.step += 1
@@ -124,13 +130,14 @@ class Trainer:
         )
         if self._finite(metrics, norms):
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         return metrics | norms
 
     @property
     def done(self) -> bool:
-        """Whether the last step was the stage's last, by number or by the clock."""
-        return self.step >= self.stage.steps or self.clock.elapsed >= 1
+        """Whether the last step was the stage's last, by number, by the clock or by a callback."""
+        steps = self.stage.steps if self.last_step is None else self.last_step
+        return self.step >= steps or self.clock.elapsed >= 1
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield this process's rows of the batch, one micro-batch at a time.
@@ -172,7 +179,7 @@ class Trainer:
             losses = self.forward(batch, self.generator)
         losses.total.backward()
         self.generator.set_state(state)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
 
     @contextmanager
     def frozen_rest(self) -> Iterator[None]:
@@ -199,8 +206,7 @@ class Trainer:
             if bool(bad):
                 self._raise_unless_skipped(metrics, norms)
             return not bool(bad)
-        # The fused kernel leaves the weights alone where this is 1, without a sync.
-        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        self.optimizer.skip_where(bad.float())
         return True
 
     def _raise_unless_skipped(self, metrics: dict[str, Tensor], norms: dict[str, Tensor]) -> None:
@@ -234,7 +240,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer and RNG state as named tensors, unsharded; a collective call."""
-        named = optim.adamw_tensors(self.optimizer, self.ordered)
+        named = self.optimizer.tensors()
         named["random.stage"] = self.generator.get_state()
         return full_tensors(named) | optim.rng_state(self.engine.device)
 
@@ -245,7 +251,7 @@ class Trainer:
             CheckpointError: it is not the state of this stage.
         """
         try:
-            optim.load_adamw_tensors(self.optimizer, self.ordered, named)
+            self.optimizer.load_tensors(named)
             self.generator.set_state(named["random.stage"].cpu())
             optim.set_rng_state(named, self.engine.device)
         except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
