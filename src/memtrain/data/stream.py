@@ -5,19 +5,20 @@ document does. Window starts are sampled on the device that holds the tokens.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64, Integer
+from jaxtyping import Float, Int, Int64, Integer
 from torch import Tensor
 
 from memtrain.config import Stream
-from memtrain.data.codec import TokenCodec, decode_text
+from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB, TokenCodec
 from memtrain.data.store import (
+    BLOCK,
     LoadedSplit,
     Store,
-    StoreMeta,
     blocks,
     identity_of,
     load_splits,
@@ -25,6 +26,7 @@ from memtrain.data.store import (
     require_tokens,
 )
 from memtrain.data.task import Corpus, Task
+from memtrain.data.tokenizer import open_tokenizer
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
 
@@ -71,7 +73,7 @@ class StreamTask(Task):
         require_tokens(store, "train", length + 1)
         if like is None:
             splits = load_splits(store) if splits is None else splits
-            codec = _codec(store.meta, splits["train"])
+            codec = _codec(store, splits["train"])
             self._tokens = {name: torch.from_numpy(one.tokens) for name, one in splits.items()}
             self._starts = {name: one.starts for name, one in splits.items()}
         else:
@@ -80,6 +82,7 @@ class StreamTask(Task):
         self.unit = _unit(codec)
         self._document_rows = round(config.document_starts * empty_start_rows)
         self._sampler: WindowSampler | None = None
+        self._token_bytes: Tensor | None = None if like is None else like._token_bytes
 
     @classmethod
     def from_config(cls, config: Stream) -> "StreamTask":
@@ -113,9 +116,10 @@ class StreamTask(Task):
         return self._gather(self._tokens["train"], offsets)
 
     def _make_sampler(self) -> "WindowSampler":
-        tokens, starts, meta = self._tokens["train"], self._starts["train"], self.store.meta
+        tokens, starts = self._tokens["train"], self._starts["train"]
+        images, newline = self.store.meta.picture is not None, _newline(self.spelling)
         begins = document_begins(
-            starts, tokens, self._document_rows, text=meta.text, images=meta.picture is not None
+            starts, tokens, self._document_rows, newline=newline, images=images
         )
         size, cross = self.sequence_length + 1, self.config.cross_documents
         return WindowSampler(starts, len(tokens), size, cross, self.device, begins)
@@ -169,34 +173,89 @@ class StreamTask(Task):
         order = torch.randperm(len(images), generator=generator)[:count]
         return images[order.to(images.device)].long()
 
+    def target_bytes(self, targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"] | None:
+        """The bytes of text that each target stands for: exact for bytes and byte-level tokens.
+
+        Of other tokenizers every token counts as the mean over the held-out text.
+        """
+        if self._token_bytes is None:
+            self._token_bytes = token_bytes(self.store, self.spelling, self._tokens["test"])
+        if self._token_bytes is None:
+            return None
+        return self._token_bytes.to(targets.device)[targets]
+
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         if self.store.meta.text:
-            return decode_text(np.array(inputs))
+            return self.spelling.decode_text(np.array(inputs))
         return super().describe(inputs, targets)
 
 
 def _unit(codec: TokenCodec) -> str:
-    if codec.text:  # beyond ASCII, a character takes several bytes
+    if codec.text and not codec.tokenizer:  # beyond ASCII, a character takes several bytes
         return "character" if max(codec.alphabet) < 128 else "byte"
     return "pixel" if codec.picture and codec.picture.patch == 1 else "token"
 
 
-def _codec(meta: StoreMeta, train: LoadedSplit) -> TokenCodec:
-    tokens, starts = train.tokens, train.starts
+def _codec(store: Store, train: LoadedSplit) -> TokenCodec:
+    meta, tokens, starts = store.meta, train.tokens, train.starts
     start = int(np.bincount(tokens[starts[:10_000]]).argmax())  # the most common first token
-    alphabet: tuple[int, ...] = ()
-    if meta.text:
-        counts = sum(np.bincount(block, minlength=meta.vocab_size) for block in blocks(tokens))
-        alphabet = tuple(np.flatnonzero(counts).tolist())
-        if NEWLINE in alphabet and has_few_long_documents(starts, len(tokens)):
-            start = NEWLINE  # any line may begin a text
-    return TokenCodec(
+    codec = TokenCodec(
         vocab_size=meta.vocab_size,
         start_token=start,
         text=meta.text,
+        tokenizer=store.tokenizer(),
         picture=meta.picture,
-        alphabet=alphabet,
     )
+    if not meta.text:
+        return codec
+    counts = sum(np.bincount(block, minlength=meta.vocab_size) for block in blocks(tokens))
+    found = np.flatnonzero(counts).tolist()
+    if _newline(codec) in found and has_few_long_documents(starts, len(tokens)):
+        start = _newline(codec)  # any line may begin a text
+    return replace(codec, start_token=start, alphabet=_alphabet(codec, found))
+
+
+def _newline(codec: TokenCodec) -> int | None:
+    """The token of a line end of a text."""
+    if codec.tokenizer:
+        return open_tokenizer(codec.tokenizer).newline
+    return NEWLINE if codec.text else None
+
+
+def _alphabet(codec: TokenCodec, tokens: list[int]) -> tuple[int, ...]:
+    """The bytes of these tokens; none if the tokenizer's tokens are not strings of bytes."""
+    if not codec.tokenizer:
+        return tuple(tokens)
+    tokenizer = open_tokenizer(codec.tokenizer)
+    if not tokenizer.byte_level:
+        return ()
+    strings = tokenizer.byte_strings
+    return tuple(sorted({byte for token in tokens for byte in strings[token]}))
+
+
+def token_bytes(
+    store: Store, codec: TokenCodec, test: Integer[Tensor, " N"]
+) -> Float[Tensor, " V"] | None:
+    """The bytes of text that each token stands for; None if the tokens are no text."""
+    if not codec.text:
+        return None
+    if not codec.tokenizer:
+        lengths = torch.ones(TEXT_VOCAB, dtype=torch.float64)
+        if store.meta.separator is not None:
+            lengths[SEPARATOR_TOKEN] = 0
+        return lengths
+    expected, size = store.splits["test"].text_bytes, codec.vocab_size
+    known = open_tokenizer(codec.tokenizer).byte_lengths
+    if known is not None:
+        lengths = torch.zeros(size, dtype=torch.float64)
+        lengths[: len(known)] = torch.from_numpy(known)[:size].double()
+        total = sum(float(lengths[part.long().cpu()].sum()) for part in test.split(BLOCK))
+        if total == expected:
+            return lengths
+    # A tokenizer that changes the text: lower case, other characters, a space in front.
+    if expected is None:
+        return None
+    return torch.full((size,), expected / len(test), dtype=torch.float64)
 
 
 # -------------------------------------------------------------------------------- window starts
@@ -333,7 +392,7 @@ def document_begins(
     tokens: Integer[Tensor, " N"],
     rows: int,
     *,
-    text: bool,
+    newline: int | None,
     images: bool,
 ) -> Int64[np.ndarray, " M"]:
     """The offsets of windows that begin documents.
@@ -346,8 +405,8 @@ def document_begins(
     long = not images and has_few_long_documents(starts, len(tokens))
     if len(starts) >= rows and not long:
         return starts
-    if text:
-        lines = (tokens == NEWLINE).nonzero()[:, 0].cpu().numpy()
+    if newline is not None:
+        lines = (tokens == newline).nonzero()[:, 0].cpu().numpy()
         starts = np.union1d(starts, lines)
     if long and (len(starts) < rows or has_few_long_documents(starts, len(tokens))):
         return starts[:0]

@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from memtrain.data.prepare.file_kind import is_image_name, require_kind
 from memtrain.data.prepare.limits import (
     Budget,
-    ignored_note,
+    count_kinds,
     list_files,
     one_line,
     require_memory,
@@ -197,7 +197,7 @@ def _check_total(path: Path, count: int, shape: tuple[int, ...]) -> None:
 def _none_found(skipped: list[str], ignored: Counter[str]) -> str:
     if skipped:
         return f"none of its {len(skipped):,} images can be read"
-    held = "".join(ignored_note(ignored)).removeprefix("ignored ")
+    held = count_kinds(ignored)
     return "holds no image to read" + (f" (but {held})" if held else "")
 
 
