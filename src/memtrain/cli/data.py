@@ -11,6 +11,8 @@ import tyro
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError, did_you_mean, printable
 
+SETS = ("mnist", "tinystories", "enwik8", "sketchy")
+
 
 @dataclass(frozen=True)
 class _DataOptions:
@@ -90,7 +92,6 @@ def data(arguments: list[str]) -> int:
     """List the tasks and data sets, show samples of a task, or prepare real data."""
     options = parse(_DataOptions, arguments, "memtrain data", footer=_describe_options())
 
-    from memtrain.data.prepare import DATA_SETS
     from memtrain.recipes import RECIPES
 
     tasks = {make().data.kind: make().data for make in RECIPES.values()}
@@ -104,18 +105,16 @@ def data(arguments: list[str]) -> int:
         for name, config in tasks.items():
             print(f"  {name:<14}{(type(config).__doc__ or '').splitlines()[0]}")
         print("\nData sets (`memtrain data NAME --data-dir FOLDER` prepares them once):")
-        for name in ("mnist", "tinystories", "enwik8", "sketchy"):
+        for name in SETS:
             print(f"  {name:<14}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
         print("\nYour own files: memtrain data PATH, for text, images or tokens (.npy, nanoGPT);")
         print("memtrain data --help lists the options.")
         print("Numbers over time are read directly: memtrain train series --data FILE.")
         return 0
-    if options.name[0] in {**tasks, **DATA_SETS} and len(options.name) > 1:
-        raise MemtrainError(
-            f"{options.name[1]!r}: only paths are joined; name one task or data set"
-        )
-    if options.name[0] in tasks:
-        name = options.name[0]
+    name, *others = options.name
+    if others and name in (*tasks, *SETS):
+        raise MemtrainError(f"{others[0]!r}: only paths are joined; name {name} alone")
+    if name in tasks:
         return _show_samples(name, tasks[name], options.count, options.seed)
     return _prepare(options, tasks)
 
@@ -139,11 +138,11 @@ def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
 
 
 def _prepare(options: Any, tasks: dict[str, Any]) -> int:
-    from memtrain.data.prepare import DATA_SETS, prepare, prepare_path
+    from memtrain.data.prepare import prepare, prepare_path
     from memtrain.data.prepare.cache import prepare_source
 
     name, out = options.name[0], options.out
-    if name in DATA_SETS:
+    if name in SETS:
         out = out or Path("data") / name
         flags = {"data_dir": options.data_dir, "overwrite": options.overwrite}
         store = prepare(name, out=out, **flags, **options.option)
@@ -167,7 +166,6 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
 
 def _checked_path(name: str, tasks: dict[str, Any]) -> Path:
     """The path of the user's data; refuse what is none, and what is prepared already."""
-    from memtrain.data.prepare import DATA_SETS
     from memtrain.data.prepare.cache import source_path
 
     if name == "series" and not Path(name).exists():
@@ -176,7 +174,7 @@ def _checked_path(name: str, tasks: dict[str, Any]) -> Path:
             "series --data FILE, a CSV, parquet or .npy"
         )
     if not Path(name).exists() and not {*"/.~:"} & {*name}:  # a misspelled name, not a path
-        known = did_you_mean(name, [*tasks, *DATA_SETS])
+        known = did_you_mean(name, [*tasks, *SETS])
         raise MemtrainError(f"data {name!r}: no such file; {known}")
     path = source_path(Path(name))
     if (path / "meta.json").is_file():

@@ -17,6 +17,7 @@ from memtrain.config import Stream
 from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB, TokenCodec
 from memtrain.data.store import (
     BLOCK,
+    TOKENIZER_FILE,
     LoadedSplit,
     Store,
     blocks,
@@ -35,6 +36,8 @@ LONG_DOCUMENT = 2**14
 """Documents of more tokens than this on average are books rather than stories or images."""
 FEW_DOCUMENTS = 2**10
 """With fewer long documents than this, their starts would be sampled too often."""
+FEW_HELD_OUT = 64
+"""Fewer held-out documents than this are scored in pieces, if they are long."""
 
 
 class StreamTask(Task):
@@ -95,6 +98,29 @@ class StreamTask(Task):
     def windows(self, length: int, empty_start_rows: int = 0) -> "StreamTask":
         return StreamTask(self.store, self.config, length, empty_start_rows, like=self)
 
+    def on(self, store: Store, name: str) -> "StreamTask":
+        """Sequences of other data with the same tokens.
+
+        Args:
+            store: the other data.
+            name: of it, for the error.
+
+        Raises:
+            MemtrainError: its tokens mean something else.
+        """
+        mine, other = self.store.meta, store.meta
+        if other.vocab_size != mine.vocab_size or other.picture != mine.picture:
+            raise MemtrainError(
+                f"data={name}: has {other.vocab_size} tokens, the run learned "
+                f"{mine.vocab_size}; prepare it with the same --option (memtrain data)"
+            )
+        if other.tokenizer != mine.tokenizer:
+            raise MemtrainError(
+                f"data={name}: was prepared with another tokenizer; name its source, which is then "
+                f"prepared with the run's ({self.store.folder / TOKENIZER_FILE})"
+            )
+        return StreamTask(store, self.config, self.sequence_length)
+
     def tokens(self, split: str) -> Integer[Tensor, " N"]:
         """All tokens of a split, on the task's device."""
         return self._tokens[split]
@@ -125,10 +151,10 @@ class StreamTask(Task):
         return WindowSampler(starts, len(tokens), size, cross, self.device, begins)
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        """Distinct documents from their starts; if there is one long document, pieces of it.
+        """Distinct documents from their starts; of one long document or a few, pieces of them.
 
         The order depends on the generator alone: a larger count begins with the same sequences.
-        Windows overlap only if there are too few pieces.
+        Windows overlap only if there are too few pieces of a single document.
         """
         starts = self._held_out_starts()
         if len(starts) < count and self._has_one_document():
@@ -147,7 +173,12 @@ class StreamTask(Task):
         end = len(self._tokens["test"]) - self.sequence_length
         if self._has_one_document():
             return torch.arange(0, end, self.sequence_length + 1)
-        starts = self._starts["test"]
+        starts, size = self._starts["test"], self.sequence_length + 1
+        total = len(self._tokens["test"])
+        if self.store.meta.text and len(starts) < FEW_HELD_OUT and total > 4 * size * len(starts):
+            ends = np.append(starts[1:], total) - self.sequence_length
+            pairs = zip(starts, ends, strict=True)
+            starts = np.concatenate([np.arange(begin, last, size) for begin, last in pairs])
         return torch.from_numpy(starts[starts < end])
 
     def _has_one_document(self) -> bool:

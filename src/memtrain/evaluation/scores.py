@@ -86,9 +86,14 @@ class ScoreAccumulator:
         """The means over the positions from `first` on."""
         count = self.targets[first:].sum().clamp(min=1)
         nats, correct = (sums[first:].sum() / count for sums in (self.nats, self.correct))
-        size = 0.0 if self.text_bytes is None else float(self.text_bytes[first:].sum())
-        bits = float(self.nats[first:].sum()) / size / math.log(2) if size else None
-        return Score(float(nats), float(correct), bits_per_byte=bits)
+        return Score(float(nats), float(correct), bits_per_byte=self._bits_per_byte(first))
+
+    def _bits_per_byte(self, first: int) -> float | None:
+        if self.text_bytes is None:
+            return None
+        scored = self.targets[first:] > 0  # a rollout may begin later
+        size = float(self.text_bytes[first:][scored].sum())
+        return float(self.nats[first:].sum()) / size / math.log(2) if size else None
 
     def binned(self, width: int) -> list[float | None]:
         return binned_means(self.nats, self.targets, width)

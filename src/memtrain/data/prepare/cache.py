@@ -32,7 +32,7 @@ from memtrain.data.prepare import (
 from memtrain.data.prepare.hugging_face import HUB, hub_name
 from memtrain.data.prepare.store_writer import PROVENANCE, publish, store_lock
 from memtrain.data.prepare.tokenize import BPE, tokenizer_file
-from memtrain.data.store import Store, open_store
+from memtrain.data.store import TOKENIZER_FILE, Store, open_store
 from memtrain.errors import MemtrainError
 from memtrain.files import read_json, unique_name, write_atomic
 
@@ -89,6 +89,14 @@ def prepared_store(
         for line in (f"prepared {store.folder}: {counts} tokens", *store.meta.notes):
             report(line)
     return store
+
+
+def prepared_like(store: Store, path: Path, root: Path) -> Store:
+    """Open the store at a path, or prepare the path with the tokenizer of another store."""
+    options: dict[str, Any] = {}
+    if store.meta.tokenizer is not None and not (path / "meta.json").is_file():
+        options["tokenizer"] = str(store.folder / TOKENIZER_FILE)
+    return prepared_store(_kind(store), path, options, root)
 
 
 def source_path(path: Path) -> Path:

@@ -50,10 +50,10 @@ def saved_files(folder: Path, split: str | None) -> list[Path]:
         if split != found:
             raise MemtrainError(f"{folder}: split={split}: it holds one split; leave it out")
     entries = _card(folder / "state.json").get("_data_files")
-    names = [one.get("filename") for one in entries or () if isinstance(one, dict)]
-    if not names or not all(map(_is_plain_name, names)):
+    named = [one.get("filename") for one in entries or () if isinstance(one, dict)]
+    if not named or not all(map(_is_plain_name, named)):
         raise MemtrainError(f"{folder}: state.json names no Arrow files; save the dataset again")
-    return [folder / name for name in names]
+    return [folder / str(name) for name in named]
 
 
 def _card(path: Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def hub_texts(
         ) from None
     try:
         with _quiet():
-            found = datasets.load_dataset(name, subset, split=split or SPLIT)
+            found: Any = datasets.load_dataset(name, subset, split=split or SPLIT)
     except Exception as error:  # of the network, the Hub, and the dataset's files
         raise MemtrainError(
             f"{where}: cannot be loaded ({describe_error(error)}); check the name, split, subset "

@@ -71,10 +71,13 @@ def prepare_text(
         found = (*mixed_note(one, kind, "text"), *texts.notes, *non_ascii_note(encoded, ""))
         notes += [begins + note for note in found]
         has_rows |= texts.has_rows
-        if not len(encoded.tokens):
-            raise MemtrainError(f"{one}: holds no text; leave it out")
         cut = tokenizer is not None
-        parts.append(split_stream(encoded.tokens, encoded.starts, held_out, whole_characters=cut))
+        part = split_stream(encoded.tokens, encoded.starts, held_out, whole_characters=cut)
+        if len(paths) > 1 and not all(len(split.tokens) for split in part.values()):
+            raise MemtrainError(
+                f"{one}: has {len(encoded.tokens)} bytes, too few to hold a part out; leave it out"
+            )
+        parts.append(part)
     if column is not None and not has_rows:
         raise MemtrainError(
             f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
