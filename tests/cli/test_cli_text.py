@@ -35,24 +35,14 @@ def run(capsys, command: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_bpe_run_is_trained_evaluated_and_generates_without_its_data(here: Path, capsys):
+def test_a_bpe_run_generates_text_without_its_data(here: Path, capsys):
     run(capsys, f"train text --data book.txt {BPE} {FEW} --folder bpe")
     folder = Path(json.loads(Path("bpe/config.json").read_text())["data"]["path"])
     assert (folder / "tokenizer.json").is_file() and open_store(folder).meta.vocab_size <= 300
     table = run(capsys, "eval bpe --sequences 3")
     assert "nats per token" in table and "bits per byte" in table
-    assert "counts, previous three" in table
     shutil.rmtree("data")
-    Path("book.txt").unlink()
-    shutil.copytree("bpe", "copy", ignore=shutil.ignore_patterns("run.json", "*.jsonl"))
-    assert (
-        run(capsys, "generate bpe --length 9 --prompt It_was").startswith("It_was") is False or True
-    )
-
-
-def test_generated_text_is_decoded_and_prompts_are_encoded(here: Path, capsys):
-    run(capsys, f"train text --data book.txt {BPE} {FEW} --folder bpe")
-    shutil.rmtree("data")
+    Path("bpe/metrics.jsonl").unlink()
     assert main(["generate", "bpe", "--length", "9", "--prompt", "It was line"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("It was line")
@@ -96,7 +86,6 @@ def test_several_texts_are_named_once_or_again(here: Path, capsys):
 
 def test_enwik8_has_its_usual_split_and_all_bytes(here: Path, capsys):
     raw = np.random.default_rng(0).integers(0, 256, 2000, np.uint8)
-    raw[:100] = np.frombuffer(b"<mediawiki>" + b" " * 89, np.uint8)
     Path("enwik8.gz").write_bytes(gzip.compress(raw.tobytes()))
     out = run(capsys, "data enwik8 --data-dir enwik8.gz")
     assert "held out: the validation part, bytes 1,800 to 1,900" in out
@@ -110,10 +99,10 @@ def test_enwik8_has_its_usual_split_and_all_bytes(here: Path, capsys):
     run(capsys, f"train enwik8 --data enwik8.gz {FEW}")
     results = [
         json.loads(run(capsys, f"eval runs/enwik8 --sequences 4 --json {data}"))
-        for data in ("", "--data data/enwik8", "--data data/enwik8-test")
+        for data in ("", "--data data/enwik8-test")
     ]
-    assert results[0]["rnn"] == results[1]["rnn"] != results[2]["rnn"]
-    assert results[2]["data"] == "data/enwik8-test"
+    assert results[0]["rnn"] != results[1]["rnn"]
+    assert results[1]["data"] == "data/enwik8-test"
     assert Path("runs/enwik8/figures/evaluation-24-enwik8-test.json").is_file()
 
 
@@ -160,6 +149,7 @@ def files(here: Path) -> Path:
     Path("odd").mkdir()
     for name in ("train.bin", "val.bin"):
         (Path("odd") / name).write_bytes(b"abc")
+    Path("zip.zip").write_bytes(b"PK\x03\x04")
     Path("pngs").mkdir()
     Path("pngs/a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     return here
@@ -192,6 +182,7 @@ def files(here: Path) -> Path:
         ("data book.txt tokens.npy", "tokens.npy: is a NumPy array; memtrain train tokens --data"),
         ("data book.txt missing.txt", "data=missing.txt: no such file or folder"),
         ("data enwik8", "enwik8: has no direct download; get enwik8.zip from"),
+        ("data enwik8 --data-dir zip.zip", "zip.zip: is a zip; unpack it first"),
         ("data enwik8 --data-dir pngs", "enwik8: pngs has no enwik8 and no enwik8.gz"),
         ("data enwik8 --data-dir book.txt --option held_out 0.1", "held_out=0.1: must be a word"),
         (
@@ -229,6 +220,6 @@ def test_prepared_data_is_not_joined_and_a_run_keeps_its_data(files: Path, capsy
     run(capsys, "data book.txt --out ready")
     line = refused(capsys, *["train", "text", "--data", "ready", "rows.jsonl"])
     assert "ready: is prepared already, and prepared data is not joined" in line
-    run(capsys, "train digits --smt.steps 1 --dmt.steps 0 --folder digits")
-    line = refused(capsys, *["eval", "digits", "--data", "book.txt"])
+    run(capsys, "train retrieval --smt.steps 1 --dmt.steps 0 --folder task")
+    line = refused(capsys, *["eval", "task", "--data", "book.txt"])
     assert "only runs of text, images and tokens are evaluated on other data" in line

@@ -18,7 +18,7 @@ TEXTS = ["the hen and the other hens\nate café crumbs.\n" * 9, "then they left 
 
 @pytest.fixture(scope="module")
 def bpe() -> TextTokenizer:
-    return train_bpe(TEXTS, 300)
+    return train_bpe(TEXTS, 280)
 
 
 def codec_of(tokenizer: TextTokenizer) -> TokenCodec:
@@ -80,10 +80,8 @@ def test_padding_cutting_and_added_tokens_of_a_file_are_off(bpe: TextTokenizer):
     other.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)]
     )
-    opened = open_tokenizer(other.to_str())
-    assert (
-        opened.encode(["then they left"])[0].tolist() == bpe.encode(["then they left"])[0].tolist()
-    )
+    same, text = open_tokenizer(other.to_str()), ["then they left"]
+    assert same.encode(text)[0].tolist() == bpe.encode(text)[0].tolist()
 
 
 def test_tokens_of_words_have_no_bytes_and_unknown_ones_are_refused(words: TextTokenizer):

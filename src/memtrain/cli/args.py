@@ -282,6 +282,8 @@ def _joined(arguments: list[str], options: list[Option]) -> list[str]:
             rest.append(argument)
         else:
             values.append(argument)
+    for name in (name for name, given in found.items() if not given):
+        raise MemtrainError(f"{name}: needs a value")
     return rest + [one for name, given in found.items() for one in (name, *given)]
 
 

@@ -24,9 +24,8 @@ def save_split(folder: Path, rows: list[str | None], shards: int = 1, kind=None)
     names = [f"data-{n:05}-of-{shards:05}.arrow" for n in range(shards)]
     for n, name in enumerate(names):
         part = rows[n::shards] if shards > 1 else rows
-        table = pyarrow.table(
-            {"text": pyarrow.array(part, kind or pyarrow.string()), "n": [*range(len(part))]}
-        )
+        texts = pyarrow.array(part, kind or pyarrow.string())
+        table = pyarrow.table({"text": texts, "n": [*range(len(part))]})
         with pyarrow.ipc.new_stream(str(folder / name), table.schema) as writer:
             writer.write_table(table, max_chunksize=2)
     state = {"_data_files": [{"filename": name} for name in names], "_split": None}

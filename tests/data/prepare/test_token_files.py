@@ -62,10 +62,8 @@ def test_a_pickle_is_never_loaded(nanogpt: Path, tmp_path: Path):
 def test_the_text_beside_nanogpt_files_is_named(nanogpt: Path, tmp_path: Path):
     (nanogpt / "input.txt").write_text("First Citizen:\nBefore we proceed\n")
     assert kind_of(nanogpt).recipes == ("tokens", "text")
-    assert (
-        "it holds text too: memtrain train text"
-        in prepare_path(nanogpt, tmp_path / "a").meta.notes[0]
-    )
+    notes = prepare_path(nanogpt, tmp_path / "a").meta.notes
+    assert "it holds text too: memtrain train text" in notes[0]
     assert prepared_store("text", nanogpt, {}, tmp_path / "data").meta.text
 
 

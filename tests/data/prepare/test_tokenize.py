@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from memtrain.config import Stream
 from memtrain.data.prepare import prepare_text
@@ -41,9 +42,9 @@ def task_of(store: Store, length: int = 8) -> StreamTask:
 
 def test_bytes_and_tokens_hold_out_the_same_text(book: Path, tmp_path: Path):
     plain = prepare_text(book, tmp_path / "a")
-    store = prepare_text(book, tmp_path / "b", tokenizer="bpe", vocab=300)
+    store = prepare_text(book, tmp_path / "b", tokenizer="bpe", vocab=290)
     raw = book.read_bytes()
-    assert store.meta.vocab_size == 300 and store.meta.text and store.meta.tokenizer is not None
+    assert store.meta.vocab_size == 290 and store.meta.text and store.meta.tokenizer is not None
     for split in ("train", "test"):
         assert text_of(store, split).encode() == plain.tokens(split).tobytes()
         assert store.splits[split].text_bytes == plain.splits[split].text_bytes
@@ -51,7 +52,7 @@ def test_bytes_and_tokens_hold_out_the_same_text(book: Path, tmp_path: Path):
         assert store.splits[split].tokens < plain.splits[split].tokens / 2
     assert (text_of(store, "train") + text_of(store, "test")).encode() == raw
     note = store.meta.notes[-1]
-    assert note.startswith("tokenizer of 300 tokens, ") and note.endswith(" bytes per token")
+    assert note.startswith("tokenizer of 290 tokens, ") and note.endswith(" bytes per token")
 
 
 def test_a_bpe_is_trained_on_the_training_part_alone(tmp_path: Path):
@@ -68,7 +69,7 @@ def test_a_bpe_is_trained_on_the_training_part_alone(tmp_path: Path):
 def test_the_cut_of_a_single_document_is_between_characters(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_text("é" * 50 + "€" * 50)  # 250 bytes: a tenth begins within a character
-    store = prepare_text(path, tmp_path / "a", tokenizer="bpe", vocab=300)
+    store = prepare_text(path, tmp_path / "a", tokenizer="bpe", vocab=259)
     assert text_of(store, "train") == "é" * 50 + "€" * 42
     assert [store.splits[name].text_bytes for name in ("train", "test")] == [226, 24]
 
@@ -117,8 +118,6 @@ def test_two_books_are_evaluated_in_pieces_of_both(tmp_path: Path):
         path.write_text(path.stem * 2000)
     task = task_of(prepare_text(paths, tmp_path / "out"), length=16)
     assert task.held_out_sequences == 22  # 11 of each, of 17 bytes with the last target
-    import torch
-
     batch = task.held_out(22, torch.Generator().manual_seed(0))
     assert sorted(batch.inputs[:, 0].tolist()) == [97] * 11 + [98] * 11
     assert (batch.inputs == batch.targets).all()  # none crosses from one into the other
@@ -180,7 +179,7 @@ def test_a_store_without_the_new_fields_opens(book: Path, tmp_path: Path):
     path.write_text(json.dumps(plain))
     old = open_store(store.folder)
     assert old.meta.tokenizer is None and old.splits["test"].text_bytes is None
-    batch = task_of(old).held_out(2, __import__("torch").Generator())
+    batch = task_of(old).held_out(2, torch.Generator())
     sizes = task_of(old).target_bytes(batch.targets)
     assert sizes is not None and (sizes == 1).all()
 
@@ -215,8 +214,6 @@ def test_a_changed_tokenizer_json_is_noticed(book: Path, tmp_path: Path, monkeyp
 
 
 def test_targets_of_byte_level_tokens_have_their_exact_bytes(book: Path, tmp_path: Path):
-    import torch
-
     store = prepare_text(book, tmp_path / "a", tokenizer="bpe", vocab=300)
     task = task_of(store)
     assert task.unit == "token" and task.spelling.text
@@ -228,8 +225,6 @@ def test_targets_of_byte_level_tokens_have_their_exact_bytes(book: Path, tmp_pat
 
 
 def test_targets_of_a_tokenizer_that_changes_the_text_have_its_mean(book: Path, tmp_path: Path):
-    import torch
-
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_str(train_bpe(LINES, 300).text)
     tokenizer.normalizer = tokenizers.normalizers.Replace("café", "bar")

@@ -25,7 +25,7 @@ from memtrain.data.prepare.encode import (
     write_images,
 )
 from memtrain.data.prepare.image_files import read_folder
-from memtrain.data.prepare.limits import FREE, GROWTH
+from memtrain.data.prepare.limits import FREE, GROWTH, require_memory
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_texts
 from memtrain.data.store import Split, Store, StoreMeta
@@ -213,8 +213,7 @@ def prepare_enwik8(
     if held_out not in parts:
         raise MemtrainError(f"held_out={held_out!r}: {did_you_mean(held_out, parts)}")
     path = _enwik8_file(data_dir)
-    texts = read_texts([path], any_bytes=True)
-    whole = np.frombuffer(texts.raw, np.uint8)
+    whole = _read_enwik8(path)
     begin, end = (len(whole) * percent // 100 for percent in parts[held_out])
     start = np.zeros(1, np.int64)
     cut = {"train": whole[: len(whole) * 90 // 100], "test": whole[begin:end]}
@@ -232,6 +231,31 @@ def prepare_enwik8(
         notes=notes,
     )
     return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def _read_enwik8(path: Path) -> UInt8[np.ndarray, " N"]:
+    """Every byte of the file, plain or gzipped."""
+    require_memory(2 * ENWIK8_BYTES, str(path), "close other programs")
+    try:
+        with open_regular(path) as file:
+            magic = file.read(2)
+        if magic == b"PK":
+            raise MemtrainError(f"{path}: is a zip; unpack it first")
+        with (
+            open_regular(path) as stored,
+            gzip.open(stored) if magic == b"\x1f\x8b" else stored as file,
+        ):
+            raw = file.read(ENWIK8_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise MemtrainError(f"{path}: damaged or cut short ({error}); get it again") from None
+    except OSError as error:
+        raise MemtrainError(f"{path}: {error.strerror or error}") from None
+    if len(raw) > ENWIK8_BYTES:
+        raise MemtrainError(
+            f"{path}: has more than the {ENWIK8_BYTES:,} bytes of enwik8; memtrain data {path} "
+            "prepares any text"
+        )
+    return np.frombuffer(raw, np.uint8)
 
 
 def _enwik8_file(data_dir: Path | None) -> Path:
