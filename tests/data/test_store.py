@@ -82,6 +82,7 @@ def test_the_files_are_plain_tokens_starts_and_json(folder: Path):
         "document_length": None,
         "picture": None,
         "text": False,
+        "tokenizer": None,
         "separator": None,
         "notes": ["two notes", "é"],
         "dtype": "uint8",
@@ -90,11 +91,13 @@ def test_the_files_are_plain_tokens_starts_and_json(folder: Path):
                 "tokens": 5,
                 "documents": 2,
                 "sha256": hashlib.sha256(bytes([1, 2, 3, 9, 0])).hexdigest(),
+                "text_bytes": None,
             },
             "test": {
                 "tokens": 2,
                 "documents": 1,
                 "sha256": hashlib.sha256(bytes([4, 5])).hexdigest(),
+                "text_bytes": None,
             },
         },
     }

@@ -598,10 +598,13 @@ def test_make_distinct_from_avoids_taken_numbers(data):
 # ------------------------------------------------------------------------------- beginnings
 
 
-def begins(content: bytes, starts: list[int], rows: int, **kind: bool) -> list[int]:
+def begins(
+    content: bytes, starts: list[int], rows: int, *, text: bool = True, images: bool = False
+) -> list[int]:
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    kind = {"text": True, "images": False, **kind}
-    return document_begins(np.array(starts), tokens, rows, **kind).tolist()
+    newline = ord("\n") if text else None
+    found = document_begins(np.array(starts), tokens, rows, newline=newline, images=images)
+    return found.tolist()
 
 
 def test_many_documents_begin_at_their_starts():

@@ -185,7 +185,7 @@ def test_an_unknown_name_suggests_the_nearest(folder: Path):
         (lambda f: edit_cell(f, "evil:Cell"), "imports its cell, evil:Cell; allow_code=True"),
         (lambda f: edit(f, trained=3), "damaged"),
         (lambda f: edit(f, sha256="../" * 30), "must be 64 hexadecimal digits"),
-        (lambda f: (f / "tiny-digits.json").write_text(" " * 2**21), "larger than"),
+        (lambda f: (f / "tiny-digits.json").write_text(" " * 2**26), "larger than"),
         (lambda f: os.truncate(f / "tiny-digits.safetensors", 2**30), "larger than"),
         (lambda f: pipe(f / "tiny-digits.json"), "is not a regular file"),
     ],

@@ -80,7 +80,8 @@ class Option(NamedTuple):
         if get_origin(self.kind) is Literal:
             return f"{self.name} {'|'.join(get_args(self.kind))}"
         kinds = get_args(self.kind) if get_origin(self.kind) is tuple else [self.kind]
-        return " ".join([self.name, *(METAVARS[get_origin(kind) or kind] for kind in kinds)])
+        names = [METAVARS.get(get_origin(kind) or kind, "...") for kind in kinds]
+        return " ".join([self.name, *names])
 
     def description(self) -> str:
         """Its help and default."""
@@ -152,6 +153,7 @@ def parse(
     options: list[Option] | None = None,
     default: Parsed | None = None,
     hint: str = "",
+    footer: str = "",
 ) -> Parsed:
     """Parse the arguments of a command; a mistake is one line with the nearest name.
 
@@ -162,10 +164,11 @@ def parse(
         options: all options that the command knows; those of `kind` unless given.
         default: an instance with the defaults.
         hint: what to do about an argument that belongs to no option.
+        footer: ends the help.
     """
     options = options or options_of(kind)
     if {"-h", "--help"} & {*arguments}:
-        show_help(program, kind.__doc__ or "", options)
+        show_help(program, kind.__doc__ or "", options, footer)
     check_names(arguments, options, program)
     parsed, unknown = parse_known(kind, arguments, options, program, default)
     if unknown:
@@ -182,6 +185,7 @@ def parse_known(
     default: Parsed | None = None,
 ) -> tuple[Parsed, list[str]]:
     """Parse the options of a dataclass; returns it and the arguments that are not its own."""
+    arguments = _joined(arguments, options)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # tyro's own report takes ten lines
             parsed, unknown = tyro.cli(
@@ -229,6 +233,7 @@ def _bad_value(arguments: list[str], options: list[Option]) -> str:
         if origin is dict and (not values or len(values) % 2):
             return f"{name}: takes pairs of a name and a value, for example {name} size 28"
         kinds = get_args(option.kind) if origin is tuple else [option.kind]
+        kinds = [kind for kind in kinds if kind is not ...]
         if len(values) < len(kinds):
             return f"{name}: needs {'a value' if len(kinds) == 1 else f'{len(kinds)} values'}"
         for one, text in zip(kinds, values, strict=False):
@@ -249,6 +254,7 @@ def _plain(name: str) -> str:
 def check_names(arguments: list[str], options: list[Option], program: str) -> None:
     """Refuse options that do not exist, and options given twice, of which tyro takes the last."""
     known = [option.name for option in options]
+    repeatable = {option.name for option in options if ... in get_args(option.kind)}
     given: set[str] = set()
     for name in (one.partition("=")[0] for one in arguments if re.match(r"-[^\d.]", one)):
         plain = _plain(name)
@@ -258,13 +264,34 @@ def check_names(arguments: list[str], options: list[Option], program: str) -> No
             if name == "--config":
                 hint = "give a config.json in place of the recipe: memtrain train config.json"
             raise MemtrainError(f"{name}: no such option; {hint}")
-        if plain in given:
+        if plain in given - repeatable:
             once = {
                 "--option": "all pairs go to one: --option size 28 levels 16",
                 "--track": "several as a,b: --track tensorboard,wandb",
             }
             raise MemtrainError(f"{plain}: given twice; {once.get(plain, 'leave one out')}")
         given.add(plain)
+
+
+def _joined(arguments: list[str], options: list[Option]) -> list[str]:
+    """Join what an option of several values is given in several places: --data A --data B."""
+    several = {o.name for o in options if o.name.startswith("--") and ... in get_args(o.kind)}
+    rest: list[str] = []
+    found: dict[str, list[str]] = {}
+    values = rest
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if _plain(name) in several:
+            values = found.setdefault(_plain(name), [])
+            values += [value] if equals else []
+        elif argument.startswith("--"):
+            values = rest
+            rest.append(argument)
+        else:
+            values.append(argument)
+    for name in (name for name, given in found.items() if not given):
+        raise MemtrainError(f"{name}: needs a value")
+    return rest + [one for name, given in found.items() for one in (name, *given)]
 
 
 def nearest_option(option: str, known: list[str]) -> str:

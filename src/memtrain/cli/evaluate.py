@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -26,6 +27,9 @@ class _EvaluateOptions:
     """Tokens per held-out sequence of a stream (default: data.evaluate_length). Sequences longer
     than the training windows show whether the RNN generalizes: 1568 (two MNIST images), 4096
     (text)."""
+    data: Path | None = None
+    """Evaluate on the held-out part of other data with the same tokens: prepared data, such as the
+    test part of enwik8, or a file or folder, which is prepared with the run's tokenizer."""
     horizon: int | None = None
     """Steps to forecast of a series (default: a season, else a quarter of the window)."""
     origins: int | None = None
@@ -56,7 +60,8 @@ def evaluate(arguments: list[str]) -> int:
             f"{options.run}: has no checkpoint yet; memtrain resume {options.run} trains it"
         )
     _check_forecasts(options, of_numbers=run.task.values is not None)
-    result = run.evaluate(options.sequences, length=options.length, baselines=True)
+    flags: dict[str, Any] = {"length": options.length, "data": options.data}
+    result = run.evaluate(options.sequences, **flags, baselines=True)
     forecasts = None
     if run.task.values is not None:
         try:
@@ -69,6 +74,7 @@ def evaluate(arguments: list[str]) -> int:
         "best": options.best,
         "step": run.progress.global_step,
         "unit": run.task.unit,
+        **({"data": str(options.data)} if options.data is not None else {}),
         **result.to_json(),
         **({"forecasts": forecasts.to_json()} if forecasts is not None else {}),
         "stages": run.progress.stages_json(),
@@ -76,6 +82,7 @@ def evaluate(arguments: list[str]) -> int:
     }
     text = strict_json(record)
     best = "-best" if options.best else ""
+    best += f"-{options.data.resolve().name}" if options.data is not None else ""
     figure = options.run / "figures" / f"evaluation-{result.length}{best}.png"
     training = figure.with_name("training.png")
     ahead = figure.with_name(f"forecasts-{forecasts.horizon if forecasts else 0}{best}.png")

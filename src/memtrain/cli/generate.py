@@ -1,6 +1,5 @@
 """memtrain generate: text to the terminal as it is sampled, images as a grid, forecasts."""
 
-import codecs
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,21 +126,17 @@ def generate_text(model: Any, options: Generate) -> None:
         for number, text in enumerate(samples.texts(), start=1):
             print(f"---- {number} of {options.count} ----\n{escape(text.lstrip(chr(10)))}\n")
     else:
-        # A chunk may end within a character of several bytes.
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        stream = codec.stream()  # a chunk may end within a character of several bytes
 
         def show(tokens: np.ndarray) -> None:
-            row = tokens[0]
-            text = decoder.decode(row.astype("uint8").tobytes()) if codec.text else None
-            shown = " ".join(map(str, row)) + " " if text is None else escape(text)
-            print(shown, end="", flush=True)
+            print(escape(stream.add(tokens[0])), end="", flush=True)
 
         if options.prompt is not None:
             show(codec.encode_text(options.prompt)[None])
         try:
             samples = generate_with(model, options, options.prompt, show)
         finally:
-            print(decoder.decode(b"", final=True), flush=True)
+            print(stream.finish(), flush=True)
     if options.out is not None:
         samples.save(options.out)
 

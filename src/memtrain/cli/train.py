@@ -52,10 +52,11 @@ class _TrainOptions:
 class _StreamOptions(_TrainOptions):
     """Options that choose a recipe of real data; the config's fields can be changed on top."""
 
-    data: Path | None = None
-    """Data to train on: your file or folder, the folder of a data set's files, or prepared data.
-    It is prepared once, into data/NAME-KEY; the key changes with the content and the options, so
-    earlier runs keep their data."""
+    data: tuple[Path, ...] = ()
+    """Data to train on: your file or folder, the folder of a data set's files, prepared data, or a
+    Hugging Face dataset (hf:NAME). Several texts are joined, and a part of each is held out:
+    --data A B, or --data A --data B. It is prepared once, into data/NAME-KEY; the key changes with
+    the content and the options, so earlier runs keep their data."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)
     """Options of the data preparation, for example for images: --option size 28 levels 16.
     memtrain data --help lists them."""
@@ -126,7 +127,7 @@ def train(arguments: list[str]) -> int:
     from memtrain.training.trackers import make_trackers
 
     group = join()
-    if options.data is not None and name in STREAMS:
+    if options.data and name in STREAMS:
         from memtrain.data.prepare.cache import prepared_stream
 
         assert isinstance(default.data, Stream)
@@ -191,7 +192,11 @@ def _parse_train(
         _show_help(program, name, known, everything="--help-all" in arguments)
     check_names(arguments, known, program)
     takes_data = name in (*STREAMS, *FILES)
-    hint = "did you mean --data {}?" if takes_data and options.data is None else ""
+    hint = "did you mean --data {}?" if takes_data and not options.data else ""
+    if options.option and not options.data:
+        raise MemtrainError(
+            "--option: is for the preparation of data, and none is named; --data PATH names it"
+        )
     configure = partial(parse, RunConfig, overrides, program, known, hint=hint)
     config = configure(default)
     choices = CHOICES.get(name, ())
@@ -259,17 +264,19 @@ def _check_source(path: Path) -> None:
 
 def _recipe(name: str, options: _StreamOptions, cell: str | None = None) -> RunConfig:
     """The recipe with the data, size, method and cell that were chosen."""
-    if name == "labels" and options.data is not None:
+    if name in FILES and len(options.data) > 1:
+        raise MemtrainError(f"data={str(options.data[1])!r}: {name} takes one file; leave one out")
+    if name == "labels" and options.data:
         from memtrain.data.labels import Labels
 
-        return Labels.open(options.data).config(recipe(name, options.size, options.method, cell))
-    if name == "series" and options.data is not None:
+        return Labels.open(options.data[0]).config(recipe(name, options.size, options.method, cell))
+    if name == "series" and options.data:
         chosen = recipe(name, options.size, options.method, cell)
-        return replace(chosen, data=Series(path=str(options.data)))
-    if name in RECIPES and name not in STREAMS and options.data is not None:
+        return replace(chosen, data=Series(path=str(options.data[0])))
+    if name in RECIPES and name not in STREAMS and options.data:
         takes = "--data.path" if name in ("mnist-small", "custom") else "no data"
         raise MemtrainError(
-            f"data={str(options.data)!r}: {name} takes {takes}; "
+            f"data={str(options.data[0])!r}: {name} takes {takes}; "
             f"{', '.join(STREAMS)}, {' and '.join(FILES)} take --data"
         )
     return recipe(name, options.size, options.method, cell)

@@ -1,8 +1,9 @@
 """Encode text as tokens, one per byte, and define the codec of a data set."""
 
+import codecs
 import re
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from jaxtyping import Int64, Integer, UInt8
 
 from memtrain.config.serialize import structure
 from memtrain.data.images import ImageFormat, Pixels, decode_images, encode_images
+from memtrain.data.tokenizer import open_tokenizer
 from memtrain.errors import MemtrainError, did_you_mean
 
 TEXT_VOCAB = 256
 SEPARATOR_TOKEN = 0
 TEXT_MODES = ("bytes", "ascii")
 
-_SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*(?:\r?\n|\r?\Z)", re.MULTILINE)
+DOCUMENT_END = "<|endoftext|>"
+"""The line between documents of a text."""
 _NON_ASCII = bytes(range(128, 256))
 _LEAD_BYTE = 192  # in UTF-8 a character beyond ASCII has one byte from here on
 _BLOCK = 2**24
@@ -37,7 +40,7 @@ class EncodedText:
 
 
 def encode_text(
-    raw: bytes | bytearray, mode: str = "bytes", *, separator: bool = False
+    raw: bytes | bytearray, mode: str = "bytes", *, separator: bool = False, divider: str = ""
 ) -> EncodedText:
     """Encode a text as tokens, in little more memory than the text and the tokens.
 
@@ -45,6 +48,7 @@ def encode_text(
         raw: UTF-8, or anything else in mode "bytes".
         mode: "bytes" keeps every byte, "ascii" drops non-ASCII characters, as the paper does.
         separator: put token 0 between documents; the paper joins them directly.
+        divider: another line that ends a document, beside `DOCUMENT_END`.
     """
     if mode not in TEXT_MODES:
         raise MemtrainError(f"mode={mode!r}: {did_you_mean(mode, TEXT_MODES)}")
@@ -55,7 +59,7 @@ def encode_text(
         raise MemtrainError("separator: the text holds byte 0 itself; leave the separator off")
 
     begins, ends = array("q", [0]), array("q")
-    for line in _SEPARATOR.finditer(text):
+    for line in _document_ends(divider).finditer(text):
         ends.append(line.start())
         begins.append(line.end())
     ends.append(len(text))
@@ -76,6 +80,12 @@ def encode_text(
         dropped_bytes=beyond if dropped else 0,
         kept_bytes=0 if mode == "ascii" else beyond,
     )
+
+
+def _document_ends(divider: str) -> re.Pattern[bytes]:
+    """Matches a whole line that ends a document."""
+    marks = b"|".join(re.escape(one.encode()) for one in (DOCUMENT_END, divider) if one)
+    return re.compile(rb"^(?:" + marks + rb")[ \t]*(?:\r?\n|\r?\Z)", re.MULTILINE)
 
 
 def _count_from(raw: bytes | bytearray, code: int) -> int:
@@ -105,13 +115,15 @@ class TokenCodec:
     """Whether the start token is part of the output; if not, it is a special token that precedes
     every prompt and is never generated."""
     text: bool = False
-    """Whether tokens are the bytes of a text."""
+    """Whether tokens are a text: its bytes, or the tokens of a tokenizer."""
+    tokenizer: str = field(default="", repr=False)
+    """The tokenizer.json of a text; empty if its tokens are bytes."""
     picture: ImageFormat | None = None
     """The format of images, if sequences are images."""
     dark_ink: bool = False
     """Whether a higher grey level is darker."""
     alphabet: tuple[int, ...] = ()
-    """The tokens that occur in the training text (text only)."""
+    """The bytes that occur in the training text (text only); empty if they are unknown."""
     classes: tuple[str, ...] = ()
     """The names of the classes of images, if each image begins with the token of its class. These
     are the last tokens of the vocabulary; like a start token, they are never generated."""
@@ -129,7 +141,7 @@ class TokenCodec:
     @property
     def unit(self) -> str:
         """The name of one token in results, as in "nats per pixel"."""
-        if self.text:  # beyond ASCII, a character takes several bytes
+        if self.text and not self.tokenizer:  # beyond ASCII, a character takes several bytes
             return "character" if max(self.alphabet, default=0) < 128 else "byte"
         return "pixel" if self.picture and self.picture.patch == 1 else "token"
 
@@ -191,7 +203,19 @@ class TokenCodec:
                     f"prompt={_brief(prompt)}: {character!r} does not occur in the training "
                     "text; leave it out"
                 )
+        if self.tokenizer:
+            return self._tokenize(prompt)
         return np.frombuffer(prompt.encode(), np.uint8).astype(np.int64)
+
+    def _tokenize(self, prompt: str) -> Int64[np.ndarray, " P"]:
+        tokenizer = open_tokenizer(self.tokenizer)
+        tokens = tokenizer.encode([prompt])[0].astype(np.int64)
+        if not len(tokens) or tokenizer.unknown in tokens:
+            raise MemtrainError(
+                f"prompt={_brief(prompt)}: holds characters that the model's tokenizer does not "
+                "know; leave them out"
+            )
+        return tokens
 
     def _read_numbers(self, prompt: str) -> Int64[np.ndarray, " P"]:
         words = prompt.split()
@@ -221,7 +245,13 @@ class TokenCodec:
 
     def decode_text(self, tokens: Integer[np.ndarray, " N"]) -> str:
         """The text, or the tokens as numbers."""
+        if self.tokenizer:
+            return open_tokenizer(self.tokenizer).decode(tokens.tolist())
         return decode_text(tokens) if self.text else " ".join(map(str, tokens.tolist()))
+
+    def stream(self) -> "TextStream":
+        """A decoder of tokens that come one chunk after another."""
+        return TextStream(self)
 
     def decode_images(self, tokens: Integer[np.ndarray, "N L"]) -> Pixels:
         """Grey images, 0 black, or colour images; tokens of classes are left out."""
@@ -229,6 +259,36 @@ class TokenCodec:
             raise MemtrainError("these tokens are not images")
         pixels = decode_images(self.split_class(tokens)[1], self.picture)
         return 255 - pixels if self.dark_ink else pixels
+
+
+class TextStream:
+    """Decodes tokens as they come; a character appears when its last byte is there."""
+
+    def __init__(self, codec: TokenCodec) -> None:
+        self._codec = codec
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._tokens: list[int] = []
+        self._shown = 0
+
+    def add(self, tokens: Integer[np.ndarray, " N"]) -> str:
+        """The text that these tokens complete."""
+        if not self._codec.text:
+            return "".join(f"{token} " for token in tokens.tolist())
+        if not self._codec.tokenizer:
+            return self._utf8.decode(tokens.astype(np.uint8).tobytes())
+        self._tokens += tokens.tolist()
+        return self._rest(self._decoded().rstrip("\ufffd"))  # perhaps the start of a character
+
+    def finish(self) -> str:
+        """The rest, with U+FFFD for a character that was not completed."""
+        return self._rest(self._decoded()) if self._tokens else self._utf8.decode(b"", final=True)
+
+    def _decoded(self) -> str:
+        return open_tokenizer(self._codec.tokenizer).decode(self._tokens)
+
+    def _rest(self, text: str) -> str:
+        new, self._shown = text[self._shown :], max(self._shown, len(text))
+        return new
 
 
 def read_codec(plain: Any, where: str) -> TokenCodec:

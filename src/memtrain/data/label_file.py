@@ -32,7 +32,7 @@ from memtrain.errors import MemtrainError
 from memtrain.files import open_regular, parse_json, replacing
 
 LABELS_VERSION = "1"
-MAX_LABEL_HEADER = 2**24
+MAX_LABEL_HEADER = 2**25
 DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,

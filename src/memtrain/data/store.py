@@ -7,6 +7,7 @@ A store is a folder with
   documents have the same length;
 - `train.labels.npy` and `test.labels.npy`: the class of each document, as uint16; only where the
   source has classes. No training reads them: a model of classes has them as first tokens;
+- `tokenizer.json`: only of a text whose tokens are those of a tokenizer;
 - `meta.json`: the `StoreMeta`, and a `SplitInfo` per split.
 """
 
@@ -25,6 +26,7 @@ from numpy.lib.format import open_memmap, read_array
 
 from memtrain.config.serialize import structure
 from memtrain.data.images import ImageFormat
+from memtrain.data.tokenizer import MAX_TOKENIZER_BYTES
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import open_regular, read_bytes, read_json
 
@@ -36,10 +38,11 @@ MIN_TOKENS = 2
 BLOCK = 2**24
 """Tokens are checked and written this many at a time: a memory map need not fit in memory."""
 MAX_META_BYTES = 2**20
+TOKENIZER_FILE = "tokenizer.json"
 MAX_HEADER_BYTES = 2**12
 """Of a .npy file."""
-ADDED_FIELDS = ("classes", "picture.palette")
-"""Fields that older stores do not have; absent where they are empty."""
+ADDED_FIELDS = ("classes", "picture.palette", "tokenizer")
+"""Fields that older stores do not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +58,9 @@ class StoreMeta:
     picture: ImageFormat | None = None
     """The format of images, if documents are images."""
     text: bool = False
-    """Whether the tokens are the bytes of a text."""
+    """Whether the tokens are a text: its bytes, or the tokens of a tokenizer."""
+    tokenizer: str | None = None
+    """The SHA-256 of tokenizer.json, if there is one."""
     separator: int | None = None
     """The token between documents, if there is one."""
     notes: tuple[str, ...] = ()
@@ -106,6 +111,8 @@ class Split:
     starts: Int64[np.ndarray, " K"] | None = None
     labels: Integer[np.ndarray, " K"] | None = None
     """The class of each document."""
+    text_bytes: int | None = None
+    """Bytes of the text, without separators; None if it is no text, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,8 @@ class SplitInfo:
     tokens: int
     documents: int
     sha256: str
+    text_bytes: int | None = None
+    """Bytes of the text; None if it is no text, and in stores of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +180,15 @@ class Store:
             )
         return np.array(labels)
 
+    def tokenizer(self) -> str:
+        """The tokenizer.json of the text; "" if its tokens are bytes."""
+        if self.meta.tokenizer is None:
+            return ""
+        raw = read_bytes(self.folder / TOKENIZER_FILE, MAX_TOKENIZER_BYTES)
+        if hashlib.sha256(raw).hexdigest() != self.meta.tokenizer:
+            raise MemtrainError(f"{TOKENIZER_FILE} is not what was written (checksum)")
+        return raw.decode()
+
     def _check(self, split: str) -> None:
         if split not in self.splits:
             raise MemtrainError(f"split={split!r}: {did_you_mean(split, self.splits)}")
@@ -197,6 +215,7 @@ def open_store(folder: Path, *, verify: bool = False) -> Store:
         store = Store(folder, *_read_meta(folder))
         for name in SPLITS:
             _check_files(store, name, verify)
+        store.tokenizer()
     except (MemtrainError, OSError) as error:
         raise _with_folder(folder, error) from None
     return store
@@ -207,8 +226,8 @@ def _remedy(folder: Path) -> str:
     name = folder.name
     if name in ("text", "images", "tokens"):  # the default paths of recipes for the user's data
         return f"name yours: memtrain train {name} --data PATH"
-    files = " --data-dir FOLDER" if name == "sketchy" else ""
-    if name in ("mnist", "tinystories", "sketchy"):
+    files = {"sketchy": " --data-dir FOLDER", "enwik8": " --data-dir FILE"}.get(name, "")
+    if name in ("mnist", "tinystories", "enwik8", "sketchy"):
         return f"memtrain data {name}{files} --out {folder} prepares it"
     return f"memtrain data SOURCE --out {folder} prepares it, with the same --option as before"
 

@@ -5,19 +5,21 @@ document does. Window starts are sampled on the device that holds the tokens.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64, Integer
+from jaxtyping import Float, Int, Int64, Integer
 from torch import Tensor
 
 from memtrain.config import Stream
-from memtrain.data.codec import TokenCodec, decode_text
+from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB, TokenCodec
 from memtrain.data.store import (
+    BLOCK,
+    TOKENIZER_FILE,
     LoadedSplit,
     Store,
-    StoreMeta,
     blocks,
     identity_of,
     load_splits,
@@ -25,6 +27,7 @@ from memtrain.data.store import (
     require_tokens,
 )
 from memtrain.data.task import Corpus, Task
+from memtrain.data.tokenizer import open_tokenizer
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
 
@@ -33,6 +36,8 @@ LONG_DOCUMENT = 2**14
 """Documents of more tokens than this on average are books rather than stories or images."""
 FEW_DOCUMENTS = 2**10
 """With fewer long documents than this, their starts would be sampled too often."""
+FEW_HELD_OUT = 64
+"""Fewer held-out documents than this are scored in pieces, if they are long."""
 
 
 class StreamTask(Task):
@@ -71,7 +76,7 @@ class StreamTask(Task):
         require_tokens(store, "train", length + 1)
         if like is None:
             splits = load_splits(store) if splits is None else splits
-            codec = _codec(store.meta, splits["train"])
+            codec = _codec(store, splits["train"])
             self._tokens = {name: torch.from_numpy(one.tokens) for name, one in splits.items()}
             self._starts = {name: one.starts for name, one in splits.items()}
         else:
@@ -80,6 +85,7 @@ class StreamTask(Task):
         self.unit = codec.unit
         self._document_rows = round(config.document_starts * empty_start_rows)
         self._sampler: WindowSampler | None = None
+        self._token_bytes: Tensor | None = None if like is None else like._token_bytes
 
     @classmethod
     def from_config(cls, config: Stream) -> "StreamTask":
@@ -91,6 +97,30 @@ class StreamTask(Task):
 
     def windows(self, length: int, empty_start_rows: int = 0) -> "StreamTask":
         return StreamTask(self.store, self.config, length, empty_start_rows, like=self)
+
+    def on(self, store: Store, name: str) -> "StreamTask":
+        """Sequences of other data with the same tokens.
+
+        Args:
+            store: the other data.
+            name: of it, for the error.
+
+        Raises:
+            MemtrainError: its tokens mean something else.
+        """
+        mine, other = self.store.meta, store.meta
+        kinds = [(one.vocab_size, one.picture, one.classes) for one in (mine, other)]
+        if kinds[0] != kinds[1]:
+            raise MemtrainError(
+                f"data={name}: has {other.vocab_size} tokens, the run learned "
+                f"{mine.vocab_size}; prepare it with the same --option (memtrain data)"
+            )
+        if other.tokenizer != mine.tokenizer:
+            raise MemtrainError(
+                f"data={name}: was prepared with another tokenizer; name its source, which is then "
+                f"prepared with the run's ({self.store.folder / TOKENIZER_FILE})"
+            )
+        return StreamTask(store, self.config, self.sequence_length)
 
     def tokens(self, split: str) -> Integer[Tensor, " N"]:
         """All tokens of a split, on the task's device."""
@@ -113,18 +143,19 @@ class StreamTask(Task):
         return self._gather(self._tokens["train"], offsets)
 
     def _make_sampler(self) -> "WindowSampler":
-        tokens, starts, meta = self._tokens["train"], self._starts["train"], self.store.meta
+        tokens, starts = self._tokens["train"], self._starts["train"]
+        images, newline = self.store.meta.picture is not None, _newline(self.spelling)
         begins = document_begins(
-            starts, tokens, self._document_rows, text=meta.text, images=meta.picture is not None
+            starts, tokens, self._document_rows, newline=newline, images=images
         )
         size, cross = self.sequence_length + 1, self.config.cross_documents
         return WindowSampler(starts, len(tokens), size, cross, self.device, begins)
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
-        """Distinct documents from their starts; if there is one long document, pieces of it.
+        """Distinct documents from their starts; of one long document or a few, pieces of them.
 
         The order depends on the generator alone: a larger count begins with the same sequences.
-        Windows overlap only if there are too few pieces.
+        Windows overlap only if there are too few pieces of a single document.
         """
         starts = self._held_out_starts()
         if len(starts) < count and self._has_one_document():
@@ -143,7 +174,12 @@ class StreamTask(Task):
         end = len(self._tokens["test"]) - self.sequence_length
         if self._has_one_document():
             return torch.arange(0, end, self.sequence_length + 1)
-        starts = self._starts["test"]
+        starts, size = self._starts["test"], self.sequence_length + 1
+        total = len(self._tokens["test"])
+        if self.store.meta.text and len(starts) < FEW_HELD_OUT and total > 4 * size * len(starts):
+            ends = np.append(starts[1:], total) - self.sequence_length
+            pairs = zip(starts, ends, strict=True)
+            starts = np.concatenate([np.arange(begin, last, size) for begin, last in pairs])
         return torch.from_numpy(starts[starts < end])
 
     def _has_one_document(self) -> bool:
@@ -176,14 +212,25 @@ class StreamTask(Task):
         order = torch.randperm(len(images), generator=generator)[:count]
         return images[order.to(images.device)].long()
 
+    def target_bytes(self, targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"] | None:
+        """The bytes of text that each target stands for: exact for bytes and byte-level tokens.
+
+        Of other tokenizers every token counts as the mean over the held-out text.
+        """
+        if self._token_bytes is None:
+            self._token_bytes = token_bytes(self.store, self.spelling, self._tokens["test"])
+        if self._token_bytes is None:
+            return None
+        return self._token_bytes.to(targets.device)[targets]
+
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         if self.store.meta.text:
-            return decode_text(np.array(inputs))
+            return self.spelling.decode_text(np.array(inputs))
         return super().describe(inputs, targets)
 
 
-def _codec(meta: StoreMeta, train: LoadedSplit) -> TokenCodec:
-    tokens, starts = train.tokens, train.starts
+def _codec(store: Store, train: LoadedSplit) -> TokenCodec:
+    meta, tokens, starts = store.meta, train.tokens, train.starts
     if meta.picture is not None and meta.classes:
         first = meta.picture.vocab_size
         counts = np.bincount(tokens[starts].astype(np.int64) - first, minlength=len(meta.classes))
@@ -196,19 +243,63 @@ def _codec(meta: StoreMeta, train: LoadedSplit) -> TokenCodec:
             class_counts=tuple(counts.tolist()),
         )
     start = int(np.bincount(tokens[starts[:10_000]]).argmax())  # the most common first token
-    alphabet: tuple[int, ...] = ()
-    if meta.text:
-        counts = sum(np.bincount(block, minlength=meta.vocab_size) for block in blocks(tokens))
-        alphabet = tuple(np.flatnonzero(counts).tolist())
-        if NEWLINE in alphabet and has_few_long_documents(starts, len(tokens)):
-            start = NEWLINE  # any line may begin a text
-    return TokenCodec(
+    codec = TokenCodec(
         vocab_size=meta.vocab_size,
         start_token=start,
         text=meta.text,
+        tokenizer=store.tokenizer(),
         picture=meta.picture,
-        alphabet=alphabet,
     )
+    if not meta.text:
+        return codec
+    counts = sum(np.bincount(block, minlength=meta.vocab_size) for block in blocks(tokens))
+    found = np.flatnonzero(counts).tolist()
+    if _newline(codec) in found and has_few_long_documents(starts, len(tokens)):
+        start = _newline(codec)  # any line may begin a text
+    return replace(codec, start_token=start, alphabet=_alphabet(codec, found))
+
+
+def _newline(codec: TokenCodec) -> int | None:
+    """The token of a line end of a text."""
+    if codec.tokenizer:
+        return open_tokenizer(codec.tokenizer).newline
+    return NEWLINE if codec.text else None
+
+
+def _alphabet(codec: TokenCodec, tokens: list[int]) -> tuple[int, ...]:
+    """The bytes of these tokens; none if the tokenizer's tokens are not strings of bytes."""
+    if not codec.tokenizer:
+        return tuple(tokens)
+    tokenizer = open_tokenizer(codec.tokenizer)
+    if not tokenizer.byte_level:
+        return ()
+    strings = tokenizer.byte_strings
+    return tuple(sorted({byte for token in tokens for byte in strings[token]}))
+
+
+def token_bytes(
+    store: Store, codec: TokenCodec, test: Integer[Tensor, " N"]
+) -> Float[Tensor, " V"] | None:
+    """The bytes of text that each token stands for; None if the tokens are no text."""
+    if not codec.text:
+        return None
+    if not codec.tokenizer:
+        lengths = torch.ones(TEXT_VOCAB, dtype=torch.float64)
+        if store.meta.separator is not None:
+            lengths[SEPARATOR_TOKEN] = 0
+        return lengths
+    expected, size = store.splits["test"].text_bytes, codec.vocab_size
+    known = open_tokenizer(codec.tokenizer).byte_lengths
+    if known is not None:
+        lengths = torch.zeros(size, dtype=torch.float64)
+        lengths[: len(known)] = torch.from_numpy(known)[:size].double()
+        total = sum(float(lengths[part.long().cpu()].sum()) for part in test.split(BLOCK))
+        if total == expected:
+            return lengths
+    # A tokenizer that changes the text: lower case, other characters, a space in front.
+    if expected is None:
+        return None
+    return torch.full((size,), expected / len(test), dtype=torch.float64)
 
 
 # -------------------------------------------------------------------------------- window starts
@@ -345,7 +436,7 @@ def document_begins(
     tokens: Integer[Tensor, " N"],
     rows: int,
     *,
-    text: bool,
+    newline: int | None,
     images: bool,
 ) -> Int64[np.ndarray, " M"]:
     """The offsets of windows that begin documents.
@@ -358,8 +449,8 @@ def document_begins(
     long = not images and has_few_long_documents(starts, len(tokens))
     if len(starts) >= rows and not long:
         return starts
-    if text:
-        lines = (tokens == NEWLINE).nonzero()[:, 0].cpu().numpy()
+    if newline is not None:
+        lines = (tokens == newline).nonzero()[:, 0].cpu().numpy()
         starts = np.union1d(starts, lines)
     if long and (len(starts) < rows or has_few_long_documents(starts, len(tokens))):
         return starts[:0]

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from memtrain.config import Custom, DataConfig, Digits, LabelFile, Series, Stream
@@ -78,6 +78,10 @@ class Task(ABC):
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Sample sequences for evaluation. Tasks with finite data must override this."""
         return self.sample(count, generator)
+
+    def target_bytes(self, targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"] | None:
+        """The bytes of text that each target stands for; None if the targets are no text."""
+        return None
 
     def corpus(self) -> Corpus | None:
         """All training data as one stream; None if sequences are generated."""

@@ -1,6 +1,7 @@
 """Score a model on held-out sequences: the teacher, and the RNN with and without its help."""
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -102,14 +103,16 @@ class Evaluation:
         return self.rnn.accuracy is None
 
     def to_json(self) -> dict[str, Any]:
-        """All metrics as plain data; fields that only numbers have are left out for tokens."""
+        """All metrics as plain data, without the fields that only numbers or texts have if these
+        are none."""
         plain = asdict(self)
+        unused = () if self.of_numbers else ("mse", "crps", "column_mse", "column_crps")
+        unused += ("bits_per_byte",) if self.rnn.bits_per_byte is None else ()
+        for record in (*plain["baselines"], *(plain[name] for name in self._scores())):
+            for name in unused:
+                record.pop(name, None)
         if not self.of_numbers:
             del plain["loss_name"]
-            records = [*plain["baselines"], *(plain[name] for name in self._scores())]
-            for record in records:
-                for name in ("mse", "crps", "column_mse", "column_crps"):
-                    record.pop(name, None)
         return plain
 
     def __repr__(self) -> str:
@@ -252,10 +255,12 @@ def _evaluate(
     inputs, targets = batch.inputs, batch.targets
     count, length = inputs.shape[:2]
     start = (length - 1) // 2
-    own, taught, handed = (_accumulator(task, length, inputs.device) for _ in range(3))
+    size = task.target_bytes(targets) if task.values is None else None
+    size = None if size is None else size.sum(0)
+    own, taught, handed = (_accumulator(task, length, inputs.device, size) for _ in range(3))
     drifts, spread = DriftAccumulator(length, inputs.device), SpreadAccumulator(count)
-    size = rnn.empty_memory(1).numel()
-    rows = max(1, FLOATS.get(inputs.device.type, FLOATS["cpu"]) // (length * size))
+    floats = length * rnn.empty_memory(1).numel()
+    rows = max(1, FLOATS.get(inputs.device.type, FLOATS["cpu"]) // floats)
     for first in range(0, count, rows):
         some = batch.map(lambda tensor, at=first: tensor[at : at + rows])
         part, target, labels = some.inputs, some.targets, some.memories
@@ -301,10 +306,10 @@ def _evaluate(
 
 
 def _accumulator(
-    task: Task, length: int, device: torch.device
+    task: Task, length: int, device: torch.device, text_bytes: Float[Tensor, " T"] | None
 ) -> ScoreAccumulator | ValueScoreAccumulator:
     if task.values is None:
-        return ScoreAccumulator(length, device)
+        return ScoreAccumulator(length, device, text_bytes)
     return ValueScoreAccumulator(length, device, task.values, series_format(task))
 
 
@@ -320,6 +325,7 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
     if corpus is None or task.spelling is None:
         return []
     sequences, targets = batch.targets, batch.targets
+    size = task.target_bytes(targets)
     if task.spelling.start_written:  # then the first input is data too, but not a target
         sequences = torch.cat([batch.inputs[:, :1], sequences], dim=1)
         targets = F.pad(targets, (1, 0), value=IGNORE_INDEX)
@@ -328,7 +334,11 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
         sequences, targets = sequences[:, kept], targets[:, kept]
     place = corpus.tokens.device
     limit = COUNTED.get(place.type, COUNTED["cpu"])
-    return count_baselines(corpus, sequences.to(place), targets.to(place), limit)
+    found = count_baselines(corpus, sequences.to(place), targets.to(place), limit)
+    if size is None:
+        return found
+    per_target = float(size.mean())
+    return [replace(one, bits_per_byte=one.nats / math.log(2) / per_target) for one in found]
 
 
 def default_sequences(length: int, window: int, device: torch.device) -> int:

@@ -48,6 +48,8 @@ class Baseline:
     mse: float | None = None
     """Of numbers, in the model's units; as is `crps`."""
     crps: float | None = None
+    bits_per_byte: float | None = None
+    """Of a text, on the same targets as the networks'."""
 
 
 @dataclass(frozen=True, slots=True)

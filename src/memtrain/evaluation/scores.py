@@ -36,6 +36,8 @@ class Score:
     """The squared error of each target column in the data's units, if the task has a format."""
     column_crps: dict[str, float] | None = None
     """The CRPS of each target column in the data's units, if the task has a format."""
+    bits_per_byte: float | None = None
+    """Of a text: bits per byte, which models with different tokens can be compared by."""
     bits: float | None = field(init=False)
     """nats / log 2; None for numbers."""
 
@@ -44,17 +46,26 @@ class Score:
         object.__setattr__(self, "bits", bits)
 
     def __repr__(self) -> str:
-        names = ("nats", "bits", "accuracy", "mse", "crps")
+        names = ("nats", "bits", "bits_per_byte", "accuracy", "mse", "crps")
         found = {name: number for name in names if (number := getattr(self, name)) is not None}
         return f"Score({', '.join(f'{name}={number:.4f}' for name, number in found.items())})"
 
 
 class ScoreAccumulator:
-    """Accumulates losses and correct predictions per position."""
+    """Accumulates losses and correct predictions per position.
 
-    def __init__(self, length: int, device: torch.device) -> None:
+    Args:
+        length: the number of positions.
+        device: where the sums are.
+        text_bytes: the bytes of text that all targets at each position stand for, if it is a text.
+    """
+
+    def __init__(
+        self, length: int, device: torch.device, text_bytes: Float[Tensor, " T"] | None = None
+    ) -> None:
         zeros = torch.zeros(3, length, dtype=torch.float64, device=device)
         self.nats, self.correct, self.targets = zeros
+        self.text_bytes = text_bytes
 
     def add(
         self,
@@ -75,7 +86,14 @@ class ScoreAccumulator:
         """The means over the positions from `first` on."""
         count = self.targets[first:].sum().clamp(min=1)
         nats, correct = (sums[first:].sum() / count for sums in (self.nats, self.correct))
-        return Score(float(nats), float(correct))
+        return Score(float(nats), float(correct), bits_per_byte=self._bits_per_byte(first))
+
+    def _bits_per_byte(self, first: int) -> float | None:
+        if self.text_bytes is None:
+            return None
+        scored = self.targets[first:] > 0  # a rollout may begin later
+        size = float(self.text_bytes[first:][scored].sum())
+        return float(self.nats[first:].sum()) / size / math.log(2) if size else None
 
     def binned(self, width: int) -> list[float | None]:
         return binned_means(self.nats, self.targets, width)

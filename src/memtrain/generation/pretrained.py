@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from memtrain.training.run import Run
 
 PRETRAINED_VERSION = 1
-MAX_CARD_BYTES = 2**20
+MAX_CARD_BYTES = 2**25
+"""A text's tokenizer is in the card."""
 HOME = Path(__file__).parent / "weights"
 """Folder of the bundled models."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

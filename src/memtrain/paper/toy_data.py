@@ -86,7 +86,9 @@ def _digits(path: Path, setup: Setup) -> Store:
         document_length=64,
         picture=picture,
     )
-    return write_store(path, meta, _split(tokens[order], labels[order], 250), overwrite=True)
+    return write_store(
+        path, meta, _split(tokens[order], np.asarray(labels)[order], 250), overwrite=True
+    )
 
 
 def _split(tokens: np.ndarray, labels: np.ndarray, held_out: int) -> dict[str, Split]:

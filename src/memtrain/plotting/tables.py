@@ -39,6 +39,8 @@ def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
     console, unit = Console(highlight=False), run.task.unit
     title = f"{run.config.name}: {result.sequences} held-out sequences of {result.length}"
     columns, fields = (f"bits per {unit}", "accuracy"), ("nats", "bits", "accuracy")
+    if result.rnn.bits_per_byte is not None:
+        columns, fields = ("bits per byte", "accuracy"), ("nats", "bits_per_byte", "accuracy")
     if result.of_numbers:
         columns, fields = ("MSE", "CRPS"), ("nats", "mse", "crps")
     scores = _table(title, "", f"{result.loss_name} per {unit}", *columns)

@@ -20,6 +20,7 @@ _MAKERS: tuple[Callable[..., RunConfig], ...] = (
         datasets.mnist,
         datasets.mnist_small,
         datasets.tinystories,
+        datasets.enwik8,
         datasets.sketchy,
         datasets.text,
     ),

@@ -23,7 +23,7 @@ from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.recipes.sizes import RECURRENT_CELLS, Size, cell_of_kind, size_named
 
 METHODS = ("smt-dmt", "bptt")
-TEXT = ("tinystories", "text")
+TEXT = ("tinystories", "enwik8", "text")
 """Characters need other weights than pixels (docs/RESULTS.md and docs/LOG.md)."""
 
 
@@ -116,6 +116,11 @@ def tinystories(
 ) -> RunConfig:
     """Short stories, character by character (--data FOLDER, its text files)."""
     return _stream("tinystories", size, method, cell, 1024)
+
+
+def enwik8(size: str = "paper", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
+    """The first 100 MB of Wikipedia, byte by byte (--data FILE)."""
+    return _stream("enwik8", size, method, cell, 1024)
 
 
 def sketchy(size: str = "paper", method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:

@@ -27,7 +27,8 @@ from memtrain.runs.progress import Best, Progress, read_progress
 
 CHECKPOINT_VERSION = 1
 FILES = ("weights.safetensors", "optimizer.safetensors")
-MAX_STATE_BYTES = 2**20
+MAX_STATE_BYTES = 2**25
+"""A text's tokenizer is in the state."""
 MAX_HEADER_BYTES = 100 * 2**20
 """The limit of safetensors itself."""
 RETRIES = 5

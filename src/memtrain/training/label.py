@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from memtrain.config import RunConfig, Stream
+from memtrain.config import RunConfig
 from memtrain.data.label_file import LabelCard, label_writer
 from memtrain.data.labels import Labels
 from memtrain.data.stream import StreamTask
@@ -74,7 +74,9 @@ def label_run(
         raise MemtrainError(f"dtype={dtype!r}: {did_you_mean(dtype, DTYPES)}")
     task, tokens = run.task, None
     if data is not None and isinstance(task, StreamTask):
-        task = _other_stream(run, task, Path(data))
+        from memtrain.data.prepare.cache import prepared_like
+
+        task = task.on(prepared_like(task.store, Path(data), Path("data")), str(data))
     elif data is not None:
         tokens = read_sequences(Path(data), task.vocab_size)
     if tokens is not None:
@@ -138,23 +140,6 @@ def _split(count: int) -> tuple[int, int]:
         raise MemtrainError("data: at least 2 sequences, one of which is held out")
     held_out = max(1, count // 10)
     return count - held_out, held_out
-
-
-def _other_stream(run: "Run", task: StreamTask, data: Path) -> StreamTask:
-    """The stream of other data, prepared as that of the run, if it has the same tokens."""
-    from memtrain.data.prepare.cache import prepared_store
-
-    assert isinstance(run.config.data, Stream)
-    codec = task.spelling
-    kind = "text" if codec.text else "images" if codec.picture else "tokens"
-    store = prepared_store(kind, data, {}, Path("data"))
-    own = task.vocab_size, codec.picture, codec.classes
-    if (store.meta.vocab_size, store.meta.picture, store.meta.classes) != own:
-        raise MemtrainError(
-            f"data={data}: has {store.meta.vocab_size} tokens, {run.folder} learned "
-            f"{task.vocab_size}; prepare it with the same --option (memtrain data)"
-        )
-    return StreamTask(store, run.config.data, task.sequence_length)
 
 
 def _with_length(task: Task, length: int | None) -> Task:

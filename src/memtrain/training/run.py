@@ -406,6 +406,7 @@ class Run:
         sequences: int | None = None,
         *,
         length: int | None = None,
+        data: Path | str | None = None,
         baselines: bool = False,
         seed: int = EVALUATION_SEED,
     ) -> Evaluation:
@@ -414,11 +415,15 @@ class Run:
         Args:
             sequences: how many; by default as many as take seconds.
             length: tokens per sequence, for streams; by default `data.evaluate_length`.
+            data: other data whose held-out part is scored, for streams: prepared with the same
+                tokens, or a source, which is prepared with the run's tokenizer.
             baselines: also score n-gram models, fitted to the training data, or naive forecasts of
                 numbers.
             seed: selects the sequences; the default is that of the evaluations during training.
         """
         task, device = self.task, self.engine.device
+        if data is not None:
+            task = self._other_data(Path(data))
         if length is not None:
             if length < 2:
                 raise MemtrainError(f"length={length}: must be at least 2")
@@ -445,6 +450,18 @@ class Run:
                 seed=seed,
                 baselines=baselines,
             )
+
+    def _other_data(self, path: Path) -> Task:
+        from memtrain.data.prepare.cache import prepared_like
+        from memtrain.data.stream import StreamTask
+
+        if not isinstance(self.task, StreamTask):
+            raise MemtrainError(
+                f"data={path}: only runs of text, images and tokens are evaluated on other data; "
+                f"{self.folder} is of {self.config.data.kind}"
+            )
+        store = prepared_like(self.task.store, path, Path("data"))
+        return self.task.on(store, str(path)).to(self.engine.device)
 
     def evaluate_forecasts(
         self,

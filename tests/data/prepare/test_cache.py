@@ -115,9 +115,14 @@ def test_a_store_records_how_it_was_prepared(book: Path):
     made = json.loads((folder / "options.json").read_text())
     assert made["options"] == {
         "mode": "bytes",
+        "tokenizer": None,
+        "vocab": None,
         "separator": False,
-        "held_out": 0.5,
+        "divider": None,
         "column": None,
+        "split": None,
+        "subset": None,
+        "held_out": 0.5,
     }
     assert made["kind"] == "text" and made["key"].startswith(folder.name[-8:])
     assert list(made["sources"]) == [str(book.resolve())]
@@ -259,9 +264,9 @@ from pathlib import Path
 from memtrain.data.prepare.cache import prepared_store
 from memtrain.data.prepare import user_files as own
 read = own.read_text
-def slow(*arguments):
+def slow(*arguments, **options):
     time.sleep(0.3)
-    return read(*arguments)
+    return read(*arguments, **options)
 own.read_text = slow
 held_out = json.loads(sys.argv[1])
 sys.stdin.read()

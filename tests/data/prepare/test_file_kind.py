@@ -123,14 +123,14 @@ def test_mixed_folder_has_the_kind_of_most_files_and_both_recipes_read_their_par
     assert store.meta.picture is not None
     assert store.meta.notes == (
         f"read as images; it holds text too: memtrain train text --data {folder}",
-        "ignored 4 .txt",
+        "passed over 4 files: 4 .txt",
     )
     (folder / "README.md").write_bytes(TEXT)
     store = prepare_path(folder, tmp_path / "b")
     assert store.meta.text and store.meta.notes == (
         f"read as text; it holds images too: memtrain train images --data {folder}",
         "read 4 .txt, 1 .md",
-        "ignored 4 .png",
+        "passed over 4 files: 4 .png",
     )
     assert prepare_images(folder, tmp_path / "c").meta.picture is not None
 

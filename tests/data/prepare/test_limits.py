@@ -126,4 +126,6 @@ def test_names_are_counted_by_suffix_and_shown_safely():
     ]
     assert one_line("a\x1b[2J\n\t") == "a\\x1b[2J\\n\\t"
     assert ignored_note({}) == ()
-    assert ignored_note({".md": 1200, "": 1}) == ("ignored 1,200 .md, 1 without a suffix",)
+    assert ignored_note({".md": 1200, "": 1}) == (
+        "passed over 1,201 files: 1,200 .md, 1 without a suffix",
+    )

@@ -554,7 +554,7 @@ def test_names_of_files_are_shown_without_control_characters(tmp_path: Path):
     store = prepare_images(folder, tmp_path / "out")
     assert store.meta.notes == (
         "skipped 1 unreadable file: bad\\x1b]0;title\\x07\\n.png",
-        "ignored 1 .\\x1b[2j",
+        "passed over 1 file: 1 .\\x1b[2j",
     )
 
 

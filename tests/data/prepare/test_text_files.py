@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memtrain.data.codec import encode_text
-from memtrain.data.prepare import limits, prepare_text, records
+from memtrain.data.prepare import arrow_files, limits, prepare_text, records
 from memtrain.data.prepare import text_files as reading
 from memtrain.data.prepare.text_files import Texts, read_text
 from memtrain.errors import MemtrainError
@@ -75,7 +75,8 @@ def test_every_file_of_a_folder_is_a_document_in_sorted_order(tmp_path: Path):
 
 
 def test_other_files_of_a_folder_are_counted(tmp_path: Path):
-    files = {f"{n}.{end}": b"x" for end in ("pdf", "py", "css", "js", "c", "h") for n in range(2)}
+    ends = ("pdf", "exe", "mp3", "o", "zip", "dat")
+    files = {f"{n}.{end}": b"x" for end in ends for n in range(2)}
     files |= {
         "a.txt": b"text",
         "Makefile": b"x",
@@ -88,7 +89,27 @@ def test_other_files_of_a_folder_are_counted(tmp_path: Path):
     (tmp_path / "cycle").symlink_to(tmp_path)
     texts = read_text(tmp_path)
     assert texts.raw == b"text"
-    assert texts.notes == ("ignored 2 .c, 2 .css, 2 .h, 2 .js, 2 .pdf and 6 others",)
+    assert texts.notes == (
+        "passed over 16 files: 2 .dat, 2 .exe, 2 .mp3, 2 .o, 2 .pdf and 6 others",
+    )
+
+
+def test_programs_of_a_folder_are_read_unless_they_are_not_text(tmp_path: Path):
+    files = {
+        "a.py": b"print()",
+        "b.md": b"# B",
+        "c.rs": b"fn main() {}",
+        "d.ts": b"\x47\x00\x11" * 50,  # a video
+        "e.js.gz": gzip.compress(b"let e"),
+        "f.h": "wide".encode("utf-16"),
+        "g.png": b"x",
+    }
+    texts = read_text(put(tmp_path, files))
+    assert documents(texts) == [b"print()\n", b"# B\n", b"fn main() {}\n", b"let e"]
+    assert texts.notes == (
+        "read 1 .py, 1 .md, 1 .rs, 1 .js.gz",
+        "passed over 3 files: 1 .h, 1 .png, 1 .ts",
+    )
 
 
 @pytest.mark.parametrize("cut", [5, 20, -4])
@@ -238,7 +259,7 @@ def test_an_array_of_json_is_rows_and_other_json_names_jsonl(tmp_path: Path, mon
 def test_a_column_of_plain_text_is_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("words")
     with pytest.raises(MemtrainError, match="column=body: plain text has no columns"):
-        read_text(tmp_path / "a.txt", "body")
+        prepare_text(tmp_path / "a.txt", tmp_path / "out", column="body")
 
 
 # -------------------------------------------------------------------------------------- parquet
@@ -258,7 +279,7 @@ def write_parquet():
 
 def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install memtrain[data]" in refused(tmp_path / "a.parquet", b"PAR1")
+    assert 'pip install "memtrain[data]"' in refused(tmp_path / "a.parquet", b"PAR1")
 
 
 def test_every_row_of_a_parquet_file_is_a_document(tmp_path: Path, write_parquet):
@@ -290,5 +311,5 @@ def test_parquet_rows_that_share_their_bytes_are_bounded(tmp_path: Path, write_p
 
 def test_parquet_rows_that_take_no_space_are_bounded(tmp_path: Path, monkeypatch, write_parquet):
     path = write_parquet(tmp_path / "a.parquet", {"text": ["x"] * 5000})
-    monkeypatch.setattr(records, "MAX_ROWS", 1000)
+    monkeypatch.setattr(arrow_files, "MAX_ROWS", 1000)
     assert "refused, claims 5,000 rows, more than 1,000" in refused(path, path.read_bytes())

@@ -1,4 +1,4 @@
-"""Prepare data sets as stores: MNIST, TinyStories, Sketchy, and the user's own files.
+"""Prepare data sets as stores: MNIST, TinyStories, enwik8, Sketchy, and the user's own files.
 
 Each `prepare_...` function reads its files, writes a store to the folder `out` and returns it
 opened; `overwrite` replaces an existing store. All files are untrusted: sizes are limited, and any
@@ -6,19 +6,26 @@ failure is a one-line `MemtrainError` that leaves nothing behind.
 """
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from memtrain.data.prepare.datasets import prepare_mnist, prepare_sketchy, prepare_tinystories
+from memtrain.data.prepare.datasets import (
+    prepare_enwik8,
+    prepare_mnist,
+    prepare_sketchy,
+    prepare_tinystories,
+)
 from memtrain.data.prepare.file_kind import require_kind
-from memtrain.data.prepare.user_files import prepare_images, prepare_text, prepare_tokens
+from memtrain.data.prepare.token_files import prepare_tokens
+from memtrain.data.prepare.user_files import prepare_images, prepare_text
 from memtrain.data.store import Store
 from memtrain.errors import MemtrainError, did_you_mean
 
 DATA_SETS: dict[str, Callable[..., Store]] = {
     "mnist": prepare_mnist,
     "tinystories": prepare_tinystories,
+    "enwik8": prepare_enwik8,
     "sketchy": prepare_sketchy,
 }
 USER_FILES: dict[str, Callable[..., Store]] = {
@@ -42,8 +49,8 @@ def prepare(
     """Prepare one of the paper's data sets.
 
     Args:
-        name: mnist, tinystories or sketchy.
-        data_dir: the folder with its files, which are downloaded by default.
+        name: mnist, tinystories, enwik8 or sketchy.
+        data_dir: the folder with its files (of enwik8 the file), downloaded by default.
         out: the store's folder.
         overwrite: replace an existing store.
         options: of the data set's own function.
@@ -54,13 +61,32 @@ def prepare(
     return function(data_dir, out, overwrite=overwrite, **checked_options(function, options))
 
 
-def prepare_path(path: Path, out: Path, *, overwrite: bool = False, **options: Any) -> Store:
-    """Prepare the user's files by their content: text, images or a .npy of tokens.
+def prepare_path(
+    path: Path | Sequence[Path], out: Path, *, overwrite: bool = False, **options: Any
+) -> Store:
+    """Prepare the user's files by their content: text, images or tokens.
 
-    A folder of both text and images is read as the more frequent kind, with a note.
+    A folder of both text and images is read as the more frequent kind, with a note. Several paths
+    are texts, or are refused.
     """
-    function = USER_FILES[require_kind(path, "").recipes[0]]
+    function = USER_FILES[kind_of_paths([path] if isinstance(path, Path) else path)]
     return function(path, out, overwrite=overwrite, **checked_options(function, options))
+
+
+def kind_of_paths(paths: Sequence[Path], recipe: str = "") -> str:
+    """The recipe of a path (text, images or tokens); several paths must be texts.
+
+    Args:
+        paths: the user's files and folders.
+        recipe: how they are to be read, if that is decided.
+    """
+    kind = recipe or require_kind(paths[0], "").recipes[0]
+    if len(paths) > 1 and kind != "text":
+        raise MemtrainError(
+            f"data={paths[1]}: several paths are joined only if they are texts, and "
+            f"{paths[0]} is read as {kind}; name one, or copy the files into one folder"
+        )
+    return kind
 
 
 def checked_options(function: Callable[..., Store], options: Mapping[str, Any]) -> dict[str, Any]:

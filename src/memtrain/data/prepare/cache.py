@@ -14,9 +14,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ from memtrain.data.prepare import (
     NOT_OPTIONS,
     USER_FILES,
     checked_options,
-    prepare_path,
+    kind_of_paths,
 )
+from memtrain.data.prepare.hugging_face import HUB, hub_name
 from memtrain.data.prepare.image_classes import label_file
 from memtrain.data.prepare.store_writer import PROVENANCE, publish, store_lock
-from memtrain.data.store import Store, open_store
+from memtrain.data.prepare.tokenize import BPE, tokenizer_file
+from memtrain.data.store import TOKENIZER_FILE, Store, open_store
 from memtrain.errors import MemtrainError
 from memtrain.files import read_json, unique_name, write_atomic
 
@@ -42,7 +44,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(?=\S)")
 
 def prepared_stream(
     recipe: str,
-    path: Path,
+    path: Path | Sequence[Path],
     default: Stream,
     options: dict[str, Any],
     root: Path = Path("data"),
@@ -57,7 +59,7 @@ def prepared_stream(
 
 def prepared_store(
     recipe: str,
-    path: Path,
+    path: Path | Sequence[Path],
     options: dict[str, Any],
     root: Path,
     report: Callable[[str], None] = lambda line: None,
@@ -65,18 +67,24 @@ def prepared_store(
     """Open the store at a path, or the one prepared from it; prepare it if there is none.
 
     Args:
-        recipe: how the path is read: mnist, tinystories, sketchy, text, images or tokens.
-        path: a store; or a file or folder to prepare into `root`/NAME-KEY.
+        recipe: how the path is read: mnist, tinystories, enwik8, sketchy, text, images or tokens.
+        path: a store; or a file or folder to prepare into `root`/NAME-KEY, or several texts.
         options: of the preparation; the others have their defaults.
         root: the folder of prepared data.
         report: receives a line per note if something was prepared.
     """
-    path = source_path(path)
-    if (path / "meta.json").is_file():
-        if options:
-            raise MemtrainError(f"{path}: is prepared already; --option is for what is not")
-        return _require_recipe(recipe, open_store(path))
-    store, new = prepare_source(path, options, root, recipe)
+    paths = [source_path(one) for one in _several(path)]
+    for one in paths:
+        if (one / "meta.json").is_file():
+            if options:
+                raise MemtrainError(f"{one}: is prepared already; --option is for what is not")
+            if len(paths) > 1:
+                raise MemtrainError(
+                    f"{one}: is prepared already, and prepared data is not joined with other data; "
+                    "name the files that it was prepared from"
+                )
+            return _require_recipe(recipe, open_store(one))
+    store, new = prepare_source(paths, options, root, recipe)
     if new:
         counts = " and ".join(f"{info.tokens:,} {name}" for name, info in store.splits.items())
         for line in (f"prepared {store.folder}: {counts} tokens", *store.meta.notes):
@@ -84,8 +92,18 @@ def prepared_store(
     return store
 
 
+def prepared_like(store: Store, path: Path, root: Path) -> Store:
+    """Open the store at a path, or prepare the path with the tokenizer of another store."""
+    options: dict[str, Any] = {}
+    if store.meta.tokenizer is not None and not (path / "meta.json").is_file():
+        options["tokenizer"] = str(store.folder / TOKENIZER_FILE)
+    return prepared_store(_kind(store), path, options, root)
+
+
 def source_path(path: Path) -> Path:
-    """Expand ~ in the path of the user's data."""
+    """Expand ~ in the path of the user's data; hf:NAME stays as it is."""
+    if hub_name(path):
+        return path
     if (address := _URL.match(str(path))) and not path.exists():
         url = f"{address[1]}://{str(path)[address.end() :]}"  # a Path has lost a slash
         raise MemtrainError(f"data={url}: URLs are not read; download it and name the file")
@@ -97,12 +115,12 @@ def source_path(path: Path) -> Path:
 
 
 def prepare_source(
-    path: Path, options: dict[str, Any], root: Path, recipe: str = ""
+    path: Path | Sequence[Path], options: dict[str, Any], root: Path, recipe: str = ""
 ) -> tuple[Store, bool]:
     """Prepare a file or folder, into a folder of `root` named by its content and the options.
 
     Args:
-        path: the file or folder.
+        path: the file or folder, or several texts.
         options: of the preparation.
         root: the folder of prepared data.
         recipe: how it is read, in which case a store prepared from the unchanged source is
@@ -111,38 +129,74 @@ def prepare_source(
     Returns:
         The store, and whether it is new.
     """
-    function = DATA_SETS.get(recipe) or USER_FILES.get(recipe) or prepare_path
-    chosen = _all_options(function, options) if recipe else options
-    name = recipe if recipe in DATA_SETS else path.resolve().name.split(".")[0]
-    name = name[:64] or recipe or "data"
-    if recipe and (store := _find_prepared(root, name, recipe, chosen, path)):
+    paths = _several(path)
+    kind_of_paths(paths, recipe)
+    function = DATA_SETS.get(recipe) or USER_FILES.get(recipe)
+    chosen = _all_options(function, options) if function else options
+    name = recipe if recipe in DATA_SETS else paths[0].resolve().name.split(".")[0]
+    name = name.removeprefix(HUB)[:64] or recipe or "data"
+    source = _Source.of(paths, options)
+    if recipe and (store := _find_prepared(root, name, recipe, chosen, source)):
         return store, False
     try:
         root.mkdir(parents=True, exist_ok=True)
-        target = root / f"{name}-{_checksum([recipe, chosen, str(path.resolve())])[:8]}-source"
-        with store_lock(target, str(path)):
+        target = root / f"{name}-{_checksum([recipe, chosen, source.name])[:8]}-source"
+        with store_lock(target, ", ".join(map(str, paths))):
             # Another process may have prepared it meanwhile.
-            if recipe and (store := _find_prepared(root, name, recipe, chosen, path)):
+            if recipe and (store := _find_prepared(root, name, recipe, chosen, source)):
                 return store, False
-            return _prepare(path, options, root, name, recipe)
+            return _prepare(source, options, root, name, recipe)
     except OSError as error:
         raise MemtrainError(f"{root}: {error.strerror or error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a store is prepared from: files and folders, also those that options name."""
+
+    paths: tuple[Path, ...]
+    files: tuple[Path, ...]
+    """The paths, and the other files that the options name."""
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], options: Mapping[str, Any]) -> "_Source":
+        named = options.get("tokenizer", BPE)
+        others = [tokenizer_file(named)] if isinstance(named, str) and named != BPE else []
+        labels = {"labels": options.get("labels", False)}
+        file = label_file(paths[0], **checked_options(USER_FILES["images"], labels))
+        others += [] if file is None else [file]
+        return cls(tuple(paths), (*paths, *others))
+
+    @property
+    def name(self) -> str:
+        """The name under which options.json has its signature."""
+        return "\n".join(str(path if hub_name(path) else path.resolve()) for path in self.paths)
+
+    def signature(self) -> str:
+        """The checksum of names, sizes and times; empty if a file changed just now."""
+        found = [source_signature(path) for path in self.files]
+        if len(found) == 1 or not all(found):
+            return found[0] if len(found) == 1 else ""
+        return _checksum(found)
+
+
+def _several(path: Path | Sequence[Path]) -> list[Path]:
+    return [path] if isinstance(path, Path) else list(path)
+
+
 def _prepare(
-    path: Path, options: dict[str, Any], root: Path, name: str, recipe: str
+    source: _Source, options: dict[str, Any], root: Path, name: str, recipe: str
 ) -> tuple[Store, bool]:
     """Prepare a draft next to the final folder, whose name depends on the content, and move it."""
     draft = root / unique_name(f".draft-{name}-")
-    seen = _signature(path, options)  # before reading, so that later changes show
-    sources = {str(path.resolve()): seen} if seen else {}
+    seen = source.signature()  # before reading, so that later changes show
+    sources = {source.name: seen} if seen else {}
+    path = source.paths[0] if len(source.paths) == 1 else source.paths
     try:
-        if function := DATA_SETS.get(recipe) or USER_FILES.get(recipe):
-            store = function(path, draft, **checked_options(function, options))
-        else:
-            store = prepare_path(path, draft, **options)
-        kind = recipe or _kind(store)
-        chosen = _all_options(function or USER_FILES[kind], options)
+        kind = recipe or kind_of_paths(source.paths)
+        function = DATA_SETS.get(kind) or USER_FILES[kind]
+        store = function(path, draft, **checked_options(function, options))
+        chosen = _all_options(function, options)
         key = store_key(store, kind, chosen)
         folder = root / f"{name}-{key[:8]}"
         made = {"key": key, "kind": kind, "options": chosen, "sources": sources}
@@ -172,9 +226,12 @@ def _prepare(
 
 def _all_options(function: Callable[..., Store], options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a preparation: those given, and the defaults of the others."""
+    return _defaults(function) | checked_options(function, options)
+
+
+def _defaults(function: Callable[..., Store]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.items()
-    defaults = {name: one.default for name, one in parameters if name not in NOT_OPTIONS}
-    return defaults | checked_options(function, options)
+    return {name: one.default for name, one in parameters if name not in NOT_OPTIONS}
 
 
 def _kind(store: Store) -> str:
@@ -182,9 +239,12 @@ def _kind(store: Store) -> str:
 
 
 def _require_recipe(recipe: str, store: Store) -> Store:
-    """Refuse a store of another kind than the recipe's."""
+    """Refuse a store of another kind than the recipe's; tokens with a tokenizer are text too."""
     kind = _kind(store)
-    if kind != {"mnist": "images", "sketchy": "images", "tinystories": "text"}.get(recipe, recipe):
+    if recipe == "tokens" and store.meta.tokenizer is not None:
+        return store
+    kinds = {"mnist": "images", "sketchy": "images", "tinystories": "text", "enwik8": "text"}
+    if kind != kinds.get(recipe, recipe):
         raise MemtrainError(
             f"{store.folder}: holds {kind}; memtrain train {kind} --data {store.folder}"
         )
@@ -195,19 +255,24 @@ def _require_recipe(recipe: str, store: Store) -> Store:
 
 
 def _find_prepared(
-    root: Path, name: str, kind: str, options: dict[str, Any], path: Path
+    root: Path, name: str, kind: str, options: dict[str, Any], source: _Source
 ) -> Store | None:
-    """The store prepared with these options from the unchanged source, if there is one."""
-    source, seen = str(path.resolve()), ""
+    """The store prepared with these options from the unchanged source, if there is one.
+
+    A store of an older version lacks the options that were added since, whose defaults change
+    nothing.
+    """
+    seen, wanted = "", json.loads(json.dumps(options))
+    defaults = _defaults(DATA_SETS.get(kind) or USER_FILES[kind])
     for folder in sorted(root.glob(f"{escape(name)}-????????")):
         made = _read_provenance(folder)
-        sources = made.get("sources")
-        if made.get("kind") != kind or made.get("options") != json.loads(json.dumps(options)):
+        sources, used = made.get("sources"), made.get("options")
+        if made.get("kind") != kind or not isinstance(used, dict) or defaults | used != wanted:
             continue
-        if not isinstance(sources, dict) or source not in sources:
+        if not isinstance(sources, dict) or source.name not in sources:
             continue
-        seen = seen or _signature(path, options)
-        if seen and sources[source] == seen and (store := _open_if_valid(folder)):
+        seen = seen or source.signature()
+        if seen and sources[source.name] == seen and (store := _open_if_valid(folder)):
             return store
     return None
 
@@ -241,16 +306,6 @@ def store_key(store: Store, kind: str, options: dict[str, Any]) -> str:
     starts = [] if equal else [_checksum(store.starts(name).tobytes()) for name in store.splits]
     splits = {name: asdict(info) for name, info in store.splits.items()}
     return _checksum([kind, options, meta, splits, starts])
-
-
-def _signature(path: Path, options: Mapping[str, Any]) -> str:
-    """The signature of a source, and of the file of its labels if there is one."""
-    labels = {"labels": options.get("labels", False)}
-    file = label_file(path, **checked_options(USER_FILES["images"], labels))
-    if file is None:
-        return source_signature(path)
-    both = [source_signature(one) for one in (path, file)]
-    return _checksum(both) if all(both) else ""
 
 
 def source_signature(path: Path) -> str:

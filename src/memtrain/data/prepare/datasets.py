@@ -1,4 +1,4 @@
-"""Prepare MNIST, TinyStories and Sketchy."""
+"""Prepare MNIST, TinyStories, enwik8 and Sketchy."""
 
 import gzip
 import math
@@ -29,15 +29,16 @@ from memtrain.data.prepare.image_arrays import resized
 from memtrain.data.prepare.image_classes import Classes
 from memtrain.data.prepare.image_files import ImageSet, check_size, read_folder
 from memtrain.data.prepare.image_store import reading_notes, write_images
-from memtrain.data.prepare.limits import FREE, GROWTH
+from memtrain.data.prepare.limits import FREE, GROWTH, require_memory
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import read_texts
 from memtrain.data.store import Split, Store, StoreMeta
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import open_regular
 
 MAX_IDX_BYTES = 4 * 2**30
 """An IDX file that claims to hold more than this is refused before it is read."""
+ENWIK8_BYTES = 10**8
 SKETCHY_NAME = re.compile(r"(?P<photo>.+)-\d+\.png")
 
 
@@ -187,7 +188,8 @@ def prepare_tinystories(
     for split, paths in zip(("train", "test"), _tinystories_files(data_dir), strict=True):
         texts = read_texts(paths, any_bytes=True)
         encoded = encode_texts(texts, "ascii", separator, ", ".join(map(str, paths)))
-        splits[split] = Split(encoded.tokens, encoded.starts)
+        size = len(encoded.tokens) - (len(encoded.starts) - 1 if separator else 0)
+        splits[split] = Split(encoded.tokens, encoded.starts, text_bytes=size)
         notes += non_ascii_note(encoded, f"{split}: ")
     meta = StoreMeta(
         name="tinystories",
@@ -216,6 +218,84 @@ def _tinystories_files(data_dir: Path | None) -> list[list[Path]]:
             missing.append(f"{split}.txt, {split}.txt.gz or {split}*.parquet")
     if missing:
         raise MemtrainError(f"tinystories: {data_dir} has no {' and no '.join(missing)}")
+    return found
+
+
+# --------------------------------------------------------------------------------------- enwik8
+
+
+def prepare_enwik8(
+    data_dir: Path | None, out: Path, *, held_out: str = "validation", overwrite: bool = False
+) -> Store:
+    """Prepare enwik8, the first 100 million bytes of Wikipedia, as bytes with its usual split.
+
+    The first 90 million bytes are for training, the next 5 million for validation, the last 5
+    million for the test. Both parts that are held out make a store with the same training part.
+
+    Args:
+        data_dir: the file enwik8 or enwik8.gz, or a folder with one.
+        held_out: "validation", to train and choose a checkpoint with; or "test".
+    """
+    check_place(out, overwrite)
+    parts = {"validation": (90, 95), "test": (95, 100)}
+    if held_out not in parts:
+        raise MemtrainError(f"held_out={held_out!r}: {did_you_mean(held_out, parts)}")
+    path = _enwik8_file(data_dir)
+    whole = _read_enwik8(path)
+    begin, end = (len(whole) * percent // 100 for percent in parts[held_out])
+    start = np.zeros(1, np.int64)
+    cut = {"train": whole[: len(whole) * 90 // 100], "test": whole[begin:end]}
+    splits = {name: Split(one, start, text_bytes=len(one)) for name, one in cut.items()}
+    notes = (f"held out: the {held_out} part, bytes {begin:,} to {end:,}",)
+    if len(whole) != ENWIK8_BYTES:
+        notes += (
+            f"not enwik8: {len(whole):,} bytes instead of {ENWIK8_BYTES:,}; split 90 : 5 : 5",
+        )
+    meta = StoreMeta(
+        name="enwik8",
+        vocab_size=TEXT_VOCAB,
+        source=f"enwik8 (Mahoney 2006), from {path}",
+        text=True,
+        notes=notes,
+    )
+    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def _read_enwik8(path: Path) -> UInt8[np.ndarray, " N"]:
+    """Every byte of the file, plain or gzipped."""
+    require_memory(2 * ENWIK8_BYTES, str(path), "close other programs")
+    try:
+        with open_regular(path) as file:
+            magic = file.read(2)
+        if magic == b"PK":
+            raise MemtrainError(f"{path}: is a zip; unpack it first")
+        with (
+            open_regular(path) as stored,
+            gzip.open(stored) if magic == b"\x1f\x8b" else stored as file,
+        ):
+            raw = file.read(ENWIK8_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise MemtrainError(f"{path}: damaged or cut short ({error}); get it again") from None
+    except OSError as error:
+        raise MemtrainError(f"{path}: {error.strerror or error}") from None
+    if len(raw) > ENWIK8_BYTES:
+        raise MemtrainError(
+            f"{path}: has more than the {ENWIK8_BYTES:,} bytes of enwik8; memtrain data {path} "
+            "prepares any text"
+        )
+    return np.frombuffer(raw, np.uint8)
+
+
+def _enwik8_file(data_dir: Path | None) -> Path:
+    if data_dir is None:
+        raise MemtrainError(
+            "enwik8: has no direct download; get enwik8.zip from "
+            "https://mattmahoney.net/dc/textdata.html, unpack it and pass --data-dir enwik8"
+        )
+    _check_folder("enwik8", data_dir)
+    found = _first_existing(data_dir, "enwik8", "enwik8.gz") if data_dir.is_dir() else data_dir
+    if found is None:
+        raise MemtrainError(f"enwik8: {data_dir} has no enwik8 and no enwik8.gz")
     return found
 
 

@@ -1,7 +1,7 @@
 """Encode texts as tokens, and split texts and images into train and test."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -14,10 +14,12 @@ from memtrain.errors import MemtrainError
 # ----------------------------------------------------------------------------------------- text
 
 
-def encode_texts(texts: Texts, mode: str, separator: bool, where: str) -> EncodedText:
+def encode_texts(
+    texts: Texts, mode: str, separator: bool, where: str, divider: str = ""
+) -> EncodedText:
     """Encode texts as tokens; an error begins with `where`."""
     try:
-        return encode_text(texts.raw, mode, separator=separator)
+        return encode_text(texts.raw, mode, separator=separator, divider=divider)
     except MemtrainError as error:
         raise MemtrainError(f"{where}: {error}") from None
 
@@ -34,11 +36,20 @@ def non_ascii_note(encoded: EncodedText, prefix: str) -> tuple[str, ...]:
 
 
 def split_stream(
-    tokens: Integer[np.ndarray, " N"], starts: Int64[np.ndarray, " K"], share: float
+    tokens: Integer[np.ndarray, " N"],
+    starts: Int64[np.ndarray, " K"],
+    share: float,
+    *,
+    whole_characters: bool = False,
 ) -> dict[str, Split]:
-    """Hold out the last documents, or the end of a single one."""
+    """Hold out the last documents, or the end of a single one.
+
+    With `whole_characters`, tokens are the bytes of UTF-8, and none of its characters is cut.
+    """
     if len(starts) < 2:
         cut = len(tokens) - round(share * len(tokens))
+        while whole_characters and 0 < cut < len(tokens) and 128 <= tokens[cut] < 192:
+            cut += 1
         start = np.zeros(1, np.int64)
         return {"train": Split(tokens[:cut], start), "test": Split(tokens[cut:], start)}
     first = len(starts) - held_out_count(len(starts), share, "documents")
@@ -47,6 +58,33 @@ def split_stream(
         "train": Split(tokens[:cut], starts[:first]),
         "test": Split(tokens[cut:], starts[first:] - cut),
     }
+
+
+def join_splits(parts: Sequence[Mapping[str, Split]], separator: int | None) -> dict[str, Split]:
+    """Join the splits of several texts, each with its own held-out part.
+
+    Args:
+        parts: train and test of each text, as bytes.
+        separator: the token between documents, if there is one.
+    """
+    return {name: _joined([part[name] for part in parts], separator) for name in parts[0]}
+
+
+def _joined(splits: list[Split], separator: int | None) -> Split:
+    tokens: list[np.ndarray] = []
+    starts: list[np.ndarray] = []
+    length = 0
+    for number, split in enumerate(splits):
+        if number and separator is not None and tokens[-1][-1] != separator:
+            tokens.append(np.array([separator], split.tokens.dtype))
+            length += 1
+        assert split.starts is not None
+        tokens.append(split.tokens)
+        starts.append(split.starts + length)
+        length += len(split.tokens)
+    whole = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
+    marks = 0 if separator is None else int(np.count_nonzero(whole == separator))
+    return Split(whole, np.concatenate(starts), text_bytes=len(whole) - marks)
 
 
 # ------------------------------------------------------------------------------------- held out

@@ -8,14 +8,28 @@ from pathlib import Path, PurePosixPath
 
 from numpy.lib import format as npy
 
+from memtrain.data.prepare.arrow_files import ARROW_FILE, ARROW_STREAM
+from memtrain.data.prepare.hugging_face import hub_name, is_saved_dataset
 from memtrain.data.prepare.limits import list_files, one_line, suffix_of
 from memtrain.errors import MemtrainError
 from memtrain.files import open_regular
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 IMAGE_FORMATS = "PNG, JPEG, WebP, BMP or GIF"
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+RECORD_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+"""Files whose rows are documents."""
+_SOURCES = """
+txt text md markdown rst org adoc tex bib html htm css scss
+py pyi c h cc cpp cxx hh hpp cu cuh m mm rs go java kt kts scala groovy swift cs fs
+js jsx mjs cjs ts tsx vue svelte rb php pl pm lua r jl hs ml mli ex exs erl clj lisp el scm
+sh bash zsh fish bat ps1 sql proto cmake gradle toml yaml yml ini cfg conf vim
+"""
+SOURCE_SUFFIXES = tuple(f".{end}" for end in _SOURCES.split())
+"""Texts, markup and programs; each file is a document."""
+TEXT_SUFFIXES = (*SOURCE_SUFFIXES, *RECORD_SUFFIXES)
 """The text files of a folder, also with .gz; a single file may have any name."""
+NANOGPT = ("train.bin", "val.bin")
+"""The files of a folder that nanoGPT's prepare.py wrote."""
 HEAD = 2**16
 """Bytes that detection reads."""
 
@@ -25,7 +39,8 @@ class Kind:
     """The kind of a file or folder."""
 
     format: str
-    """text, jsonl, csv, tsv, json, parquet, gzip, zip, npy, folder; "" if nothing reads it."""
+    """text, jsonl, csv, tsv, json, parquet, arrow, gzip, zip, npy, folder, nanogpt, dataset (saved
+    by Hugging Face's datasets), hub (a name on the Hub); "" if nothing reads it."""
     description: str
     """As in "is a PNG image"."""
     recipes: tuple[str, ...] = ()
@@ -49,6 +64,7 @@ _BMP = _unsupported("a BMP image", _OF_IMAGES)
 _GZIP = Kind("gzip", "gzipped text", ("text",))
 _ZIP = Kind("zip", "a zip", ("images",))
 _PARQUET = Kind("parquet", "a parquet file", ("text",))
+_ARROW = Kind("arrow", "an Arrow file", ("text",))
 
 
 _MAGIC: tuple[tuple[int, bytes, tuple[str, ...], Kind], ...] = (
@@ -74,7 +90,7 @@ _MAGIC: tuple[tuple[int, bytes, tuple[str, ...], Kind], ...] = (
     (0, b"\xd0\xcf\x11\xe0", (".doc", ".xls"), _unsupported("an office document", _TO_TEXT)),
     (0, b"\x93NUMPY", (".npy",), _TOKENS),
     (0, b"PAR1", (".parquet",), _PARQUET),
-    (0, b"ARROW1", (".arrow",), _unsupported("an Arrow file", "write it as parquet or JSONL")),
+    (0, ARROW_FILE, (".arrow",), _ARROW),
     (0, b"\x89HDF\r\n", (".h5", ".hdf5"), _unsupported("an HDF5 file", _ONE_ARRAY)),
     (0, b"SQLite format 3\0", (), _unsupported("an SQLite database", "export the texts as CSV")),
 )
@@ -100,6 +116,8 @@ _UTF16 = "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"
 
 def kind_of(path: Path) -> Kind:
     """Detect the kind of a file or folder."""
+    if hub_name(path):
+        return Kind("hub", "a Hugging Face dataset", ("text",))
     if path.is_dir():
         return _kind_of_folder(path)
     try:
@@ -124,6 +142,8 @@ def detect(name: str, head: bytes) -> Kind:
             return _ZIPS.get(suffix, kind) if kind is _ZIP else kind
     if head.startswith(b"BM") and head[6:10] == bytes(4):  # text may start with BM, too
         return _BMP
+    if suffix == ".arrow" and head.startswith(ARROW_STREAM):
+        return _ARROW
     for suffixes, kind in (*((ends, kind) for _, _, ends, kind in _MAGIC), ((".bmp",), _BMP)):
         if suffix in suffixes:
             remedy = "it is damaged, cut short or misnamed: get it again, or rename it"
@@ -131,7 +151,7 @@ def detect(name: str, head: bytes) -> Kind:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return _unsupported("UTF-16 text", _UTF16)
     if not looks_like_text(head):
-        remedy = "supported: text, JSONL, CSV, parquet, .npy, folders or zips of images"
+        remedy = "supported: text, JSONL, CSV, parquet, Arrow, .npy, folders or zips of images"
         return _unsupported("neither text nor of another known kind", remedy)
     return _RECORDS.get(suffix, _TEXT)
 
@@ -192,14 +212,23 @@ def is_text_name(name: str) -> bool:
 
 
 def _kind_of_folder(folder: Path) -> Kind:
-    """Images if there are at least as many as texts, which may be their captions; else text."""
+    """Images if there are at least as many as texts, which may be their captions; else text.
+
+    A saved dataset and nanoGPT's files are recognized by the names of their files.
+    """
+    if is_saved_dataset(folder):
+        return Kind("dataset", "a Hugging Face dataset", ("text",))
     names = list_files(folder).names
+    if set(NANOGPT) <= set(names):
+        others = ("text",) if any(map(is_text_name, names)) else ()
+        return Kind("nanogpt", "a folder of nanoGPT's tokens", ("tokens", *others))
     counts = Counter("images" if is_image_name(name) else "text" for name in names if is_read(name))
     recipes = tuple(sorted(counts, key=lambda recipe: (-counts[recipe], recipe)))
     if not recipes:
         found = ", ".join(sorted({suffix_of(name) or "no suffix" for name in names})[:5])
         held = f" (it holds {found})" if names else ""
-        remedy = f"{', '.join((*TEXT_SUFFIXES, *IMAGE_SUFFIXES))} are read{held}"
+        shown = (".txt", ".md", ".py", "other texts and programs", *RECORD_SUFFIXES)
+        remedy = f"{', '.join((*shown, *IMAGE_SUFFIXES))} are read{held}"
         return _unsupported("a folder without text or images", remedy)
     return Kind("folder", f"a folder of {' and '.join(recipes)}", recipes)
 

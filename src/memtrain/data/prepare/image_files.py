@@ -19,7 +19,7 @@ from memtrain.data.images import Pixels
 from memtrain.data.prepare.file_kind import IMAGE_FORMATS, is_image_name, require_kind
 from memtrain.data.prepare.limits import (
     Budget,
-    ignored_note,
+    count_kinds,
     list_files,
     one_line,
     require_memory,
@@ -232,7 +232,7 @@ def _pixel_budget(path: Path, size: int) -> Budget:
 def _none_found(skipped: list[str], ignored: Counter[str]) -> str:
     if skipped:
         return f"none of its {len(skipped):,} images can be read"
-    held = "".join(ignored_note(ignored)).removeprefix("ignored ")
+    held = count_kinds(ignored)
     return "holds no image to read" + (f" (but {held})" if held else "")
 
 

@@ -142,10 +142,15 @@ def name_some(names: Sequence[str]) -> str:
 
 
 def ignored_note(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """A note on ignored files by suffix, if there are any."""
-    if not counts:
-        return ()
+    """A note on files that were passed over, by suffix, if there are any."""
+    total = sum(counts.values())
+    files = "1 file" if total == 1 else f"{total:,} files"
+    return (f"passed over {files}: {count_kinds(counts)}",) if total else ()
+
+
+def count_kinds(counts: Mapping[str, int]) -> str:
+    """Counts by suffix in words, the five most common by name."""
     common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     named = [f"{count:,} {one_line(what or 'without a suffix')}" for what, count in common[:5]]
     rest = sum(count for _, count in common[5:])
-    return (f"ignored {', '.join(named)}" + (f" and {rest:,} others" if rest else ""),)
+    return ", ".join(named) + (f" and {rest:,} others" if rest else "")

@@ -1,12 +1,13 @@
-"""Read one text column of JSONL, JSON, CSV and parquet files; each row is a document."""
+"""Read one text column of JSONL, JSON, CSV, parquet and Arrow files; a row is a document."""
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
 from typing import Any
 
-from memtrain.data.prepare.limits import FREE, GROWTH, Budget, require_memory
+from memtrain.data.prepare.arrow_files import arrow_column, missing_column, parquet_column
+from memtrain.data.prepare.limits import Budget
 from memtrain.errors import MemtrainError
 from memtrain.files import parse_json
 
@@ -16,12 +17,6 @@ MAX_ROW = 2**24
 """Bytes per row of JSONL or CSV. Parsing takes up to thirty times as much memory."""
 MAX_JSON = 2**25
 """Bytes of a JSON file, which is parsed in one piece."""
-MAX_BATCH = 2**24
-"""Bytes to which a batch of parquet rows may unpack."""
-MAX_ROWS = 2**22
-"""Rows that a parquet file of any size may have: a million equal rows take no space."""
-_PLAIN = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Parquet encodings in which rows do not share bytes."""
 
 
 def read_rows(
@@ -32,12 +27,14 @@ def read_rows(
     Args:
         file: an open file, already unpacked.
         where: begins every error.
-        layout: jsonl, json, csv, tsv or parquet.
+        layout: jsonl, json, csv, tsv, parquet or arrow.
         column: the column's name; rows in which it is null or empty are left out.
-        budget: for the unpacked bytes of a parquet file.
+        budget: for the unpacked bytes of a parquet or Arrow file.
     """
     if layout == "parquet":
-        rows = _parquet(file, where, column, budget)
+        rows = parquet_column(file, where, column, budget)
+    elif layout == "arrow":
+        rows = arrow_column(file, where, column, budget)
     elif layout == "jsonl":
         rows = _jsonl(file, where, column)
     elif layout == "json":
@@ -47,14 +44,6 @@ def read_rows(
     for text in rows:
         if text:
             yield text if isinstance(text, bytes) else text.encode("utf-8", "replace")
-
-
-def _missing(where: str, column: str, found: Iterable[object]) -> MemtrainError:
-    columns = ", ".join(map(str, found)) or "none"
-    return MemtrainError(
-        f"{where}: column={column}: does not exist; choose one with --option column NAME, of: "
-        f"{columns}; columns of numbers are learned by memtrain train series --data FILE"
-    )
 
 
 # ----------------------------------------------------------------------------------------- JSON
@@ -93,7 +82,7 @@ def _value(row: Any, where: str, column: str) -> str | None:
     if not isinstance(row, dict):
         raise MemtrainError(f"{where}: must be a JSON object, as in {{{column!r}: ...}}")
     if column not in row:
-        raise _missing(where, column, row)
+        raise missing_column(where, column, row)
     if row[column] is not None and not isinstance(row[column], str):
         raise MemtrainError(f"{where}: column={column}: must be a string")
     return row[column]
@@ -115,7 +104,7 @@ def _csv(file: BufferedIOBase, where: str, column: str, marks: str) -> Iterator[
                     return
         except csv.Error as error:
             raise MemtrainError(f"{where}: damaged, or not CSV ({error})") from None
-    raise _missing(where, column, found[marks[0]])
+    raise missing_column(where, column, found[marks[0]])
 
 
 def _fields(
@@ -174,65 +163,3 @@ def _decoded(raw: bytes, where: str) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MemtrainError(f"{where}: not UTF-8 text ({error.reason})") from None
-
-
-# -------------------------------------------------------------------------------------- parquet
-
-
-def _parquet(
-    file: BufferedIOBase, where: str, column: str, budget: Budget
-) -> Iterator[bytes | None]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MemtrainError(f"{where}: parquet needs pyarrow: pip install memtrain[data]") from None
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            kinds = {field.name: field.type for field in table.schema_arrow}
-            if column not in kinds:
-                raise _missing(where, column, kinds)
-            if kinds[column] not in (pyarrow.string(), pyarrow.large_string()):
-                raise MemtrainError(
-                    f"{where}: column={column}: holds {kinds[column]}, must be strings; "
-                    f"choose one with --option column NAME, of: {', '.join(kinds)}"
-                )
-            size = batch_size(table.metadata, column, where, budget)
-            batches = table.iter_batches(batch_size=size, columns=[column], use_threads=False)
-            for batch in batches:
-                for row in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
-                    budget.spend(len(row or b""))
-                    if row and not row.isascii():
-                        row.decode()  # a damaged file need not be UTF-8
-                    yield row
-    except MemtrainError:
-        raise
-    except Exception as error:  # damage raises many kinds of errors
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise MemtrainError(f"{where}: not a parquet file, or damaged ({reason})") from None
-
-
-def batch_size(metadata: Any, column: str, where: str, budget: Budget) -> int:
-    """Rows to unpack at once: rows that share bytes may each be as long as the column."""
-    most = max(MAX_ROWS, budget.limit * MAX_ROWS // FREE)
-    if metadata.num_rows > most:
-        raise MemtrainError(
-            f"{where}: refused, claims {metadata.num_rows:,} rows, more than {most:,} for its "
-            f"size; {budget.remedy}"
-        )
-    longest, total = 1, 0
-    for group in range(metadata.num_row_groups):
-        chunks = metadata.row_group(group)
-        for place in range(chunks.num_columns):
-            chunk = chunks.column(place)
-            if chunk.path_in_schema == column:
-                total += chunk.total_uncompressed_size
-                if not set(chunk.encodings) <= _PLAIN:
-                    longest = max(longest, chunk.total_uncompressed_size)
-    if total > budget.limit:
-        raise MemtrainError(
-            f"{where}: refused, claims to unpack to {total:,} bytes, over {GROWTH} times its "
-            f"size; {budget.remedy}"
-        )
-    require_memory(3 * total, where, "write its rows to several files")
-    return max(1, min(1024, MAX_BATCH // longest))

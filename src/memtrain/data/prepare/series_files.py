@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from memtrain.data.prepare.arrow_files import batch_size
 from memtrain.data.prepare.limits import require_memory, unpack_budget
-from memtrain.data.prepare.records import batch_size, numbered_lines
+from memtrain.data.prepare.records import numbered_lines
 from memtrain.data.prepare.series_table import (
     MISSING,
     Columns,

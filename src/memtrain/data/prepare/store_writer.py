@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from memtrain.data.store import (
     MIN_TOKENS,
     SPLITS,
     STORE_VERSION,
+    TOKENIZER_FILE,
     Split,
     SplitInfo,
     Store,
@@ -31,7 +32,7 @@ from memtrain.files import Locked, locked, open_new, sync, unique_name
 
 PROVENANCE = "options.json"
 """Written by `prepare/cache.py`; a store is complete without it."""
-_FILES = {"meta.json", PROVENANCE}
+_FILES = {"meta.json", PROVENANCE, TOKENIZER_FILE}
 _FILES |= {f"{split}.{end}" for split in SPLITS for end in ("bin", "starts.npy", "labels.npy")}
 _DRAFT = re.compile(r"\.draft-.+-([0-9a-f]{12}|\d+)(-old)?")  # digits: of earlier versions
 STALE_SECONDS = 3600
@@ -63,14 +64,23 @@ def check_place(folder: Path, overwrite: bool) -> None:
 
 
 def write_store(
-    folder: Path, meta: StoreMeta, splits: Mapping[str, Split], *, overwrite: bool = False
+    folder: Path,
+    meta: StoreMeta,
+    splits: Mapping[str, Split],
+    *,
+    tokenizer: str = "",
+    overwrite: bool = False,
 ) -> Store:
     """Write a store and open it. On failure everything is as before.
+
+    `tokenizer` is the tokenizer.json of a text whose tokens are not its bytes.
 
     Raises:
         MemtrainError: tokens outside the vocabulary, a split too short, or a folder in use.
     """
     check_place(folder, overwrite)
+    if tokenizer:
+        meta = replace(meta, tokenizer=hashlib.sha256(tokenizer.encode()).hexdigest())
     for name in SPLITS:
         _check_split(meta, name, splits[name])
     # The parent folder may be a link of the user's, the store itself may not.
@@ -87,6 +97,9 @@ def write_store(
             }
             with open_new(draft / "meta.json") as file:
                 file.write(f"{json.dumps(plain, indent=2)}\n".encode())
+            if tokenizer:
+                with open_new(draft / TOKENIZER_FILE) as file:
+                    file.write(tokenizer.encode())
             publish(draft, folder, overwrite)
     except OSError as error:
         raise MemtrainError(f"{folder}: {error.strerror or error}") from None
@@ -186,7 +199,7 @@ def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> Split
             )
         with open_new(draft / f"{name}.labels.npy") as file:
             np.save(file, split.labels.astype(np.uint16))
-    return SplitInfo(len(split.tokens), documents, digest.hexdigest())
+    return SplitInfo(len(split.tokens), documents, digest.hexdigest(), split.text_bytes)
 
 
 def _clear_drafts(draft: Path) -> None:

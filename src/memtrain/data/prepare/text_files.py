@@ -5,11 +5,21 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
+from typing import NamedTuple
 
-from memtrain.data.prepare.file_kind import HEAD, Kind, detect, is_text_name, require_kind
+from memtrain.data.prepare.file_kind import (
+    HEAD,
+    RECORD_SUFFIXES,
+    Kind,
+    detect,
+    is_text_name,
+    kind_of,
+    require_kind,
+)
+from memtrain.data.prepare.hugging_face import SPLIT, hub_name, hub_texts, saved_files
 from memtrain.data.prepare.limits import (
     Budget,
     available_memory,
@@ -43,31 +53,74 @@ class Texts:
     """What was read and what was not, as shown to the user."""
     not_utf8: tuple[str, ...] = ()
     """The files that are not UTF-8."""
+    has_rows: bool = False
+    """Whether documents were rows with columns."""
 
 
-def read_text(path: Path, column: str | None = None) -> Texts:
-    """Read a file or a folder of files as one text.
+def read_text(
+    path: Path, column: str | None = None, *, split: str | None = None, subset: str | None = None
+) -> Texts:
+    """Read a file, a folder of files, or a Hugging Face dataset as one text.
 
-    A file may be plain text of any name, gzipped text, JSONL, CSV, TSV, a JSON array, or parquet.
-    Every plain text file and every row of the others is a document. In a folder, including
-    subfolders, the files with one of `TEXT_SUFFIXES` are read in sorted order.
+    A file may be plain text of any name, gzipped text, JSONL, CSV, TSV, a JSON array, parquet or
+    Arrow. Every plain text file and every row of the others is a document. In a folder, including
+    subfolders, the files with one of `TEXT_SUFFIXES` are read in sorted order; those of programs
+    that turn out not to be text are passed over.
 
     Args:
-        path: the file or folder.
+        path: the file or folder, or hf:NAME.
         column: the column to read of files with rows; `text` by default.
+        split: of a Hugging Face dataset; `train` by default.
+        subset: of a Hugging Face dataset on the Hub that has several.
     """
+    kind = require_kind(path, "text")
+    if kind.format not in ("dataset", "hub") and (split or subset):
+        name, value = ("split", split) if split else ("subset", subset)
+        raise MemtrainError(
+            f"{name}={value}: {path} is {kind.description}, and only Hugging Face datasets have "
+            f"a {name}; leave it out (held_out chooses the part for evaluation)"
+        )
+    if subset and kind.format == "dataset":
+        raise MemtrainError(f"subset={subset}: a dataset on disk has one; leave it out")
+    if kind.format == "hub":
+        return _read_hub(path, column or COLUMN, split, subset)
+    if kind.format == "dataset":
+        texts = read_texts(saved_files(path, split), column)
+        chosen = (f"split {split or SPLIT}",) if (path / "dataset_dict.json").is_file() else ()
+        return replace(texts, notes=(*chosen, *texts.notes))
     if not path.is_dir():
         return read_texts([path], column)
-    require_kind(path, "text")
     listing = list_files(path)
-    names = sorted(filter(is_text_name, listing.names), key=lambda name: name.split("/"))
+    found = sorted(filter(is_text_name, listing.names), key=lambda name: name.split("/"))
+    names = [name for name in found if _is_readable(path / name)]
     texts = read_texts([path / name for name in names], column)
     counts = Counter(map(suffix_of, names)).most_common()
     kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in counts)
     read = (f"read {kinds}",) if len(counts) > 1 else ()
-    others = Counter(suffix_of(name) for name in listing.names if not is_text_name(name))
+    others = Counter(suffix_of(name) for name in set(listing.names) - set(names))
     notes = (*read, *ignored_note(others + listing.others), *texts.notes)
-    return Texts(texts.raw, notes, texts.not_utf8)
+    return replace(texts, notes=notes)
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file of a folder is what its name says; damaged records are an error instead."""
+    records = suffix_of(path.name).removesuffix(".gz") in RECORD_SUFFIXES
+    return records or path.suffix.lower() == ".gz" or kind_of(path).recipes == ("text",)
+
+
+def _read_hub(path: Path, column: str, split: str | None, subset: str | None) -> Texts:
+    """Read a dataset of the Hub; it is as large as it says, so only memory limits it."""
+    text, limit = _Joined(str(path)), available_memory() // MEMORY
+    budget = Budget(str(path), limit, "does not fit in memory", "take a part: split train[:10%]")
+    for row in hub_texts(hub_name(path), column, split, subset, budget):
+        text.begin()
+        text.write(row or b"")
+    notes = (f"split {split or SPLIT}; {_rows_note(column)}",)
+    return Texts(text.raw, notes, has_rows=True)
+
+
+def _rows_note(column: str) -> str:
+    return f"each row is a document, its column {one_line(column)}"
 
 
 def read_texts(
@@ -81,12 +134,8 @@ def read_texts(
         any_bytes: accept byte 0 too, for a data set known to be text.
     """
     kinds = {path: require_kind(path, "text") for path in paths}
-    if column is not None and all(kind.format == "text" for kind in kinds.values()):
-        raise MemtrainError(
-            f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
-        )
     sizes = {path: path.stat().st_size for path in paths}
-    packed = {path for path, kind in kinds.items() if kind.format in ("gzip", "parquet")}
+    packed = {path for path, kind in kinds.items() if kind.format in ("gzip", "parquet", "arrow")}
     plain = sum(size for path, size in sizes.items() if path not in packed)
     where = str(paths[0] if len(paths) == 1 else paths[0].parent)
     require_memory(MEMORY * plain, where, _SPLIT)
@@ -94,42 +143,51 @@ def read_texts(
     budget = unpack_budget(where, sum(sizes[path] for path in packed), unpack)
     text = _Joined(where, any_bytes)
     foreign: list[str] = []
+    rows = False
     for path, kind in kinds.items():
         try:
             with open_regular(path) as file:
-                if not _add(text, file, path, kind, column or COLUMN, budget):
+                added = _add(text, file, path, kind, column or COLUMN, budget)
+                if not added.utf8:
                     foreign.append(path.name)
+                rows |= added.rows
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise MemtrainError(f"{path}: damaged or cut short ({error}); get it again") from None
         except OSError as error:
             raise MemtrainError(f"{path}: {error.strerror or error}") from None
-    rows = any(kind.format not in ("text", "gzip") for kind in kinds.values())
-    notes = [f"each row is a document, its column {one_line(column or COLUMN)}"] * rows
+    notes = [_rows_note(column or COLUMN)] * rows
     if foreign:
         notes.append(f"not UTF-8 (perhaps Latin-1), bytes kept unchanged: {name_some(foreign)}")
-    return Texts(text.raw, tuple(notes), tuple(foreign))
+    return Texts(text.raw, tuple(notes), tuple(foreign), rows)
+
+
+class _Added(NamedTuple):
+    """What was found in a file."""
+
+    utf8: bool
+    rows: bool
 
 
 def _add(
     text: "_Joined", file: BufferedIOBase, path: Path, kind: Kind, column: str, budget: Budget
-) -> bool:
-    """Add a file's documents and return whether all are UTF-8."""
+) -> _Added:
+    """Add a file's documents."""
     where = str(path)
     if kind.format == "gzip":
         unpacked = _Metered(file, budget)
         name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
         kind = detect(name, unpacked.peek(HEAD)[:HEAD])
-        if kind.recipes != ("text",) or kind.format in ("gzip", "parquet"):
+        if kind.recipes != ("text",) or kind.format in ("gzip", "parquet", "arrow"):
             raise MemtrainError(
                 f"{path}: is gzipped, and inside is {kind.description}; unpack it first"
             )
         file = unpacked
     if kind.format == "text":
-        return _add_plain(text, file, where)
+        return _Added(_add_plain(text, file, where), rows=False)
     for row in read_rows(file, where, kind.format, column, budget):
         text.begin()
         text.write(row)
-    return True
+    return _Added(utf8=True, rows=True)
 
 
 def _add_plain(text: "_Joined", file: BufferedIOBase, where: str) -> bool:

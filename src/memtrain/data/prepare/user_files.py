@@ -1,19 +1,17 @@
-"""Prepare the user's own files: text, images, and arrays of tokens."""
+"""Prepare the user's own files: text and images."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB
 from memtrain.data.images import Augmentation
-from memtrain.data.prepare import download
 from memtrain.data.prepare.encode import (
     check_share,
     encode_texts,
     equal_note,
     groups_of,
-    held_out_count,
     held_out_names,
+    join_splits,
     non_ascii_note,
     split_stream,
 )
@@ -22,10 +20,11 @@ from memtrain.data.prepare.image_arrays import dark_note, read_array
 from memtrain.data.prepare.image_classes import label_file, read_classes
 from memtrain.data.prepare.image_files import read_folder
 from memtrain.data.prepare.image_store import reading_notes, write_images
-from memtrain.data.prepare.limits import ignored_note, one_line, require_memory
+from memtrain.data.prepare.limits import ignored_note, one_line
 from memtrain.data.prepare.store_writer import check_place, write_store
-from memtrain.data.prepare.text_files import read_text
-from memtrain.data.store import MAX_VOCAB, Split, Store, StoreMeta, open_array
+from memtrain.data.prepare.text_files import Texts, read_text
+from memtrain.data.prepare.tokenize import check_tokenizer, tokenize, tokenizer_of
+from memtrain.data.store import Split, Store, StoreMeta
 from memtrain.errors import MemtrainError
 
 GREYS, COLOURS = 256, 64
@@ -33,44 +32,98 @@ GREYS, COLOURS = 256, 64
 
 
 def prepare_text(
-    path: Path,
+    path: Path | Sequence[Path],
     out: Path,
     *,
     mode: str = "bytes",
+    tokenizer: str | None = None,
+    vocab: int | None = None,
     separator: bool = False,
+    divider: str | None = None,
     column: str | None = None,
+    split: str | None = None,
+    subset: str | None = None,
     held_out: float = 0.1,
     overwrite: bool = False,
 ) -> Store:
-    """Prepare a text file or a folder of them; see `read_text` for the formats.
+    """Prepare texts: files, folders of them, Hugging Face datasets; see `read_text`.
 
     Args:
-        path: the file or folder.
+        path: the file, folder or hf:NAME; several are joined, and each has its held-out part.
         mode: "bytes" keeps all bytes, "ascii" drops non-ASCII characters.
-        separator: put token 0 between documents.
-        column: the column to read of JSONL, CSV and parquet; `text` by default.
+        tokenizer: "bpe" trains a byte-level BPE on the training part; the path of a tokenizer.json
+            uses that one. By default every byte is a token.
+        vocab: the most tokens of the BPE; 4,096 by default.
+        separator: put a token between documents: 0, or the tokenizer's end of a text.
+        divider: a line that ends a document of plain text, beside <|endoftext|>.
+        column: the column to read of JSONL, CSV, parquet and datasets; `text` by default.
+        split: the split to read of a Hugging Face dataset; `train` by default.
+        subset: the subset of a dataset on the Hub that has several.
         held_out: share of the documents in test, the last ones, or the end of a single document.
     """
     check_place(out, overwrite)
     check_share(held_out)
-    kind = require_kind(path, "text")
-    texts = read_text(path, column)
-    if mode == "ascii" and texts.not_utf8:
+    check_tokenizer(tokenizer, vocab)
+    paths = [path] if isinstance(path, Path) else list(path)
+    parts, notes, has_rows = [], [], False
+    for one in paths:
+        kind = require_kind(one, "text")
+        texts = read_text(one, column, split=split, subset=subset)
+        _require_utf8(texts, mode, tokenizer)
+        encoded = encode_texts(
+            texts, mode, separator and tokenizer is None, str(one), divider or ""
+        )
+        begins = f"{one_line(str(one))}: " if len(paths) > 1 else ""
+        found = (*mixed_note(one, kind, "text"), *texts.notes, *non_ascii_note(encoded, ""))
+        notes += [begins + note for note in found]
+        has_rows |= texts.has_rows
+        cut = tokenizer is not None
+        part = split_stream(encoded.tokens, encoded.starts, held_out, whole_characters=cut)
+        if len(paths) > 1 and not all(len(split.tokens) for split in part.values()):
+            raise MemtrainError(
+                f"{one}: has {len(encoded.tokens)} bytes, too few to hold a part out; leave it out"
+            )
+        parts.append(part)
+    if column is not None and not has_rows:
         raise MemtrainError(
-            f"mode=ascii: {one_line(texts.not_utf8[0])} is not UTF-8, so its characters are "
+            f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
+        )
+    mark = SEPARATOR_TOKEN if separator and tokenizer is None else None
+    splits, vocab_size, saved = join_splits(parts, mark), TEXT_VOCAB, ""
+    if tokenizer is not None:
+        chosen = tokenizer_of(tokenizer, vocab, splits["train"])
+        splits = tokenize(splits, chosen, separator)
+        vocab_size, saved = chosen.vocab_size, chosen.text
+        mark = chosen.end_of_text if separator else None
+        notes.append(token_note(splits, vocab_size, vocab))
+    meta = StoreMeta(
+        name=paths[0].resolve().stem,
+        vocab_size=vocab_size,
+        source=", ".join(map(str, paths)),
+        text=True,
+        separator=mark,
+        notes=tuple(notes),
+    )
+    return write_store(out, meta, splits, tokenizer=saved, overwrite=overwrite)
+
+
+def _require_utf8(texts: Texts, mode: str, tokenizer: str | None) -> None:
+    """Refuse a text whose characters are unknown, if they matter."""
+    if texts.not_utf8 and (mode == "ascii" or tokenizer is not None):
+        option = f"tokenizer={tokenizer}" if tokenizer is not None else "mode=ascii"
+        raise MemtrainError(
+            f"{option}: {one_line(texts.not_utf8[0])} is not UTF-8, so its characters are "
             "unknown; convert it: iconv -f LATIN1 -t UTF-8 FILE > NEW"
         )
-    encoded = encode_texts(texts, mode, separator, str(path))
-    meta = StoreMeta(
-        name=path.resolve().stem,
-        vocab_size=TEXT_VOCAB,
-        source=str(path),
-        text=True,
-        separator=SEPARATOR_TOKEN if separator else None,
-        notes=(*mixed_note(path, kind, "text"), *texts.notes, *non_ascii_note(encoded, "")),
-    )
-    splits = split_stream(encoded.tokens, encoded.starts, held_out)
-    return write_store(out, meta, splits, overwrite=overwrite)
+
+
+def token_note(splits: Mapping[str, Split], size: int, wanted: int | None) -> str:
+    """A note on the tokens of a text: their number, and how many bytes they stand for."""
+    tokens = sum(len(split.tokens) for split in splits.values())
+    text_bytes = sum(split.text_bytes or 0 for split in splits.values())
+    fewer = f" (not {wanted:,}: no more pairs repeat)" if wanted and size < wanted else ""
+    mean = f", {text_bytes / max(1, tokens):.2f} bytes per token" if text_bytes else ""
+    return f"tokenizer of {size:,} tokens{fewer}{mean}"
 
 
 def prepare_images(
@@ -153,65 +206,3 @@ def _check_colour(colour: bool, levels: int, patch: int, threshold: int | None) 
         raise MemtrainError(f"threshold={threshold} with colour: is for grey; leave it out")
     if not 2 <= levels <= GREYS:
         raise MemtrainError(f"levels={levels} with colour: must be 2..{GREYS} colours; 64 is usual")
-
-
-def prepare_tokens(
-    path: Path,
-    out: Path,
-    *,
-    vocab_size: int | None = None,
-    held_out: float = 0.1,
-    overwrite: bool = False,
-) -> Store:
-    """Prepare a .npy of tokens: one stream (1-D), or documents of one length (2-D).
-
-    Args:
-        path: the file.
-        vocab_size: the number of different tokens; the highest token + 1 by default.
-        held_out: share of the documents in test, the last ones, or the end of a stream.
-    """
-    check_place(out, overwrite)
-    check_share(held_out)
-    require_kind(path, "tokens")
-    try:
-        array = open_array(path)
-    except (OSError, ValueError) as error:
-        raise MemtrainError(f"{path}: {download.first_line(error)}") from None
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
-        raise MemtrainError(
-            f"{path}: {array.dtype} of shape {array.shape}: must be whole numbers, "
-            f"1-D (a stream) or 2-D (documents x length); {_array_remedy(array)}"
-        )
-    if not array.flags.c_contiguous:  # is copied into C order in memory
-        require_memory(array.nbytes, str(path), "save it in C order: np.ascontiguousarray(array)")
-    if not array.size:
-        raise MemtrainError(f"{path}: holds no tokens, at least 4 are needed, 2 per split")
-    low, high = int(array.min()), int(array.max())
-    if low < 0:
-        raise MemtrainError(f"{path}: holds {low}; tokens are 0 or more")
-    if vocab_size is not None and high >= vocab_size:
-        raise MemtrainError(f"vocab_size={vocab_size}: {path} holds the token {high}")
-    if high >= MAX_VOCAB:
-        raise MemtrainError(f"{path}: holds the token {high:,}; tokens are below {MAX_VOCAB:,}")
-    if high == 0 and vocab_size is None:
-        raise MemtrainError(f"{path}: holds only zeros; there must be two different tokens")
-    meta = StoreMeta(
-        name=path.resolve().stem,
-        vocab_size=high + 1 if vocab_size is None else vocab_size,
-        source=str(path),
-        document_length=array.shape[1] if array.ndim == 2 else None,
-    )
-    if array.ndim == 1:
-        splits = split_stream(array, np.zeros(1, np.int64), held_out)
-    else:
-        count = held_out_count(len(array), held_out, f"{path}: documents")
-        rows = {"train": array[:-count], "test": array[-count:]}
-        splits = {name: Split(part.reshape(-1)) for name, part in rows.items()}
-    return write_store(out, meta, splits, overwrite=overwrite)
-
-
-def _array_remedy(array: np.ndarray) -> str:
-    return (
-        "numbers over time are learned by memtrain train series --data FILE, or convert them to "
-        "tokens: np.save('tokens.npy', array.astype(np.uint16))"
-    )

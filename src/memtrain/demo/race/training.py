@@ -17,8 +17,8 @@ from memtrain.generation.sampling import sample
 from memtrain.models.build import build_rnn
 from memtrain.models.teacher import count_parameters
 from memtrain.training.console import Reporter, format_time
-from memtrain.training.optimizer import START_STEPS
 from memtrain.training.run import Run
+from memtrain.training.schedule import START_STEPS
 from memtrain.training.step import Trainer
 
 SPEED_TOKENS = 128
