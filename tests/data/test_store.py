@@ -184,8 +184,8 @@ def test_bad_tokens_are_refused_and_leave_nothing(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": 1}, "vocab_size=1: must be 2..65,536"),
-        ({"vocab_size": 65537}, "vocab_size=65537"),
+        ({"vocab_size": 1}, "vocab_size=1: must be 2..16,777,216"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size=16777217: must be 2..16,777,216"),
         ({"document_length": 0}, "document_length=0"),
         ({"separator": 10}, "separator=10: must be 0..9"),
         (

@@ -1,10 +1,13 @@
 """Token streams: a prepared data set as windows of one long sequence.
 
 Training windows start anywhere; a share of those that are read from the empty memory start where a
-document does. Window starts are sampled on the device that holds the tokens.
+document does. Window starts are sampled on the model's device; the tokens are there too, or on disk
+(residence.py), with the same batches.
 """
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +17,11 @@ from torch import Tensor
 
 from memtrain.config import Stream
 from memtrain.data.codec import TokenCodec, decode_text
+from memtrain.data.residence import Resident, auto_limit, gigabytes, stays_on_disk
 from memtrain.data.store import (
     LoadedSplit,
     Store,
-    StoreMeta,
+    alphabet_of,
     blocks,
     identity_of,
     load_splits,
@@ -25,6 +29,7 @@ from memtrain.data.store import (
     require_tokens,
 )
 from memtrain.data.task import Corpus, Task
+from memtrain.data.token_file import TokenFile
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch
 
@@ -33,14 +38,17 @@ LONG_DOCUMENT = 2**14
 """Documents of more tokens than this on average are books rather than stories or images."""
 FEW_DOCUMENTS = 2**10
 """With fewer long documents than this, their starts would be sampled too often."""
+SEARCHED, STRETCH = 2**28, 2**20
+"""Lines are found in this many tokens at most: in evenly spread stretches of a longer text."""
+CPU = torch.device("cpu")
 
 
 class StreamTask(Task):
     """Windows of a token stream; every token but the first is the target of the one before.
 
     No two windows of a batch start at the same place while there are others. Held-out sequences
-    always start where a document does. The store is read once, into memory: later changes to its
-    folder have no effect.
+    always start where a document does. Later changes to the store's folder have no effect: its
+    tokens are read once, into memory, or its files stay open.
 
     Args:
         store: the prepared data.
@@ -70,12 +78,15 @@ class StreamTask(Task):
         self.identity = identity_of(store.splits)
         require_tokens(store, "train", length + 1)
         if like is None:
-            splits = load_splits(store) if splits is None else splits
-            codec = _codec(store.meta, splits["train"])
-            self._tokens = {name: torch.from_numpy(one.tokens) for name, one in splits.items()}
+            if splits is None:
+                splits = load_splits(store, on_disk=_opens_on_disk(config.resident, store))
+            codec = _codec(store, splits["train"])
+            self._tokens = {name: _as_tensor(one.tokens) for name, one in splits.items()}
             self._starts = {name: one.starts for name, one in splits.items()}
+            self._device = CPU
         else:
             codec, self._tokens, self._starts = like.spelling, like._tokens, like._starts
+            self._device = like._device
         self.spelling: TokenCodec = codec
         self.unit = _unit(codec)
         self._document_rows = round(config.document_starts * empty_start_rows)
@@ -85,7 +96,7 @@ class StreamTask(Task):
     def from_config(cls, config: Stream) -> "StreamTask":
         if not config.path:
             raise MemtrainError("data.path: name a folder that `memtrain data` prepared")
-        store, splits = load_store(Path(config.path))
+        store, splits = load_store(Path(config.path), partial(_opens_on_disk, config.resident))
         require_tokens(store, "test", config.evaluate_length + 1)
         return cls(store, config, config.evaluate_length, splits=splits)
 
@@ -93,18 +104,50 @@ class StreamTask(Task):
         return StreamTask(self.store, self.config, length, empty_start_rows, like=self)
 
     def tokens(self, split: str) -> Integer[Tensor, " N"]:
-        """All tokens of a split, on the task's device."""
-        return self._tokens[split]
+        """All tokens of a split, on the task's device; read into memory if they are on disk."""
+        tokens = self._tokens[split]
+        return self._loaded(split, CPU) if isinstance(tokens, TokenFile) else tokens
 
     @property
     def device(self) -> torch.device:
-        return self._tokens["train"].device
+        return self._device
+
+    @property
+    def in_background(self) -> bool:
+        tokens = self._tokens["train"]
+        return isinstance(tokens, TokenFile) or tokens.device.type != self._device.type
+
+    @property
+    def placement(self) -> str:
+        size, setting = gigabytes(self.store.nbytes), f"data.resident={self.config.resident}"
+        if not self.in_background:
+            place = "memory" if self._device.type == "cpu" else self._device
+            return f"data: {size} of tokens, in {place} ({setting})"
+        place = "disk" if isinstance(self._tokens["train"], TokenFile) else "memory"
+        if self.config.resident == "auto":
+            setting += f": more than {gigabytes(auto_limit(self._device))}, the limit here"
+        return f"data: {size} of tokens, read from {place} a batch ahead ({setting})"
 
     def to(self, device: torch.device) -> "StreamTask":
-        """Move the tokens to a device once, so that sampling needs no copy."""
-        self._tokens = {split: tokens.to(device) for split, tokens in self._tokens.items()}
+        """Move the tokens to a device once, so that sampling needs no copy, if there is room."""
+        if not stays_on_disk(self.store.nbytes, self.config.resident, device):
+            self._tokens = {split: self._loaded(split, device) for split in self._tokens}
+        self._device = device
         self._sampler = None
         return self
+
+    def _loaded(self, split: str, device: torch.device) -> Integer[Tensor, " N"]:
+        """The tokens of a split on a device; those of a file are copied block by block."""
+        tokens = self._tokens[split]
+        if isinstance(tokens, Tensor):
+            return tokens.to(device)
+        blocks = map(_as_tensor, tokens.checked_blocks(self.store.splits[split].sha256))
+        first, filled = next(blocks), 0
+        whole = torch.empty(len(tokens), dtype=first.dtype, device=device)
+        for block in chain([first], blocks):
+            whole[filled : filled + len(block)] = block
+            filled += len(block)
+        return whole
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         if self._sampler is None:  # only for training: evaluation may need longer windows
@@ -129,7 +172,8 @@ class StreamTask(Task):
         starts = self._held_out_starts()
         if len(starts) < count and self._has_one_document():
             last = len(self._tokens["test"]) - self.sequence_length - 1
-            starts = torch.linspace(0, last, count).long().unique()
+            exact = torch.float32 if last < 2**24 else torch.float64
+            starts = torch.linspace(0, last, count, dtype=exact).long().unique()
         order = torch.randperm(len(starts), generator=generator)
         return self._gather(self._tokens["test"], starts[order[:count]])
 
@@ -151,10 +195,8 @@ class StreamTask(Task):
         complete = self._starts["test"] < len(self._tokens["test"]) - self.sequence_length
         return int(complete.sum()) < 2 and self.store.meta.document_length is None
 
-    def _gather(self, tokens: Tensor, offsets: Int[Tensor, " B"]) -> Batch:
-        offsets = offsets.to(tokens.device)
-        span = torch.arange(self.sequence_length + 1, device=tokens.device)
-        window = tokens[offsets[:, None] + span].long()
+    def _gather(self, tokens: Tensor | TokenFile, offsets: Int[Tensor, " B"]) -> Batch:
+        window = _windows(tokens, offsets, self.sequence_length + 1)
         return Batch(window[:, :-1], window[:, 1:])
 
     def corpus(self) -> Corpus:
@@ -165,9 +207,9 @@ class StreamTask(Task):
     def held_out_images(self, count: int, generator: torch.Generator) -> Int[Tensor, "B L"] | None:
         if self.store.meta.picture is None:
             return None
-        images = self._tokens["test"].view(-1, self.store.meta.picture.length)
-        order = torch.randperm(len(images), generator=generator)[:count]
-        return images[order.to(images.device)].long()
+        test, length = self._tokens["test"], self.store.meta.picture.length
+        order = torch.randperm(len(test) // length, generator=generator)[:count]
+        return _windows(test, order * length, length).to(self.device)
 
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         if self.store.meta.text:
@@ -181,13 +223,37 @@ def _unit(codec: TokenCodec) -> str:
     return "pixel" if codec.picture and codec.picture.patch == 1 else "token"
 
 
-def _codec(meta: StoreMeta, train: LoadedSplit) -> TokenCodec:
-    tokens, starts = train.tokens, train.starts
-    start = int(np.bincount(tokens[starts[:10_000]]).argmax())  # the most common first token
+def _opens_on_disk(resident: Resident, store: Store) -> bool:
+    """Whether a store is opened on disk; one for the device is loaded when that is known."""
+    return stays_on_disk(store.nbytes, "auto" if resident == "device" else resident, CPU)
+
+
+def _as_tensor(tokens: Integer[np.ndarray, " N"] | TokenFile) -> Integer[Tensor, " N"] | TokenFile:
+    """Tokens as a tensor that can be indexed on every device, which those of uint32 cannot."""
+    if isinstance(tokens, TokenFile):
+        return tokens
+    return torch.from_numpy(tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens)
+
+
+def _windows(
+    tokens: Integer[Tensor, " N"] | TokenFile, offsets: Int[Tensor, " B"], size: int
+) -> Int[Tensor, "B size"]:
+    """The windows that start at these offsets, where the tokens are; those on disk in memory."""
+    if isinstance(tokens, TokenFile):
+        return torch.from_numpy(tokens.windows(offsets.cpu().numpy(), size))
+    offsets = offsets.to(tokens.device)
+    return tokens[offsets[:, None] + torch.arange(size, device=tokens.device)].long()
+
+
+def _codec(store: Store, train: LoadedSplit) -> TokenCodec:
+    meta, tokens, starts = store.meta, train.tokens, train.starts
+    firsts = starts[:10_000]
+    on_disk = isinstance(tokens, TokenFile)
+    firsts = tokens.windows(firsts, 1)[:, 0] if on_disk else tokens[firsts]
+    start = int(np.bincount(firsts).argmax())  # the most common first token
     alphabet: tuple[int, ...] = ()
     if meta.text:
-        counts = sum(np.bincount(block, minlength=meta.vocab_size) for block in blocks(tokens))
-        alphabet = tuple(np.flatnonzero(counts).tolist())
+        alphabet = store.splits["train"].alphabet or alphabet_of(blocks(tokens))
         if NEWLINE in alphabet and has_few_long_documents(starts, len(tokens)):
             start = NEWLINE  # any line may begin a text
     return TokenCodec(
@@ -215,8 +281,8 @@ class WindowSampler:
         size: tokens in a window.
         cross_documents: whether a window may reach from one document into the next.
         device: where offsets are sampled.
-        begins: offsets for windows that begin documents; the starts by default. Those without
-            room for a window are left out.
+        begins: offsets for windows that begin documents, in order; the starts by default. Those
+            without room for a window are left out.
     """
 
     def __init__(
@@ -243,12 +309,16 @@ class WindowSampler:
         ends = room.cumsum()
         before = ends - room
         begins = starts if begins is None else np.asarray(begins)
-        document = np.searchsorted(first, begins, side="right") - 1
-        into = begins - first[document]
-        fits = (document >= 0) & (into < room[document])
+        if cross_documents:  # a view: there may be hundreds of millions of documents
+            begins = begins[: np.searchsorted(begins, room[0])]
+        else:
+            document = np.searchsorted(first, begins, side="right") - 1
+            into = begins - first[document]
+            fits = (document >= 0) & (into < room[document])
+            begins = (before[document] + into)[fits]
         self.places = int(ends[-1])
         """The number of possible starts."""
-        self._begins = torch.from_numpy((before[document] + into)[fits]).to(device)
+        self._begins = torch.from_numpy(begins).to(device)
         self._first = torch.from_numpy(first).to(device)
         self._ends = torch.from_numpy(ends).to(device)
         self._before = torch.from_numpy(before).to(device)
@@ -330,7 +400,7 @@ def has_few_long_documents(starts: Int64[np.ndarray, " K"], tokens: int) -> bool
 
 def document_begins(
     starts: Int64[np.ndarray, " K"],
-    tokens: Integer[Tensor, " N"],
+    tokens: Integer[Tensor, " N"] | TokenFile,
     rows: int,
     *,
     text: bool,
@@ -341,14 +411,26 @@ def document_begins(
     These are the starts of documents if there are enough of them for the rows of a batch. If not,
     or if the documents are few and long, any line of a text counts, with the line end before it:
     that is where generation starts. A long stream without lines has none, so its windows begin
-    anywhere. Images always begin at their starts.
+    anywhere. Images always begin at their starts. In texts of more than SEARCHED tokens some lines
+    are left out.
     """
     long = not images and has_few_long_documents(starts, len(tokens))
     if len(starts) >= rows and not long:
         return starts
     if text:
-        lines = (tokens == NEWLINE).nonzero()[:, 0].cpu().numpy()
-        starts = np.union1d(starts, lines)
+        starts = np.union1d(starts, _line_ends(tokens))
     if long and (len(starts) < rows or has_few_long_documents(starts, len(tokens))):
         return starts[:0]
     return starts
+
+
+def _line_ends(tokens: Integer[Tensor, " N"] | TokenFile) -> Int64[np.ndarray, " M"]:
+    firsts = range(0, len(tokens), STRETCH)
+    if len(tokens) > SEARCHED:
+        last = len(tokens) - STRETCH
+        firsts = np.linspace(0, last, SEARCHED // STRETCH).astype(np.int64).tolist()
+    found = []
+    for first in firsts:
+        part = torch.as_tensor(tokens[first : first + STRETCH])
+        found.append(first + (part == NEWLINE).nonzero()[:, 0].cpu().numpy())
+    return np.concatenate(found)

@@ -317,7 +317,7 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
     if task.spelling.start_written:  # then the first input is data too, but not a target
         sequences = torch.cat([batch.inputs[:, :1], sequences], dim=1)
         targets = F.pad(targets, (1, 0), value=IGNORE_INDEX)
-    place = corpus.tokens.device
+    place = corpus.device
     limit = COUNTED.get(place.type, COUNTED["cpu"])
     return count_baselines(corpus, sequences.to(place), targets.to(place), limit)
 

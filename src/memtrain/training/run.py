@@ -380,7 +380,10 @@ class Run:
         return self
 
     def _prepare_engine(self, reporter: Reporter) -> None:
-        """Report the fast paths, and compile an evaluation's kernels together, not one by one."""
+        """Report where the data is and which fast paths serve; compile an evaluation's kernels
+        together, not one by one."""
+        if self.task.placement:
+            reporter.say(self.task.placement)
         if self.engine.fast:
             from memtrain.accel.fast_paths import summary
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from memtrain.data.store import (
     SplitInfo,
     Store,
     StoreMeta,
+    alphabet_of,
     are_starts,
     blocks,
     check_tokens,
@@ -83,7 +85,7 @@ def write_store(
                 "version": STORE_VERSION,
                 **asdict(meta),
                 "dtype": meta.dtype.name,
-                "splits": {name: asdict(info) for name, info in infos.items()},
+                "splits": {name: _plain(info) for name, info in infos.items()},
             }
             with open_new(draft / "meta.json") as file:
                 file.write(f"{json.dumps(plain, indent=2)}\n".encode())
@@ -166,13 +168,15 @@ def _check_split(meta: StoreMeta, name: str, split: Split) -> None:
 
 
 def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> SplitInfo:
-    digest = hashlib.sha256()
+    digest, alphabet = hashlib.sha256(), ()
     with open_new(draft / f"{name}.bin") as file:
         for block in blocks(split.tokens):
             check_tokens(block, meta, name)
             raw = np.ascontiguousarray(block, meta.dtype).data
             digest.update(raw)
             file.write(raw)
+            if meta.text and meta.dtype.itemsize == 1:  # bytes
+                alphabet = tuple(sorted({*alphabet, *alphabet_of([block])}))
     if split.starts is None:
         documents = len(split.tokens) // (meta.document_length or 1)
     else:
@@ -186,7 +190,13 @@ def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> Split
             )
         with open_new(draft / f"{name}.labels.npy") as file:
             np.save(file, split.labels.astype(np.uint16))
-    return SplitInfo(len(split.tokens), documents, digest.hexdigest())
+    return SplitInfo(len(split.tokens), documents, digest.hexdigest(), alphabet)
+
+
+def _plain(info: SplitInfo) -> dict[str, Any]:
+    """A split's JSON; an earlier memtrain reads it if there is no alphabet."""
+    plain = asdict(info)
+    return plain if info.alphabet else {name: plain[name] for name in plain if name != "alphabet"}
 
 
 def _clear_drafts(draft: Path) -> None:
