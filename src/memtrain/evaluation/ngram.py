@@ -48,6 +48,8 @@ class Baseline:
     mse: float | None = None
     """Of numbers, in the model's units; as is `crps`."""
     crps: float | None = None
+    training_tokens: int | None = None
+    """Training tokens that there are, of which `fitted_tokens` were counted, evenly spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,13 @@ def count_baselines(
     first = f"previous {corpus.unit}"
     named = {"order 0": losses[0], first: losses[1], farthest: losses[-1]}
     return [
-        Baseline(f"counts, {name}", nats, nats / math.log(2), fitted)
+        Baseline(
+            f"counts, {name}",
+            nats,
+            nats / math.log(2),
+            fitted,
+            training_tokens=len(corpus.tokens),
+        )
         for name, nats in named.items()
     ]
 

@@ -1,5 +1,6 @@
 """Write a store: next to its final place, synced to disk, then renamed."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -36,6 +37,7 @@ PROVENANCE = "options.json"
 _FILES = {"meta.json", PROVENANCE}
 _FILES |= {f"{split}.{end}" for split in SPLITS for end in ("bin", "starts.npy", "labels.npy")}
 _DRAFT = re.compile(r"\.draft-.+-([0-9a-f]{12}|\d+)(-old)?")  # digits: of earlier versions
+SPACE_REMEDY = "free some, or prepare on another disk: memtrain data PATH --out FOLDER"
 STALE_SECONDS = 3600
 """A draft unchanged for this long is left over from a killed process. Its age is the only evidence
 where locks do not work between machines."""
@@ -79,6 +81,7 @@ def write_store(
     folder = folder.parent.resolve() / folder.name if folder.name else folder.resolve()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(folder, sum(_bytes(meta, split) for split in splits.values()))
         with store_lock(folder), draft_folder(folder) as draft:
             infos = {name: _write_split(draft, meta, name, splits[name]) for name in SPLITS}
             plain = {
@@ -91,8 +94,26 @@ def write_store(
                 file.write(f"{json.dumps(plain, indent=2)}\n".encode())
             publish(draft, folder, overwrite)
     except OSError as error:
-        raise MemtrainError(f"{folder}: {error.strerror or error}") from None
+        remedy = ""
+        if error.errno == errno.ENOSPC:
+            remedy = f"; nothing is left behind; {SPACE_REMEDY}"
+        raise MemtrainError(f"{folder}: {error.strerror or error}{remedy}") from None
     return open_store(folder)
+
+
+def _bytes(meta: StoreMeta, split: Split) -> int:
+    starts = 0 if split.starts is None else split.starts.nbytes
+    return len(split.tokens) * meta.dtype.itemsize + starts
+
+
+def _require_space(folder: Path, needed: int) -> None:
+    """Refuse a store that the disk has no room for, before it is written."""
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise MemtrainError(
+            f"{folder}: needs {needed / 1e9:,.3g} GB, its disk has {free / 1e9:,.3g} GB free; "
+            f"{SPACE_REMEDY}"
+        )
 
 
 @contextmanager
