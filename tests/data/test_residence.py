@@ -171,7 +171,8 @@ def test_images_on_disk_are_those_in_memory(tmp_path: Path):
         ).held_out_images(2, seeded())
         for place in ("device", "disk")
     ]
-    assert found[0] is not None and found[1] is not None and torch.equal(*found)
+    one, other = found
+    assert one is not None and other is not None and torch.equal(one, other)
 
 
 def test_a_store_beyond_the_limit_stays_on_disk_until_a_device_has_room(

@@ -7,7 +7,6 @@ document does. Window starts are sampled on the model's device; the tokens are t
 
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +80,10 @@ class StreamTask(Task):
             if splits is None:
                 splits = load_splits(store, on_disk=_opens_on_disk(config.resident, store))
             codec = _codec(store, splits["train"])
-            self._tokens = {name: _as_tensor(one.tokens) for name, one in splits.items()}
+            self._tokens = {
+                name: one.tokens if isinstance(one.tokens, TokenFile) else _as_tensor(one.tokens)
+                for name, one in splits.items()
+            }
             self._starts = {name: one.starts for name, one in splits.items()}
             self._device = CPU
         else:
@@ -141,11 +143,10 @@ class StreamTask(Task):
         tokens = self._tokens[split]
         if isinstance(tokens, Tensor):
             return tokens.to(device)
-        blocks = map(_as_tensor, tokens.checked_blocks(self.store.splits[split].sha256))
-        first, filled = next(blocks), 0
-        whole = torch.empty(len(tokens), dtype=first.dtype, device=device)
-        for block in chain([first], blocks):
-            whole[filled : filled + len(block)] = block
+        kind, filled = _as_tensor(np.zeros(0, tokens.dtype)).dtype, 0
+        whole = torch.empty(len(tokens), dtype=kind, device=device)
+        for block in tokens.checked_blocks(self.store.splits[split].sha256):
+            whole[filled : filled + len(block)] = _as_tensor(block)
             filled += len(block)
         return whole
 
@@ -228,10 +229,8 @@ def _opens_on_disk(resident: Resident, store: Store) -> bool:
     return stays_on_disk(store.nbytes, "auto" if resident == "device" else resident, CPU)
 
 
-def _as_tensor(tokens: Integer[np.ndarray, " N"] | TokenFile) -> Integer[Tensor, " N"] | TokenFile:
+def _as_tensor(tokens: Integer[np.ndarray, " N"]) -> Integer[Tensor, " N"]:
     """Tokens as a tensor that can be indexed on every device, which those of uint32 cannot."""
-    if isinstance(tokens, TokenFile):
-        return tokens
     return torch.from_numpy(tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens)
 
 
