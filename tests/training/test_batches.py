@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conftest import TINY, seeded
-from memtrain.config import RunConfig, Stream
+from memtrain.config import EngineConfig, RunConfig, Stream
 from memtrain.data.prepare import prepare_tokens
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
@@ -251,3 +251,21 @@ def test_the_start_of_a_run_says_where_its_tokens_are(store: Path, tmp_path: Pat
         "data: 11.7 KiB of tokens, in memory (data.resident=auto)",
         "data: 11.7 KiB of tokens, read from disk a batch ahead (data.resident=disk)",
     ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", ["smt", "dmt", "bptt"])
+def test_captured_steps_from_disk_equal_those_from_the_gpu(store: Path, stage: str):
+    """Tokens on the GPU are sampled inside the graph, those on disk copied in before each replay:
+    both take the same numbers from the GPU's generator."""
+    metrics, states = {}, {}
+    for resident in ("device", "disk"):
+        run = Run(run_config(store, resident, engine=EngineConfig(device="cuda")))
+        config = run.config.stages()[stage]
+        trainer = Trainer(run.objective(stage), config, run.task, run.engine, seed=1)
+        assert trainer.captured and run.task.in_background == (resident == "disk")
+        with trainer.frozen_rest():
+            metrics[resident] = [float(trainer.train_step()["loss"]) for _ in range(20)]
+        states[resident] = trainer.generator.get_state()
+    assert metrics["disk"] == metrics["device"]
+    assert torch.equal(states["disk"], states["device"])
