@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -135,6 +136,35 @@ def test_more_than_256_tokens_take_two_little_endian_bytes(tmp_path: Path):
     assert store.tokens("test").tolist() == [0, 258, 65535]
 
 
+def test_more_than_65536_tokens_take_four_little_endian_bytes(tmp_path: Path):
+    split = stream(0, 65536, 2**24 - 1)
+    store = write_store(tmp_path / "w", meta(vocab_size=2**24), {"train": split, "test": split})
+    assert (store.folder / "train.bin").read_bytes() == bytes(
+        [0, 0, 0, 0, 0, 0, 1, 0, 255, 255, 255, 0]
+    )
+    assert json.loads((store.folder / "meta.json").read_text())["dtype"] == "uint32"
+    again = open_store(store.folder, verify=True)
+    assert again.tokens("test").tolist() == [0, 65536, 2**24 - 1]
+    assert load_splits(again)["train"].tokens[2] == 2**24 - 1
+    assert again.nbytes == 24
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [(256, "uint8"), (257, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32"), (2**24, "uint32")],
+)
+def test_tokens_take_the_smallest_type_that_holds_the_vocabulary(vocab_size: int, dtype: str):
+    assert meta(vocab_size=vocab_size).dtype.name == dtype
+
+
+def test_the_bytes_that_occur_are_recorded_of_a_text(tmp_path: Path):
+    split = stream(*b"banana")
+    text = meta(vocab_size=256, text=True)
+    store = write_store(tmp_path / "t", text, {"train": split, "test": stream(*b"fig")})
+    assert bytes(store.splits["train"].alphabet) == b"abn"
+    assert bytes(open_store(store.folder).splits["test"].alphabet) == b"fgi"
+
+
 @settings(max_examples=25)  # each is synced to disk
 @given(data=st.data(), vocab_size=st.sampled_from([2, 255, 256, 257, 2**16]))
 def test_any_tokens_survive(data, vocab_size: int, tmp_path_factory: pytest.TempPathFactory):
@@ -187,8 +217,8 @@ def test_bad_tokens_are_refused_and_leave_nothing(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": 1}, "vocab_size=1: must be 2..65,536"),
-        ({"vocab_size": 65537}, "vocab_size=65537"),
+        ({"vocab_size": 1}, "vocab_size=1: must be 2..16,777,216"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size=16777217: must be 2..16,777,216"),
         ({"document_length": 0}, "document_length=0"),
         ({"separator": 10}, "separator=10: must be 0..9"),
         (
@@ -512,3 +542,45 @@ def test_a_named_pipe_in_place_of_a_file_is_refused(folder: Path, name: str):
 def test_a_missing_store_error_names_the_command(tmp_path: Path, name: str, command: str):
     message = refusal(lambda: open_store(tmp_path / name))
     assert message.endswith("; " + command.format(tmp_path / name)) or command in message
+
+
+# ---------------------------------------------------------------------------------------- large
+
+
+def test_tokens_of_a_large_store_are_not_scanned_when_it_is_opened(folder: Path, monkeypatch):
+    """Those that are read are checked then."""
+    (folder / "train.bin").write_bytes(bytes([1, 2, 3, 99, 0]))
+    assert "holds the token 99" in refusal(lambda: open_store(folder))
+    monkeypatch.setattr(store_module, "SCANNED_TOKENS", 4)
+    store = open_store(folder)
+    file = store.token_file("train")
+    assert file.windows(np.array([0]), 3).tolist() == [[1, 2, 3]]
+    message = refusal(lambda: file.windows(np.array([1]), 3))
+    assert "train.bin: token 3 is 99, outside the vocabulary 0..9" in message
+    assert "checksum" in refusal(lambda: open_store(folder, verify=True))
+
+
+def test_a_truncated_store_is_refused_on_disk_and_in_memory(folder: Path):
+    store = open_store(folder)
+    os.truncate(folder / "train.bin", 3)
+    for on_disk in (True, False):
+        message = refusal(lambda place=on_disk: load_splits(store, on_disk=place))
+        assert "train.bin" in message and message.endswith("remove it and prepare it again")
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=20))
+    message = refusal(lambda: write_store(tmp_path / "toy", meta(), SPLITS))
+    assert "toy: needs 3.1e-08 GB, its disk has 2e-08 GB free; free some, or prepare" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path: Path, monkeypatch):
+    def full(path: Path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(store_writer, "sync", full)
+    message = refusal(lambda: write_store(tmp_path / "toy", meta(), SPLITS))
+    assert "toy: No space left on device; nothing is left behind; free some" in message
+    assert not list(tmp_path.iterdir())

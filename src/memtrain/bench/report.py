@@ -36,13 +36,14 @@ def print_results(results: Sequence[CaseResult], peak: float, device: torch.devi
     parts = PARTS if console.width < WIDEST else (sum(PARTS, ()),)
     for part in parts:
         columns = [name for name in part if any(row[name] for row in rows)]
-        table = _table("", columns)
+        table = empty_table("", columns)
         for result, row in zip(results, rows, strict=True):
             table.add_row(result.label, *(row[name] for name in columns))
         console.print(table)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
+def empty_table(title: str, columns: Sequence[str]) -> Table:
+    """An empty table with a column per name after the title."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(title, no_wrap=True)
     for name in columns:
@@ -114,7 +115,7 @@ def print_curves(curves: Curves) -> None:
     console.print(curves.machine)
     for measure in curves.measures:
         title, unit, form = UNITS[measure]
-        table = _table(title, curves.steps)
+        table = empty_table(title, curves.steps)
         for axis in curves.axes:
             lines = {step: dict(curves.line(step, axis, measure)) for step in curves.steps}
             before: list[float | None] = [None] * len(lines)

@@ -22,10 +22,15 @@ class _BenchOptions:
     """Time training steps (SMT, DMT, BPTT) and generation on this machine: the fast path, and the
     plain PyTorch reference."""
 
-    suite: tyro.conf.Positional[Literal["smt", "dmt", "generate", "bptt", "all", "growth"]] = "all"
+    suite: tyro.conf.Positional[
+        Literal["smt", "dmt", "generate", "bptt", "all", "growth", "data"]
+    ] = "all"
     """smt, dmt, generate, bptt, all, or growth: step time against length, memory tokens, width and
     batch size, which takes minutes. Ctrl-C stops growth after the running step, a second one at
-    once; the points measured so far are plotted."""
+    once; the points measured so far are plotted. Or data: SMT and BPTT steps from a large token
+    file on disk, dropped from the page cache before, and from a small one, in turns; with the peak
+    memory of both processes. RssAnon is what a process allocated itself, VmHWM all its resident
+    pages, with mapped libraries and files; neither counts the page cache."""
     size: Literal["auto", "paper", "tiny"] = "auto"
     """Size of the models; auto: the paper's on a GPU, else tiny."""
     seconds: float | None = None
@@ -42,6 +47,10 @@ class _BenchOptions:
     """Start no more steps of growth after this many minutes, and plot."""
     redraw: Path | None = None
     """Plot and print an earlier growth from its JSON file; time nothing."""
+    gigabytes: float = 3.0
+    """Size of data's large token file, in 10^9 bytes; its store takes as much again."""
+    folder: Path | None = None
+    """Folder for data's files (default: the system's temporary folder). They are removed."""
     explain: bool = False
     """Print which fast path serves each part of the models, and why a better one does not; time
     nothing."""
@@ -52,7 +61,7 @@ class _BenchOptions:
 def bench(arguments: list[str]) -> int:
     """Time training steps and generation on this machine."""
     options = parse(_BenchOptions, arguments, "memtrain bench")
-    for name in ("seconds", "minutes"):
+    for name in ("seconds", "minutes", "gigabytes"):
         given = getattr(options, name)
         if given is not None and not given > 0:
             raise MemtrainError(f"{name}={given}: must be above 0")
@@ -63,11 +72,18 @@ def bench(arguments: list[str]) -> int:
         lines = explain_models(size, engine)
         print(json.dumps({"size": size, "fast_paths": lines}) if options.json else "\n".join(lines))
         return 0
+    for name, default, suite in (
+        ("minutes", math.inf, "growth"),
+        ("redraw", None, "growth"),
+        ("gigabytes", 3.0, "data"),
+        ("folder", None, "data"),
+    ):
+        if options.suite != suite and getattr(options, name) != default:
+            raise MemtrainError(f"{name}: only for {suite}; memtrain bench {suite} --{name} ...")
     if options.suite == "growth":
         return _growth(options)
-    for name, default in (("minutes", math.inf), ("redraw", None)):
-        if getattr(options, name) != default:
-            raise MemtrainError(f"{name}: only for growth; memtrain bench growth --{name} ...")
+    if options.suite == "data":
+        return _data(options)
 
     import torch
 
@@ -129,6 +145,20 @@ def _growth(options: Any) -> int:
     draw_curves(curves, options.figure)
     _say(f"figure  {options.figure}")
     return status
+
+
+def _data(options: Any) -> int:
+    """Train from a large and a small token file, and print speed and memory."""
+    from memtrain.bench.large_data import data_record, measure_data, print_data
+
+    device, size, engine = _machine(options)
+    seconds = 3.0 if options.seconds is None else options.seconds
+    cases = measure_data(options.gigabytes, size, engine, seconds, options.folder, _say)
+    if options.json:
+        print(json.dumps(data_record(cases, size, device)))
+    else:
+        print_data(cases, device)
+    return 0
 
 
 def _machine(options: Any) -> tuple[Any, str, Any]:

@@ -179,6 +179,10 @@ class Stream(Checked):
     document_starts: Fraction = 0.5
     """Of the training windows that start from the empty memory, the fraction that starts where a
     document does, as evaluation and generation do."""
+    resident: Literal["auto", "device", "disk"] = "auto"
+    """Where the tokens are during training, with the same batches: on the model's device, or on
+    disk, from where each batch is read while the step before is computed. auto: on a GPU up to 1/4
+    of its free memory; on a CPU up to 1 GiB, and 1/16 of the free memory; else on disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ CONFIG_VERSION = 1
 MAX_CONFIG_BYTES = 2**20
 ADDED_FIELDS: dict[str, Any] = {
     "data.needle_within": 1.0,
+    "data.resident": "auto",
     "smt.dynamics_steps": 1,
     "smt.normalize_dynamics": False,
     "smt.memory_noise": 0.0,

@@ -1,8 +1,9 @@
-"""Prepared data: token streams on disk, written once and memory-mapped afterwards.
+"""Prepared data: token streams on disk, written once.
 
 A store is a folder with
 
-- `train.bin` and `test.bin`: tokens as little-endian uint8 or uint16 and nothing else;
+- `train.bin` and `test.bin`: tokens as little-endian uint8, uint16 or uint32, the smallest that
+  holds the vocabulary, and nothing else;
 - `train.starts.npy` and `test.starts.npy`: the start of each document, as int64; absent if all
   documents have the same length;
 - `train.labels.npy` and `test.labels.npy`: the class of each document, as uint16; only where the
@@ -14,29 +15,35 @@ A store is a folder with
 import hashlib
 import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, Integer, UInt8, UInt16
+from jaxtyping import Int64, Integer, UInt8, UInt16, UInt32
 from numpy.lib.format import open_memmap, read_array
 
 from memtrain.config.serialize import structure
 from memtrain.data.images import ImageFormat
+from memtrain.data.token_file import TokenFile
 from memtrain.data.tokenizer import MAX_TOKENIZER_BYTES
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import open_regular, read_bytes, read_json
 
 STORE_VERSION = 1
 SPLITS = ("train", "test")
-MAX_VOCAB = 2**16
+MAX_VOCAB = 2**24
+"""Of the largest vocabularies in use, one entry per item of a shop, not per word. An embedding of
+this many tokens and width 64 has a billion parameters."""
 MIN_TOKENS = 2
 """The shortest split: one token to read and one to predict."""
 BLOCK = 2**24
 """Tokens are checked and written this many at a time: a memory map need not fit in memory."""
+SCANNED_TOKENS = 2**26
+"""Opening a store checks each token of a split up to this size; those of a larger split are checked
+as they are read."""
 MAX_META_BYTES = 2**20
 TOKENIZER_FILE = "tokenizer.json"
 MAX_HEADER_BYTES = 2**12
@@ -90,7 +97,8 @@ class StoreMeta:
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype("<u1" if self.vocab_size <= 256 else "<u2")
+        bits = (self.vocab_size - 1).bit_length()
+        return np.dtype("<u1" if bits <= 8 else "<u2" if bits <= 16 else "<u4")
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; what older stores do not have is left out where it is empty."""
@@ -115,11 +123,14 @@ class Split:
     """Bytes of the text, without separators; None if it is no text, or unknown."""
 
 
+Tokens = UInt8[np.ndarray, " N"] | UInt16[np.ndarray, " N"] | UInt32[np.ndarray, " N"]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedSplit:
-    """The tokens of one split and the starts of its documents, in memory."""
+    """The tokens of one split, in memory or on disk, and the starts of its documents."""
 
-    tokens: UInt8[np.ndarray, " N"] | UInt16[np.ndarray, " N"]
+    tokens: Tokens | TokenFile
     starts: Int64[np.ndarray, " K"]
 
 
@@ -132,6 +143,8 @@ class SplitInfo:
     sha256: str
     text_bytes: int | None = None
     """Bytes of the text; None if it is no text, and in stores of older versions."""
+    alphabet: tuple[int, ...] = ()
+    """The bytes that occur, if they are the tokens; empty in stores of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +155,18 @@ class Store:
     meta: StoreMeta
     splits: Mapping[str, SplitInfo]
 
-    def tokens(self, split: str) -> UInt8[np.ndarray, " N"] | UInt16[np.ndarray, " N"]:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tokens."""
+        return sum(info.tokens for info in self.splits.values()) * self.meta.dtype.itemsize
+
+    def token_file(self, split: str) -> TokenFile:
+        """All tokens of a split, to be read where they are needed."""
+        self._check(split)
+        path, info = self.folder / f"{split}.bin", self.splits[split]
+        return TokenFile(path, self.meta.dtype, info.tokens, self.meta.vocab_size)
+
+    def tokens(self, split: str) -> Tokens:
         """All tokens of a split, as a read-only memory map."""
         self._check(split)
         path = self.folder / f"{split}.bin"
@@ -232,24 +256,34 @@ def _remedy(folder: Path) -> str:
     return f"memtrain data SOURCE --out {folder} prepares it, with the same --option as before"
 
 
-def load_store(folder: Path) -> tuple[Store, dict[str, LoadedSplit]]:
-    """Open a store and read all of it; once more if another process replaces it meanwhile."""
+def load_store(
+    folder: Path, on_disk: Callable[[Store], bool] = lambda store: False
+) -> tuple[Store, dict[str, LoadedSplit]]:
+    """Open a store and load its splits; once more if another process replaces it meanwhile.
+
+    Args:
+        folder: the store's folder.
+        on_disk: whether the tokens of a store stay there.
+    """
     with suppress(MemtrainError):
         store = open_store(folder)
-        return store, load_splits(store)
+        return store, load_splits(store, on_disk=on_disk(store))
     time.sleep(0.05)  # a store that is being replaced is missing for a moment
     store = open_store(folder)
-    return store, load_splits(store)
+    return store, load_splits(store, on_disk=on_disk(store))
 
 
-def load_splits(store: Store) -> dict[str, LoadedSplit]:
-    """Read all tokens and starts of a store into memory.
+def load_splits(store: Store, *, on_disk: bool = False) -> dict[str, LoadedSplit]:
+    """Read all starts of a store into memory, and all tokens unless they stay on disk.
+
+    Tokens in memory are compared with their checksum, which takes seconds per gigabyte; those on
+    disk are not.
 
     Raises:
         MemtrainError: the files changed since the store was opened: damaged, or replaced.
     """
     try:
-        splits = {name: _load_split(store, name) for name in SPLITS}
+        splits = {name: _load_split(store, name, on_disk) for name in SPLITS}
         replaced = _read_meta(store.folder) != (store.meta, store.splits)
     except (MemtrainError, OSError) as error:
         raise _with_folder(store.folder, error) from None
@@ -258,8 +292,10 @@ def load_splits(store: Store) -> dict[str, LoadedSplit]:
     return splits
 
 
-def _load_split(store: Store, name: str) -> LoadedSplit:
+def _load_split(store: Store, name: str, on_disk: bool) -> LoadedSplit:
     info = store.splits[name]
+    if on_disk:
+        return LoadedSplit(store.token_file(name), _load_starts(store, name))
     with open_regular(store.folder / f"{name}.bin") as file:
         tokens = np.fromfile(file, store.meta.dtype, info.tokens)
         longer = bool(file.read(1))
@@ -356,7 +392,8 @@ def _check_files(store: Store, name: str, verify: bool) -> None:
     except ValueError:  # not an array, a pickle, cut short
         raise MemtrainError(f"{name}.starts.npy is not what was written") from None
     _check_documents(store, name, starts)
-    if meta.vocab_size <= np.iinfo(meta.dtype).max:  # else every number is a token
+    whole = meta.vocab_size > np.iinfo(meta.dtype).max  # every number is a token
+    if not whole and info.tokens <= SCANNED_TOKENS:
         for block in blocks(store.tokens(name)):
             check_tokens(block, meta, name)
 
@@ -379,7 +416,17 @@ def are_starts(starts: np.ndarray, tokens: int) -> bool:
     )
 
 
-def blocks(tokens: Integer[np.ndarray, " N"]) -> Iterator[Integer[np.ndarray, " block"]]:
+def alphabet_of(tokens: Iterable[Integer[np.ndarray, " block"]]) -> tuple[int, ...]:
+    """The different tokens in some blocks, in order."""
+    seen = np.zeros(0, np.bool_)
+    for block in tokens:
+        if len(seen) <= (highest := int(block.max(initial=0))):
+            seen = np.append(seen, np.zeros(highest + 1 - len(seen), np.bool_))
+        seen[block] = True
+    return tuple(np.flatnonzero(seen).tolist())
+
+
+def blocks(tokens: Integer[np.ndarray, " N"] | TokenFile) -> Iterator[Tokens]:
     """Iterate over the tokens in blocks."""
     for first in range(0, len(tokens), BLOCK):
         yield tokens[first : first + BLOCK]

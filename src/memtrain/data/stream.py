@@ -1,11 +1,13 @@
 """Token streams: a prepared data set as windows of one long sequence.
 
 Training windows start anywhere; a share of those that are read from the empty memory start where a
-document does. Window starts are sampled on the device that holds the tokens.
+document does. Window starts are sampled on the model's device; the tokens are there too, or on disk
+(residence.py), with the same batches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,13 @@ from torch import Tensor
 
 from memtrain.config import Stream
 from memtrain.data.codec import SEPARATOR_TOKEN, TEXT_VOCAB, TokenCodec
+from memtrain.data.residence import Resident, auto_limit, gigabytes, stays_on_disk
 from memtrain.data.store import (
     BLOCK,
     TOKENIZER_FILE,
     LoadedSplit,
     Store,
+    alphabet_of,
     blocks,
     identity_of,
     load_splits,
@@ -27,6 +31,7 @@ from memtrain.data.store import (
     require_tokens,
 )
 from memtrain.data.task import Corpus, Task
+from memtrain.data.token_file import TokenFile
 from memtrain.data.tokenizer import open_tokenizer
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
@@ -38,14 +43,18 @@ FEW_DOCUMENTS = 2**10
 """With fewer long documents than this, their starts would be sampled too often."""
 FEW_HELD_OUT = 64
 """Fewer held-out documents than this are scored in pieces, if they are long."""
+SEARCHED, STRETCH = 2**28, 2**20
+"""Lines are found in this many tokens at most: in evenly spread stretches of a longer text."""
+CPU = torch.device("cpu")
 
 
 class StreamTask(Task):
     """Windows of a token stream; every token but the first is the target of the one before.
 
     No two windows of a batch start at the same place while there are others. Held-out sequences
-    always start where a document does. Tokens of classes are read, but are no targets. The store is
-    read once, into memory: later changes to its folder have no effect.
+    always start where a document does. Tokens of classes are read, but are no targets. A change
+    of the store afterwards has no effect: its tokens are read once, into memory, or its files stay
+    open.
 
     Args:
         store: the prepared data.
@@ -75,12 +84,18 @@ class StreamTask(Task):
         self.identity = identity_of(store.splits)
         require_tokens(store, "train", length + 1)
         if like is None:
-            splits = load_splits(store) if splits is None else splits
+            if splits is None:
+                splits = load_splits(store, on_disk=_opens_on_disk(config.resident, store))
             codec = _codec(store, splits["train"])
-            self._tokens = {name: torch.from_numpy(one.tokens) for name, one in splits.items()}
+            self._tokens = {
+                name: one.tokens if isinstance(one.tokens, TokenFile) else _as_tensor(one.tokens)
+                for name, one in splits.items()
+            }
             self._starts = {name: one.starts for name, one in splits.items()}
+            self._device = CPU
         else:
             codec, self._tokens, self._starts = like.spelling, like._tokens, like._starts
+            self._device = like._device
         self.spelling: TokenCodec = codec
         self.unit = codec.unit
         self._document_rows = round(config.document_starts * empty_start_rows)
@@ -91,7 +106,7 @@ class StreamTask(Task):
     def from_config(cls, config: Stream) -> "StreamTask":
         if not config.path:
             raise MemtrainError("data.path: name a folder that `memtrain data` prepared")
-        store, splits = load_store(Path(config.path))
+        store, splits = load_store(Path(config.path), partial(_opens_on_disk, config.resident))
         require_tokens(store, "test", config.evaluate_length + 1)
         return cls(store, config, config.evaluate_length, splits=splits)
 
@@ -123,18 +138,49 @@ class StreamTask(Task):
         return StreamTask(store, self.config, self.sequence_length)
 
     def tokens(self, split: str) -> Integer[Tensor, " N"]:
-        """All tokens of a split, on the task's device."""
-        return self._tokens[split]
+        """All tokens of a split, on the task's device; read into memory if they are on disk."""
+        tokens = self._tokens[split]
+        return self._loaded(split, CPU) if isinstance(tokens, TokenFile) else tokens
 
     @property
     def device(self) -> torch.device:
-        return self._tokens["train"].device
+        return self._device
+
+    @property
+    def in_background(self) -> bool:
+        tokens = self._tokens["train"]
+        return isinstance(tokens, TokenFile) or tokens.device.type != self._device.type
+
+    @property
+    def placement(self) -> str:
+        size, setting = gigabytes(self.store.nbytes), f"data.resident={self.config.resident}"
+        if not self.in_background:
+            place = "memory" if self._device.type == "cpu" else self._device
+            return f"data: {size} of tokens, in {place} ({setting})"
+        place = "disk" if isinstance(self._tokens["train"], TokenFile) else "memory"
+        if self.config.resident == "auto":
+            setting += f": more than {gigabytes(auto_limit(self._device))}, the limit here"
+        return f"data: {size} of tokens, read from {place} a batch ahead ({setting})"
 
     def to(self, device: torch.device) -> "StreamTask":
-        """Move the tokens to a device once, so that sampling needs no copy."""
-        self._tokens = {split: tokens.to(device) for split, tokens in self._tokens.items()}
+        """Move the tokens to a device once, so that sampling needs no copy, if there is room."""
+        if not stays_on_disk(self.store.nbytes, self.config.resident, device):
+            self._tokens = {split: self._loaded(split, device) for split in self._tokens}
+        self._device = device
         self._sampler = None
         return self
+
+    def _loaded(self, split: str, device: torch.device) -> Integer[Tensor, " N"]:
+        """The tokens of a split on a device; those of a file are copied block by block."""
+        tokens = self._tokens[split]
+        if isinstance(tokens, Tensor):
+            return tokens.to(device)
+        kind, filled = _as_tensor(np.zeros(0, tokens.dtype)).dtype, 0
+        whole = torch.empty(len(tokens), dtype=kind, device=device)
+        for block in tokens.checked_blocks(self.store.splits[split].sha256):
+            whole[filled : filled + len(block)] = _as_tensor(block)
+            filled += len(block)
+        return whole
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         if self._sampler is None:  # only for training: evaluation may need longer windows
@@ -160,7 +206,8 @@ class StreamTask(Task):
         starts = self._held_out_starts()
         if len(starts) < count and self._has_one_document():
             last = len(self._tokens["test"]) - self.sequence_length - 1
-            starts = torch.linspace(0, last, count).long().unique()
+            exact = torch.float32 if last < 2**24 else torch.float64
+            starts = torch.linspace(0, last, count, dtype=exact).long().unique()
         order = torch.randperm(len(starts), generator=generator)
         return self._gather(self._tokens["test"], starts[order[:count]])
 
@@ -187,10 +234,8 @@ class StreamTask(Task):
         complete = self._starts["test"] < len(self._tokens["test"]) - self.sequence_length
         return int(complete.sum()) < 2 and self.store.meta.document_length is None
 
-    def _gather(self, tokens: Tensor, offsets: Int[Tensor, " B"]) -> Batch:
-        offsets = offsets.to(tokens.device)
-        span = torch.arange(self.sequence_length + 1, device=tokens.device)
-        window = tokens[offsets[:, None] + span].long()
+    def _gather(self, tokens: Tensor | TokenFile, offsets: Int[Tensor, " B"]) -> Batch:
+        window = _windows(tokens, offsets, self.sequence_length + 1)
         inputs, targets = window[:, :-1], window[:, 1:]
         if self.spelling.classes:  # which are chosen, and not predicted
             targets = targets.where(targets < self.spelling.writable, IGNORE_INDEX)
@@ -202,15 +247,15 @@ class StreamTask(Task):
             return Corpus(self._tokens["train"], self.vocab_size, self.unit, None, length)
         tokens, width = self._tokens["train"], image.width // image.patch
         if self.spelling.classes:
-            tokens = tokens.view(-1, image.length + 1)[:, 1:].reshape(-1)
+            tokens = self.tokens("train").view(-1, image.length + 1)[:, 1:].reshape(-1)
         return Corpus(tokens, image.vocab_size, self.unit, width, image.length)
 
     def held_out_images(self, count: int, generator: torch.Generator) -> Int[Tensor, "B L"] | None:
         if self.store.meta.picture is None:
             return None
-        images = self._tokens["test"].view(-1, self.store.meta.document_length or 1)
-        order = torch.randperm(len(images), generator=generator)[:count]
-        return images[order.to(images.device)].long()
+        test, length = self._tokens["test"], self.store.meta.document_length or 1
+        order = torch.randperm(len(test) // length, generator=generator)[:count]
+        return _windows(test, order * length, length).to(self.device)
 
     def target_bytes(self, targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"] | None:
         """The bytes of text that each target stands for: exact for bytes and byte-level tokens.
@@ -229,11 +274,31 @@ class StreamTask(Task):
         return super().describe(inputs, targets)
 
 
+def _opens_on_disk(resident: Resident, store: Store) -> bool:
+    """Whether a store is opened on disk; one for the device is loaded when that is known."""
+    return stays_on_disk(store.nbytes, "auto" if resident == "device" else resident, CPU)
+
+
+def _as_tensor(tokens: Integer[np.ndarray, " N"]) -> Integer[Tensor, " N"]:
+    """Tokens as a tensor that can be indexed on every device, which those of uint32 cannot."""
+    return torch.from_numpy(tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens)
+
+
+def _windows(
+    tokens: Integer[Tensor, " N"] | TokenFile, offsets: Int[Tensor, " B"], size: int
+) -> Int[Tensor, "B size"]:
+    """The windows that start at these offsets, where the tokens are; those on disk in memory."""
+    if isinstance(tokens, TokenFile):
+        return torch.from_numpy(tokens.windows(offsets.cpu().numpy(), size))
+    offsets = offsets.to(tokens.device)
+    return tokens[offsets[:, None] + torch.arange(size, device=tokens.device)].long()
+
+
 def _codec(store: Store, train: LoadedSplit) -> TokenCodec:
     meta, tokens, starts = store.meta, train.tokens, train.starts
     if meta.picture is not None and meta.classes:
-        first = meta.picture.vocab_size
-        counts = np.bincount(tokens[starts].astype(np.int64) - first, minlength=len(meta.classes))
+        first, classes = meta.picture.vocab_size, len(meta.classes)
+        counts = np.bincount(_tokens_at(tokens, starts) - first, minlength=classes)
         return TokenCodec(
             vocab_size=meta.vocab_size,
             start_token=first + int(counts.argmax()),
@@ -242,7 +307,7 @@ def _codec(store: Store, train: LoadedSplit) -> TokenCodec:
             classes=meta.classes,
             class_counts=tuple(counts.tolist()),
         )
-    start = int(np.bincount(tokens[starts[:10_000]]).argmax())  # the most common first token
+    start = int(np.bincount(_tokens_at(tokens, starts[:10_000])).argmax())  # the most common
     codec = TokenCodec(
         vocab_size=meta.vocab_size,
         start_token=start,
@@ -252,11 +317,18 @@ def _codec(store: Store, train: LoadedSplit) -> TokenCodec:
     )
     if not meta.text:
         return codec
-    counts = sum(np.bincount(block, minlength=meta.vocab_size) for block in blocks(tokens))
-    found = np.flatnonzero(counts).tolist()
+    found = store.splits["train"].alphabet or alphabet_of(blocks(tokens))
     if _newline(codec) in found and has_few_long_documents(starts, len(tokens)):
         start = _newline(codec)  # any line may begin a text
     return replace(codec, start_token=start, alphabet=_alphabet(codec, found))
+
+
+def _tokens_at(
+    tokens: Integer[np.ndarray, " N"] | TokenFile, offsets: Int64[np.ndarray, " K"]
+) -> Int64[np.ndarray, " K"]:
+    on_disk = isinstance(tokens, TokenFile)
+    found = tokens.windows(offsets, 1)[:, 0] if on_disk else tokens[offsets]
+    return found.astype(np.int64)
 
 
 def _newline(codec: TokenCodec) -> int | None:
@@ -266,7 +338,7 @@ def _newline(codec: TokenCodec) -> int | None:
     return NEWLINE if codec.text else None
 
 
-def _alphabet(codec: TokenCodec, tokens: list[int]) -> tuple[int, ...]:
+def _alphabet(codec: TokenCodec, tokens: Sequence[int]) -> tuple[int, ...]:
     """The bytes of these tokens; none if the tokenizer's tokens are not strings of bytes."""
     if not codec.tokenizer:
         return tuple(tokens)
@@ -278,7 +350,7 @@ def _alphabet(codec: TokenCodec, tokens: list[int]) -> tuple[int, ...]:
 
 
 def token_bytes(
-    store: Store, codec: TokenCodec, test: Integer[Tensor, " N"]
+    store: Store, codec: TokenCodec, test: Integer[Tensor, " N"] | TokenFile
 ) -> Float[Tensor, " V"] | None:
     """The bytes of text that each token stands for; None if the tokens are no text."""
     if not codec.text:
@@ -293,7 +365,8 @@ def token_bytes(
     if known is not None:
         lengths = torch.zeros(size, dtype=torch.float64)
         lengths[: len(known)] = torch.from_numpy(known)[:size].double()
-        total = sum(float(lengths[part.long().cpu()].sum()) for part in test.split(BLOCK))
+        parts = (test[first : first + BLOCK] for first in range(0, len(test), BLOCK))
+        total = sum(float(lengths[torch.as_tensor(part).long().cpu()].sum()) for part in parts)
         if total == expected:
             return lengths
     # A tokenizer that changes the text: lower case, other characters, a space in front.
@@ -318,8 +391,8 @@ class WindowSampler:
         size: tokens in a window.
         cross_documents: whether a window may reach from one document into the next.
         device: where offsets are sampled.
-        begins: offsets for windows that begin documents; the starts by default. Those without
-            room for a window are left out.
+        begins: offsets for windows that begin documents, in order; the starts by default. Those
+            without room for a window are left out.
     """
 
     def __init__(
@@ -346,12 +419,16 @@ class WindowSampler:
         ends = room.cumsum()
         before = ends - room
         begins = starts if begins is None else np.asarray(begins)
-        document = np.searchsorted(first, begins, side="right") - 1
-        into = begins - first[document]
-        fits = (document >= 0) & (into < room[document])
+        if cross_documents:  # a view: there may be hundreds of millions of documents
+            begins = begins[: np.searchsorted(begins, room[0])]
+        else:
+            document = np.searchsorted(first, begins, side="right") - 1
+            into = begins - first[document]
+            fits = (document >= 0) & (into < room[document])
+            begins = (before[document] + into)[fits]
         self.places = int(ends[-1])
         """The number of possible starts."""
-        self._begins = torch.from_numpy((before[document] + into)[fits]).to(device)
+        self._begins = torch.from_numpy(begins).to(device)
         self._first = torch.from_numpy(first).to(device)
         self._ends = torch.from_numpy(ends).to(device)
         self._before = torch.from_numpy(before).to(device)
@@ -433,7 +510,7 @@ def has_few_long_documents(starts: Int64[np.ndarray, " K"], tokens: int) -> bool
 
 def document_begins(
     starts: Int64[np.ndarray, " K"],
-    tokens: Integer[Tensor, " N"],
+    tokens: Integer[Tensor, " N"] | TokenFile,
     rows: int,
     *,
     newline: int | None,
@@ -444,14 +521,26 @@ def document_begins(
     These are the starts of documents if there are enough of them for the rows of a batch. If not,
     or if the documents are few and long, any line of a text counts, with the line end before it:
     that is where generation starts. A long stream without lines has none, so its windows begin
-    anywhere. Images always begin at their starts.
+    anywhere. Images always begin at their starts. In texts of more than SEARCHED tokens some lines
+    are left out.
     """
     long = not images and has_few_long_documents(starts, len(tokens))
     if len(starts) >= rows and not long:
         return starts
     if newline is not None:
-        lines = (tokens == newline).nonzero()[:, 0].cpu().numpy()
-        starts = np.union1d(starts, lines)
+        starts = np.union1d(starts, _line_ends(tokens, newline))
     if long and (len(starts) < rows or has_few_long_documents(starts, len(tokens))):
         return starts[:0]
     return starts
+
+
+def _line_ends(tokens: Integer[Tensor, " N"] | TokenFile, newline: int) -> Int64[np.ndarray, " M"]:
+    firsts = range(0, len(tokens), STRETCH)
+    if len(tokens) > SEARCHED:
+        last = len(tokens) - STRETCH
+        firsts = np.linspace(0, last, SEARCHED // STRETCH).astype(np.int64).tolist()
+    found = []
+    for first in firsts:
+        part = torch.as_tensor(tokens[first : first + STRETCH])
+        found.append(first + (part == newline).nonzero()[:, 0].cpu().numpy())
+    return np.concatenate(found)

@@ -11,6 +11,7 @@ from torch import Tensor
 from memtrain.config import Custom, DataConfig, Digits, LabelFile, Series, Stream
 from memtrain.config.validation import load_class, preserve_rng_state
 from memtrain.data.codec import TokenCodec
+from memtrain.data.token_file import TokenFile
 from memtrain.errors import MemtrainError, describe_error
 from memtrain.shapes import IGNORE_INDEX, Batch, Space, Values, has_target
 
@@ -22,13 +23,22 @@ CHECKED = 256
 class Corpus:
     """Training data as one stream of tokens, for n-gram models."""
 
-    tokens: Integer[Tensor, " N"]
+    tokens: Integer[Tensor, " N"] | TokenFile
     vocab_size: int
     unit: str
     width: int | None = None
     """Tokens in a row of an image, if documents are images."""
     document_length: int | None = None
     """Tokens in every document, if all have the same length."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where blocks of tokens are; those of a file are read into memory."""
+        return self.tokens.device if isinstance(self.tokens, Tensor) else torch.device("cpu")
+
+    def block(self, first: int, last: int) -> Int[Tensor, " N"]:
+        """The tokens first..last-1."""
+        return torch.as_tensor(self.tokens[first:last]).long()
 
 
 class Task(ABC):
@@ -59,6 +69,12 @@ class Task(ABC):
     """Identifies the data; empty if sequences are generated as they are sampled."""
     spelling: TokenCodec | None = None
     """The meaning of the tokens, if a model can generate them; None for question answering."""
+
+    in_background: bool = False
+    """Whether `sample` takes long and returns a batch in the CPU's memory, as when it reads files:
+    then a background thread calls it while the step before is computed."""
+    placement: str = ""
+    """Where the data is during training, in words for the log."""
 
     @property
     def space(self) -> Space:

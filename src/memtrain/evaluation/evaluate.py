@@ -332,7 +332,7 @@ def _baselines(task: Task, batch: Batch) -> list[Baseline]:
     elif task.spelling.classes:  # in the same columns of all rows, and not in the corpus
         kept = (targets != IGNORE_INDEX).all(dim=0)
         sequences, targets = sequences[:, kept], targets[:, kept]
-    place = corpus.tokens.device
+    place = corpus.device
     limit = COUNTED.get(place.type, COUNTED["cpu"])
     found = count_baselines(corpus, sequences.to(place), targets.to(place), limit)
     if size is None:

@@ -50,6 +50,8 @@ class Baseline:
     crps: float | None = None
     bits_per_byte: float | None = None
     """Of a text, on the same targets as the networks'."""
+    training_tokens: int | None = None
+    """Training tokens that there are, of which `fitted_tokens` were counted, evenly spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,13 @@ def count_baselines(
     first = f"previous {corpus.unit}"
     named = {"order 0": losses[0], first: losses[1], farthest: losses[-1]}
     return [
-        Baseline(f"counts, {name}", nats, nats / math.log(2), fitted)
+        Baseline(
+            f"counts, {name}",
+            nats,
+            nats / math.log(2),
+            fitted,
+            training_tokens=len(corpus.tokens),
+        )
         for name, nats in named.items()
     ]
 
@@ -187,12 +195,12 @@ def _blocks(
     corpus: Corpus, neighbours: tuple[_Neighbour, ...], limit: int | None
 ) -> Iterator[tuple[Int[Tensor, "1 L"], int, int]]:
     """Blocks of training tokens, the start of each, and how many of its tokens are only context."""
-    stream = corpus.tokens
+    total = len(corpus.tokens)
     lead = max(-n.down * (corpus.width or 0) - n.right for n in neighbours)
-    firsts = list(range(0, len(stream), BLOCK))
-    if limit is not None and limit < len(stream):
+    firsts = list(range(0, total, BLOCK))
+    if limit is not None and limit < total:
         count = max(1, limit // BLOCK)
         firsts = [firsts[round(i * (len(firsts) - 1) / max(1, count - 1))] for i in range(count)]
     for first in dict.fromkeys(firsts):
         begin = max(0, first - lead)
-        yield stream[begin : first + BLOCK].long()[None], begin, first - begin
+        yield corpus.block(begin, first + BLOCK)[None], begin, first - begin

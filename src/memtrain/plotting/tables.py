@@ -55,6 +55,11 @@ def print_evaluation(result: Evaluation, run: EvaluatedRun) -> None:
             scores.add_row(name, *_numbers(score, fields))
     for baseline in result.baselines:
         scores.add_row(baseline.name, *_numbers(baseline, fields))
+        if baseline.fitted_tokens < (baseline.training_tokens or 0):
+            scores.caption = (
+                f"counts: of {baseline.fitted_tokens:,} of the {baseline.training_tokens:,} "
+                "training tokens, evenly spread"
+            )
     console.print(scores)
     if result.rnn.column_mse is not None:
         console.print(_columns_table(result))

@@ -96,8 +96,11 @@ class Training:
                 )
 
     def _prepare_engine(self) -> None:
-        """Report the fast paths, and compile an evaluation's kernels together, not one by one."""
+        """Report where the data is and which fast paths serve; compile an evaluation's kernels
+        together, not one by one."""
         run = self.run
+        if run.task.placement:
+            self.reporter.say(run.task.placement)
         if run.engine.fast:
             from memtrain.accel.fast_paths import summary
 

@@ -26,6 +26,7 @@ from memtrain.runs.distributed import ALONE, Group, full_tensors, spread
 from memtrain.runs.progress import StageProgress
 from memtrain.shapes import Batch, Losses
 from memtrain.training import optimizer as optim
+from memtrain.training.batches import make_batches
 from memtrain.training.schedule import StageClock, learning_rate
 
 
@@ -86,10 +87,13 @@ class Trainer:
         self.clock = StageClock(stage.seconds, engine.device, group)
         self.forward: Callable[[Batch, torch.Generator], Losses] = objective.compute
         self.run_step: Callable[[], dict[str, Tensor]] = self.compute
+        self.batches = make_batches(self.task, stage.batch_size, self.generator, engine.device)
         objective.overlap = NO_OVERLAP
         whole = group.size * stage.accumulate == 1
         on_gpu = on_gpu and self.task.device.type == "cuda"
-        if engine.fast and whole and objective.capturable and on_gpu:
+        self.captured = engine.fast and whole and objective.capturable and on_gpu
+        """Whether steps become a CUDA graph, which only launches work on the device."""
+        if self.captured:
             warm_up = partial(engine.precompile, objective, self.rehearse)
             self.forward = engine.captured_forward(objective)
             self.run_step = engine.capture(
@@ -106,7 +110,9 @@ class Trainer:
         with self.clock.running():
             self.rate = learning_rate(self.stage, self.step, self.clock.elapsed)
             self.optimizer.set_learning_rate(self.rate)
+            self.batches.load()
             metrics = self.run_step()  # compute, or a CUDA graph of it
+            self.batches.prefetch()
             self.clock.wait_for_device()
         self.step += 1
         self.tokens += self.stage.batch_size * self.task.sequence_length
@@ -115,10 +121,11 @@ class Trainer:
 
     def compute(self) -> dict[str, Tensor]:
         """Sample, forward, backward, reduce, clip, update."""
-        batch = self.task.sample(self.stage.batch_size, self.generator)
-        for micro_batch in self.micro_batches(batch):
+        for micro_batch in self.micro_batches(self.batches.batch()):
             with self.engine.autocast():
                 losses = self.forward(micro_batch, self.generator)
+            if not self.captured:  # all random numbers of the step are drawn
+                self.batches.prefetch()
             losses.total.backward()
         metrics = {"loss": losses.total.detach(), **losses.parts}
         self.group.sum_gradients(self.ordered)
@@ -174,7 +181,7 @@ class Trainer:
     def rehearse(self) -> None:
         """Forward and backward of a step that leaves nothing behind, to compile its kernels."""
         state = self.generator.get_state()
-        batch = self.task.sample(self.stage.batch_size, self.generator).to(self.engine.device)
+        batch = self.batches.batch().to(self.engine.device)
         with self.engine.autocast():
             losses = self.forward(batch, self.generator)
         losses.total.backward()

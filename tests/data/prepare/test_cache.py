@@ -251,7 +251,7 @@ def test_a_failure_names_the_folder_and_leaves_no_files(book: Path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("memtrain.data.prepare.store_writer.sync", full)
-    with pytest.raises(MemtrainError, match=r"data/book: No space left on device$"):
+    with pytest.raises(MemtrainError, match=r"data/book: No space left on device; nothing is left"):
         ready(book)
     assert stores() == []
 

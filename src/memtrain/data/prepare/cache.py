@@ -305,6 +305,8 @@ def store_key(store: Store, kind: str, options: dict[str, Any]) -> str:
     equal = store.meta.document_length is not None
     starts = [] if equal else [_checksum(store.starts(name).tobytes()) for name in store.splits]
     splits = {name: asdict(info) for name, info in store.splits.items()}
+    for plain in splits.values():
+        del plain["alphabet"]  # follows from the tokens
     return _checksum([kind, options, meta, splits, starts])
 
 

@@ -1,5 +1,6 @@
 """Write a store: next to its final place, synced to disk, then renamed."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from memtrain.data.store import (
     SplitInfo,
     Store,
     StoreMeta,
+    alphabet_of,
     are_starts,
     blocks,
     check_tokens,
@@ -35,6 +38,7 @@ PROVENANCE = "options.json"
 _FILES = {"meta.json", PROVENANCE, TOKENIZER_FILE}
 _FILES |= {f"{split}.{end}" for split in SPLITS for end in ("bin", "starts.npy", "labels.npy")}
 _DRAFT = re.compile(r"\.draft-.+-([0-9a-f]{12}|\d+)(-old)?")  # digits: of earlier versions
+SPACE_REMEDY = "free some, or prepare on another disk: memtrain data PATH --out FOLDER"
 STALE_SECONDS = 3600
 """A draft unchanged for this long is left over from a killed process. Its age is the only evidence
 where locks do not work between machines."""
@@ -87,13 +91,14 @@ def write_store(
     folder = folder.parent.resolve() / folder.name if folder.name else folder.resolve()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(folder, sum(_bytes(meta, split) for split in splits.values()))
         with store_lock(folder), draft_folder(folder) as draft:
             infos = {name: _write_split(draft, meta, name, splits[name]) for name in SPLITS}
             plain = {
                 "version": STORE_VERSION,
                 **meta.to_json(),
                 "dtype": meta.dtype.name,
-                "splits": {name: asdict(info) for name, info in infos.items()},
+                "splits": {name: _plain(info) for name, info in infos.items()},
             }
             with open_new(draft / "meta.json") as file:
                 file.write(f"{json.dumps(plain, indent=2)}\n".encode())
@@ -102,8 +107,26 @@ def write_store(
                     file.write(tokenizer.encode())
             publish(draft, folder, overwrite)
     except OSError as error:
-        raise MemtrainError(f"{folder}: {error.strerror or error}") from None
+        remedy = ""
+        if error.errno == errno.ENOSPC:
+            remedy = f"; nothing is left behind; {SPACE_REMEDY}"
+        raise MemtrainError(f"{folder}: {error.strerror or error}{remedy}") from None
     return open_store(folder)
+
+
+def _bytes(meta: StoreMeta, split: Split) -> int:
+    starts = 0 if split.starts is None else split.starts.nbytes
+    return len(split.tokens) * meta.dtype.itemsize + starts
+
+
+def _require_space(folder: Path, needed: int) -> None:
+    """Refuse a store that the disk has no room for, before it is written."""
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise MemtrainError(
+            f"{folder}: needs {needed / 1e9:,.3g} GB, its disk has {free / 1e9:,.3g} GB free; "
+            f"{SPACE_REMEDY}"
+        )
 
 
 @contextmanager
@@ -179,13 +202,15 @@ def _check_split(meta: StoreMeta, name: str, split: Split) -> None:
 
 
 def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> SplitInfo:
-    digest = hashlib.sha256()
+    digest, alphabet = hashlib.sha256(), ()
     with open_new(draft / f"{name}.bin") as file:
         for block in blocks(split.tokens):
             check_tokens(block, meta, name)
             raw = np.ascontiguousarray(block, meta.dtype).data
             digest.update(raw)
             file.write(raw)
+            if meta.text and not meta.tokenizer and meta.dtype.itemsize == 1:  # bytes
+                alphabet = tuple(sorted({*alphabet, *alphabet_of([block])}))
     if split.starts is None:
         documents = len(split.tokens) // (meta.document_length or 1)
     else:
@@ -199,7 +224,14 @@ def _write_split(draft: Path, meta: StoreMeta, name: str, split: Split) -> Split
             )
         with open_new(draft / f"{name}.labels.npy") as file:
             np.save(file, split.labels.astype(np.uint16))
-    return SplitInfo(len(split.tokens), documents, digest.hexdigest(), split.text_bytes)
+    count = len(split.tokens)
+    return SplitInfo(count, documents, digest.hexdigest(), split.text_bytes, alphabet)
+
+
+def _plain(info: SplitInfo) -> dict[str, Any]:
+    """A split's JSON; an earlier memtrain reads it if there is no alphabet."""
+    plain = asdict(info)
+    return plain if info.alphabet else {name: plain[name] for name in plain if name != "alphabet"}
 
 
 def _clear_drafts(draft: Path) -> None:
