@@ -53,7 +53,7 @@ class At(CountingReporter):
             self.act()
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """As if the process were gone."""
 
 
