@@ -11,11 +11,12 @@ from torch import Tensor
 
 from conftest import TINY
 from memtrain.config import EngineConfig, LogConfig, PretrainConfig, RunConfig
-from memtrain.errors import MemtrainError
+from memtrain.errors import EndStage, MemtrainError
 from memtrain.runs import heartbeat
 from memtrain.runs.distributed import Group, join
 from memtrain.runs.processes import Interrupted, end_if_one_of_several
 from memtrain.training import loop as stage
+from memtrain.training.callbacks import Callback, Metrics
 from memtrain.training.console import Reporter
 from memtrain.training.loop import StageLoop
 from memtrain.training.run import Run
@@ -66,6 +67,14 @@ SHORT = replace(
     smt=replace(PAPER.smt, steps=20),
     dmt=replace(PAPER.dmt, steps=5),
     bptt=replace(PAPER.bptt, steps=0),
+)
+
+
+MUON = replace(
+    SHARED,
+    smt=replace(SHARED.smt, steps=10, optimizer="muon"),
+    dmt=replace(SHARED.dmt, steps=0),
+    bptt=replace(SHARED.bptt, steps=0),
 )
 
 
@@ -130,6 +139,33 @@ def limited(group: Group, folder: Path) -> None:
     assert run.finished, "it went on"
 
 
+class EndsThenFails(Callback):
+    """Ends SMT at step 6, one step before it is evaluated, and fails in DMT."""
+
+    def __init__(self, main: bool) -> None:
+        self.main = main
+
+    def on_step(self, metrics: Metrics) -> None:
+        assert self.main, "called in another process"
+        if (metrics.stage, metrics.step) == ("smt", 6):
+            raise EndStage("enough")
+        if (metrics.stage, metrics.step) == ("dmt", 3):
+            raise MemtrainError("out of quota")
+
+
+def callbacks(group: Group, folder: Path) -> None:
+    """What a callback of the main process asks for is done by both, with Muon as the optimizer."""
+    config = replace(MUON, dmt=replace(SHORT.dmt, steps=5))
+    run = Run.create(config, folder / "callbacks", group=group)
+    try:
+        run.train(callbacks=[EndsThenFails(group.main)])
+    except MemtrainError as error:
+        steps = [stage.steps for stage in run.progress.stages]
+        print(f"rank {group.rank}: {steps} {error}", flush=True)
+        return
+    raise AssertionError("it was not stopped")
+
+
 def resume(group: Group, folder: Path) -> None:
     """Go on, on two, with what one process began."""
     Run.open(folder / "alone", group=group).train()
@@ -181,6 +217,7 @@ JOBS = {
     "train": train,
     "stop at save": stop_at_save,
     "limited": limited,
+    "callbacks": callbacks,
     "resume": resume,
     "die": die,
     "die first": die_first,

@@ -21,10 +21,11 @@ from memtrain.errors import MemtrainError
 from memtrain.runs.distributed import Group
 from memtrain.runs.processes import StopRequest
 from memtrain.runs.run_folder import held
+from memtrain.training.console import Reporter
 from memtrain.training.loop import Agreement
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
-from two_processes import CAUSAL, PAPER, SHARED, SHORT, TWO_STAGES, stop_alone
+from two_processes import CAUSAL, MUON, PAPER, SHARED, SHORT, TWO_STAGES, stop_alone
 
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"
@@ -137,6 +138,20 @@ def test_two_processes_resume_a_checkpoint_of_one(trained: Path):
     for status, output in two("resume", trained):
         assert status == 0, output
     assert_same_numbers(Run.open(trained / "short"), Run.open(trained / "alone"))
+
+
+def test_what_a_callback_of_the_main_process_asks_for_is_done_by_both(tmp_path: Path):
+    """Both train by Muon: their weights equal those of one process."""
+    for rank, (status, text) in enumerate(two("callbacks", tmp_path)):
+        assert status == 0, text
+        said = "out of quota" if rank == 0 else "a callback failed in the main process"
+        assert f"rank {rank}: [7, 3] {said}" in text
+    resumed = Run.open(tmp_path / "callbacks")
+    assert [stage.steps for stage in resumed.progress.stages] == [7, 3]
+    lines = [one for one in resumed.metrics.read() if one["stage"] == "smt"]
+    alone = Run.create(MUON, tmp_path / "alone").train(Reporter()).metrics.read()
+    for one, other in zip(lines, alone, strict=False):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
 def test_one_clock_ends_a_stage_for_all(tmp_path: Path):

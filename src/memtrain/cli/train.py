@@ -79,15 +79,13 @@ data and model
 --data.season: steps per season, such as 24 of hourly data
 --size: paper, medium, small or tiny models
 --method: smt-dmt, or bptt for comparison
---cell.kind: transformer, gru, lstm, mlp, attention, or module:Class
+--cell.kind: also gru, lstm, mlp, attention or module:Class
 --cell.memory-tokens: tokens in a memory
---teacher.encoder: bidirectional (the paper's) or causal (fast)
+--teacher.encoder: the paper's, or causal (fast)
 training, one stage after another
 --pretrain.steps: optimizer steps of the teacher alone
 --smt.steps: optimizer steps; 0 skips the stage
 --smt.learning-rate: peak learning rate
---smt.optimizer: adamw, muon, or module:Class
---smt.patience: evaluations without gain that end it
 --smt.batch-size: sequences per step
 --smt.accumulate: micro-batches per step, to save memory
 --dmt.steps: optimizer steps; 0 skips the stage
