@@ -233,7 +233,7 @@ def test_lines_of_a_long_text_are_found_in_evenly_spread_stretches(monkeypatch):
     monkeypatch.setattr(stream_module, "SEARCHED", 40)
     monkeypatch.setattr(stream_module, "STRETCH", 10)
     tokens = torch.frombuffer(bytearray(b"abcd\n" * 40), dtype=torch.uint8)
-    found = document_begins(np.array([0]), tokens, 2, text=True, images=False).tolist()
+    found = document_begins(np.array([0]), tokens, 2, newline=10, images=False).tolist()
     assert found == [0, 4, 9, 64, 69, 129, 134, 194, 199]
 
 

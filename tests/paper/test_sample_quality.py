@@ -48,7 +48,7 @@ def test_equal_sets_have_no_distance_and_order_does_not_matter():
 
 
 def test_the_classifier_reads_held_out_digits_and_its_features_tell_noise_from_them():
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = map(np.asarray, load_digits(return_X_y=True))
     images = np.rint(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(labels))  # it is grouped by writer
     train, test = order[300:], order[:300]
