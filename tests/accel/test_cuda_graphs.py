@@ -69,7 +69,8 @@ def rnn(monkeypatch) -> RNN:
 
 def idle_kernels(rnn: RNN) -> RolloutKernels:
     assert isinstance(rnn.cell, TransformerCell)
-    stacks = {stack: CountingStack() for stack in (rnn.cell.stack, rnn.readout.stack)}
+    both: tuple[Stack, Stack] = (rnn.cell.stack, rnn.readout.stack)
+    stacks = {stack: CountingStack() for stack in both}
     return RolloutKernels(stacks, {rnn.cell: IdleCell()})
 
 

@@ -35,6 +35,7 @@ from memtrain.models.teacher import Teacher
 from memtrain.recipes import recipe
 from memtrain.training.console import Reporter
 from memtrain.training.run import Run
+from memtrain.training.stages import Training
 from memtrain.training.step import Trainer
 
 
@@ -172,7 +173,7 @@ def test_a_run_on_a_gpu_reports_its_fast_paths(monkeypatch):
 
     run = Run(replace(models("paper"), engine=EngineConfig(device="cpu")), Path("nowhere"))
     run.engine, listener = on_gpu(monkeypatch), Listener()
-    run._prepare_engine(listener)
+    Training(run, listener, ())._prepare_engine()
     assert listener.lines == [f"fast paths: triton + hopper; step: {STEP_PATHS}"]
 
 
