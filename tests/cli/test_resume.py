@@ -46,7 +46,6 @@ def test_train_starts_from_another_run_and_records_it(here: Path, capsys):
     assert main(["train", "tiny.json", "--folder", "b", "--from", "a", *options]) == 0
     assert config_of("b")["initial"] == "a/checkpoints/00000012"
     assert config_of("b")["smt"]["optimizer_options"] == {"momentum": 0.9}
-    assert main(["train", "b/config.json", "--folder", "c"]) == 0  # starts there as b did
 
 
 def test_trackers_are_named_at_the_end_and_continue(here: Path, capsys):

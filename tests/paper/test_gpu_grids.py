@@ -120,7 +120,7 @@ def kinds(setup: Setup) -> Iterator[tuple[str, RunConfig]]:
 
 def test_a_run_of_every_kind_takes_a_step(setup: Setup, tmp_path: Path, monkeypatch):
     # Counted elsewhere; under the checks of shapes it takes most of the time.
-    monkeypatch.setattr("memtrain.training.run.sequential_ops", lambda step: 1)
+    monkeypatch.setattr("memtrain.training.stages.sequential_ops", lambda step: 1)
     trained = 0
     for index, (name, config) in enumerate(kinds(setup)):
         run = Run.create(short(config), tmp_path / str(index)).train()

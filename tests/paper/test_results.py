@@ -165,7 +165,7 @@ class Trains(Experiment):
 @pytest.fixture
 def one_run(monkeypatch, tmp_path: Path):
     """Work of one run, and its sweep's folder, in which it was done."""
-    monkeypatch.setattr("memtrain.training.run.sequential_ops", lambda step: 1)
+    monkeypatch.setattr("memtrain.training.stages.sequential_ops", lambda step: 1)
     monkeypatch.setattr("memtrain.paper.job.load", lambda name: Trains())
     (work,) = collect([(Trains(), job) for job in Trains().grid(Setup(folder=tmp_path))])
     assert isinstance(attempt(work, tmp_path, lambda progress: None), Done)
@@ -482,7 +482,7 @@ def test_new_fields_at_their_default_do_not_change_a_key(monkeypatch):
 
 
 def test_a_run_of_a_moved_folder_continues_where_its_data_is_now(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("memtrain.training.run.sequential_ops", lambda step: 1)
+    monkeypatch.setattr("memtrain.training.stages.sequential_ops", lambda step: 1)
     monkeypatch.setattr("memtrain.paper.job.load", lambda name: Trains())
     setup = Setup(folder=tmp_path / "a")
     path, length = store(setup, "sketchy")

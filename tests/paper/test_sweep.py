@@ -241,7 +241,7 @@ def finished(folder: Path) -> list[tuple[str, str]]:
 @pytest.fixture
 def uncounted(monkeypatch) -> None:
     """Runs whose operations are not counted, which under the checks of shapes takes seconds."""
-    monkeypatch.setattr("memtrain.training.run.sequential_ops", lambda step: 1)
+    monkeypatch.setattr("memtrain.training.stages.sequential_ops", lambda step: 1)
 
 
 @pytest.mark.usefixtures("uncounted")
