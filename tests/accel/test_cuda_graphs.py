@@ -20,6 +20,7 @@ from memtrain.accel.cuda_graphs import (
 from memtrain.accel.fast_paths import loops
 from memtrain.generation.sampling import sample
 from memtrain.models.cells import TransformerCell
+from memtrain.models.layers import Stack
 from memtrain.models.rnn import RNN, Sampler
 
 
@@ -69,8 +70,8 @@ def rnn(monkeypatch) -> RNN:
 
 def idle_kernels(rnn: RNN) -> RolloutKernels:
     assert isinstance(rnn.cell, TransformerCell)
-    both: tuple[Stack, Stack] = (rnn.cell.stack, rnn.readout.stack)
-    stacks = {stack: CountingStack() for stack in both}
+    assert isinstance(rnn.readout.stack, Stack)
+    stacks = {rnn.cell.stack: CountingStack(), rnn.readout.stack: CountingStack()}
     return RolloutKernels(stacks, {rnn.cell: IdleCell()})
 
 
