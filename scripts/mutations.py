@@ -195,7 +195,7 @@ MUTATIONS = [
     Mutation(
         "bptt-truncated",
         "objectives/bptt.py",
-        "unrolled = self.rnn.unroll(chunk, memory.detach())",
+        "unrolled = self.rnn.unroll(chunk, None if memory is None else memory.detach())",
         "unrolled = self.rnn.unroll(chunk, memory)",
         BPTT,
         "truncated BPTT is not truncated",

@@ -78,6 +78,7 @@ def test_the_call_path_to_a_training_step_is_as_described():
     assert names == [
         "cli/train.py",
         "Run.train",
+        "training/stages.py",
         "training/loop.py",
         "training/step.py",
         "objectives/smt.py",

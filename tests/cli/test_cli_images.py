@@ -81,7 +81,7 @@ def test_icons_are_learned_and_drawn_in_colour_by_class(here: Path, capsys):
         ("--label", "rde"): "label='rde': did you mean red? (one of blue, green, red), or 0..2",
         ("--label", "3"): "label='3': must be one of blue, green, red, or 0..2",
         ("--label", "red", "--given", "0.5"): "held-out images have their own classes; leave --lab",
-        ("--label",): "--label: name one or more classes, as in --label 7",
+        ("--label",): "--label: needs a value",
         ("--image", "icons"): "icons: is not a regular file",
         ("--image", "gone.webp"): "gone.webp: no such image",
     }.items():

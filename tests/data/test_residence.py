@@ -12,12 +12,12 @@ from conftest import seeded
 from memtrain.config import Stream
 from memtrain.config.serialize import from_json
 from memtrain.data import residence as module
-from memtrain.data import stream as stream_module
+from memtrain.data import window_starts
 from memtrain.data.prepare import prepare_text, prepare_tokens
 from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.residence import auto_limit, gigabytes, stays_on_disk
 from memtrain.data.store import Split, StoreMeta
-from memtrain.data.stream import StreamTask, document_begins
+from memtrain.data.stream import StreamTask
 from memtrain.data.token_file import TokenFile
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.ngram import count_baselines
@@ -230,10 +230,12 @@ def test_a_changed_store_on_disk_is_found_when_it_is_loaded(tmp_path: Path):
 
 
 def test_lines_of_a_long_text_are_found_in_evenly_spread_stretches(monkeypatch):
-    monkeypatch.setattr(stream_module, "SEARCHED", 40)
-    monkeypatch.setattr(stream_module, "STRETCH", 10)
+    monkeypatch.setattr(window_starts, "SEARCHED", 40)
+    monkeypatch.setattr(window_starts, "STRETCH", 10)
     tokens = torch.frombuffer(bytearray(b"abcd\n" * 40), dtype=torch.uint8)
-    found = document_begins(np.array([0]), tokens, 2, newline=10, images=False).tolist()
+    found = window_starts.document_begins(
+        np.array([0]), tokens, 2, newline=10, images=False
+    ).tolist()
     assert found == [0, 4, 9, 64, 69, 129, 134, 194, 199]
 
 

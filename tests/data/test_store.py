@@ -83,7 +83,6 @@ def test_the_files_are_plain_tokens_starts_and_json(folder: Path):
         "document_length": None,
         "picture": None,
         "text": False,
-        "tokenizer": None,
         "separator": None,
         "notes": ["two notes", "é"],
         "dtype": "uint8",

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from conftest import TINY, seeded
 from memtrain.config import Stream
 from memtrain.data import store as store_module
-from memtrain.data import stream as module
+from memtrain.data import window_starts as module
 from memtrain.data.prepare import prepare_path, prepare_text, prepare_tokens
 from memtrain.data.prepare.store_writer import write_store
 from memtrain.data.store import Split, StoreMeta, open_store
-from memtrain.data.stream import (
+from memtrain.data.stream import StreamTask
+from memtrain.data.task import build_task, check_task
+from memtrain.data.window_starts import (
     LONG_DOCUMENT,
-    StreamTask,
     WindowSampler,
     document_begins,
     has_few_long_documents,
     make_distinct,
     make_distinct_from,
 )
-from memtrain.data.task import build_task, check_task
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX
 from memtrain.training.run import Run

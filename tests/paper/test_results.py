@@ -443,7 +443,6 @@ def test_a_moved_folder_has_all_its_results(tmp_path: Path, monkeypatch):
 
 
 KEYS = {
-    "joint": "deafeb1d80b8",
     "memory-scaling": "ab1445aac861",
     "mnist-samples": "920bad70ec88",
     "memory-maps": "32a5651a61af",

@@ -27,7 +27,7 @@ def walk(frame: FrameType | None, first: str) -> list[tuple[str, str]]:
     return found[start:]
 
 
-def test_seven_functions_in_five_files_lead_from_the_command_to_the_loss(
+def test_eight_functions_in_six_files_lead_from_the_command_to_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     walks = []
@@ -47,5 +47,5 @@ def test_seven_functions_in_five_files_lead_from_the_command_to_the_loss(
     steps = [found for found in walks if ("training/loop.py", "StageLoop.train") in found]
     assert len(steps) == TINY.smt.steps
     for found in steps:
-        assert len(found) <= 7, found
-        assert len({file for file, _ in found}) <= 5, found
+        assert len(found) <= 8, found
+        assert len({file for file, _ in found}) <= 6, found

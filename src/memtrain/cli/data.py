@@ -82,7 +82,10 @@ OPTIONS = {
         "held_out X": "share of the images in test, by name [0.1]: --option held_out 0.05",
     },
     "mnist": {
-        "size, levels, patch, labels": "as of images: --option size 14 levels 4 labels true",
+        "size N": "resize to N x N pixels: --option size 14",
+        "levels N": "of grey [256]: --option levels 4",
+        "patch N": "side of the squares of pixels that make a token [1]: --option patch 2",
+        "labels true|false": "begin each image with its digit [false]: --option labels true",
     },
     "enwik8": {
         "held_out validation|test": "which of the two parts of 5 million bytes [validation]: "

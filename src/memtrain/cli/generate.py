@@ -63,8 +63,6 @@ class Generate(GenerateOptions):
 def generate(arguments: list[str]) -> int:
     """Sample from a run or a pretrained model."""
     options = parse(Generate, arguments, "memtrain generate")
-    if "--label" in arguments and not options.label:
-        raise MemtrainError("--label: name one or more classes, as in --label 7")
     model = _load(options)
     if model.spelling is None:
         print(generate_forecasts(model, options))

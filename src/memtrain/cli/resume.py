@@ -109,12 +109,12 @@ def changes_of(
     )
     if options.method is not None and stages != used:
         raise MemtrainError(f"method={options.method}: the run's stages are {used}, {KEEPS}")
-    if options.data is not None:
-        _check_same_data(options.data, config.data, own.data)
+    if options.data:
+        _check_same_data(", ".join(map(str, options.data)), config.data, own.data)
     return {key: given for key, given, _ in differences(configure(own), own)}
 
 
-def _check_same_data(source: Path, prepared: Any, own: Any) -> None:
+def _check_same_data(source: str, prepared: Any, own: Any) -> None:
     """Refuse to resume if the stream prepared from --data is not the run's own."""
     from memtrain.data.store import identity_of, open_store
 

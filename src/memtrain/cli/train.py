@@ -87,7 +87,6 @@ training, one stage after another
 --smt.steps: optimizer steps; 0 skips the stage
 --smt.learning-rate: peak learning rate
 --smt.batch-size: sequences per step
---smt.accumulate: micro-batches per step, to save memory
 --dmt.steps: optimizer steps; 0 skips the stage
 --dmt.learning-rate: peak learning rate
 --dmt.batch-size: sequences per step

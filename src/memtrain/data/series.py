@@ -18,8 +18,8 @@ from memtrain.data.prepare.series_files import read_table
 from memtrain.data.prepare.series_table import Columns, Table
 from memtrain.data.series_format import ForecastCases
 from memtrain.data.series_scale import GAP, fit_format, log_gaps, model_inputs
-from memtrain.data.stream import WindowSampler
 from memtrain.data.task import Task
+from memtrain.data.window_starts import WindowSampler
 from memtrain.errors import MemtrainError
 from memtrain.shapes import Batch, Values
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memtrain.config.serialize import structure
 from memtrain.data.images import ImageFormat, decode_images
 from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
@@ -145,7 +146,12 @@ def album(run: "Run", **tokens: np.ndarray) -> dict[str, Any]:
 
 def grey(album: dict[str, Any], name: str) -> np.ndarray:
     """The images of an album as grey levels (N, H, W)."""
-    return decode_images(np.array(album[name]), ImageFormat(**album["picture"]))
+    return decode_images(np.array(album[name]), image_format(album))
+
+
+def image_format(album: dict[str, Any]) -> ImageFormat:
+    """How the images of an album are encoded; albums of earlier versions have no palette."""
+    return structure(album["picture"], ImageFormat)
 
 
 def component_size(images: np.ndarray) -> float:

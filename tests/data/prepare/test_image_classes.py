@@ -183,7 +183,8 @@ def test_labels_that_do_not_fit_an_array_are_refused(
     assert message in str(caught.value)
 
 
-def test_more_classes_than_tokens_are_refused(tmp_path: Path):
+def test_more_classes_than_tokens_are_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("memtrain.data.prepare.image_store.MAX_VOCAB", 2**16)
     folder = put(tmp_path / "in", "a/1.png", "b/1.png")
     with pytest.raises(MemtrainError, match="and 2 classes: 65,538 tokens, at most 65,536"):
         prepare_images(folder, tmp_path / "out", labels=True, size=4, levels=16, patch=2)

@@ -12,12 +12,20 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
-from memtrain.data.images import ImageFormat, encode_images
+from memtrain.data.images import encode_images
 from memtrain.generation.sampling import sample
 from memtrain.losses import decode_loss
 from memtrain.paper.base import Experiment, Job, Result, Setup, Verdict, jobs_over
 from memtrain.paper.configs import natural
-from memtrain.paper.plots import album, grey, image_stream, real_images, show_image, where
+from memtrain.paper.plots import (
+    album,
+    grey,
+    image_format,
+    image_stream,
+    real_images,
+    show_image,
+    where,
+)
 from memtrain.paper.toy_data import draw_cat
 from memtrain.plotting.style import STYLE
 from memtrain.training.run import Run
@@ -225,7 +233,7 @@ def _draw_strips(places, shown: Sequence[tuple[str, dict, dict, int]]) -> None:
     """Tokens, PCA colours and t-SNE colours of each image as strips."""
     strips = iter(places)
     for label, pictures, maps, index in shown:
-        tokens, picture = np.array(pictures["images"][index]), ImageFormat(**pictures["picture"])
+        tokens, picture = np.array(pictures["images"][index]), image_format(pictures)
         place = next(strips)
         shades = "gray" if picture.levels > 2 else "gray_r"  # of two levels, 1 is ink
         place.imshow(tokens[None], cmap=shades, aspect="auto", interpolation="nearest")
@@ -252,7 +260,7 @@ def _draw_continuations(figure, pictures: dict) -> None:
 
 
 def _rows_and_columns(pictures: dict) -> tuple[int, int]:
-    picture = ImageFormat(**pictures["picture"])
+    picture = image_format(pictures)
     return picture.height // picture.patch, picture.width // picture.patch
 
 
