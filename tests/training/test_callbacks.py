@@ -152,7 +152,7 @@ def test_patience_ends_a_stage_in_words_and_keeps_the_best(tmp_path: Path):
     best = run.progress.best
     assert best is not None and "in 3 evaluations; the best checkpoint is of step" in line
     assert (tmp_path / "run" / "checkpoints" / f"{best.global_step:08d}").is_dir()
-    resumed = Run.open(tmp_path / "run").train(Reporter())  # goes on with DMT
+    resumed = Run.open(tmp_path / "run").train(Reporter())  # continues with DMT
     assert [stage.name for stage in resumed.progress.stages] == ["smt", "dmt", "bptt"]
     assert resumed.progress.stages[0].steps == smt.steps
 

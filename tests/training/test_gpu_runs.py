@@ -1,6 +1,7 @@
 """On a GPU: objectives equal those on the CPU, and runs of numbers, wrapped cells and labels."""
 
 import copy
+import math
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_a_series_is_learned_and_forecast_on_a_gpu(series: RunConfig, tmp_path: 
     run.train(Reporter())
     assert run.evaluate().rnn.nats < before - 0.2
     found = run.evaluate_forecasts(8, origins=8, count=20)
-    assert all(score.crps == score.crps for score in found.methods.values())
+    assert all(math.isfinite(score.crps) for score in found.methods.values())
 
 
 @pytest.mark.parametrize(("stage", "step"), [("smt", 7), ("dmt", 3), ("bptt", 2)])
@@ -130,7 +131,7 @@ def test_labels_written_and_learned_on_a_gpu(tmp_path: Path):
         learned, smt=replace(learned.smt, steps=50), dmt=replace(learned.dmt, steps=5)
     )
     run = Run.create(learned, tmp_path / "run").train(Reporter())
-    assert run.evaluate().rnn.nats == run.evaluate().rnn.nats
+    assert math.isfinite(run.evaluate().rnn.nats)
 
 
 def test_an_oracle_trains_an_rnn_on_a_gpu(tmp_path: Path):
