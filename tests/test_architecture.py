@@ -16,7 +16,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("demo",),
-    ("paper", "bench"),
+    ("paper", "bench", "deploy"),
     ("generation",),
     ("training",),
     ("plotting",),

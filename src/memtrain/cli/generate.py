@@ -75,21 +75,13 @@ def generate(arguments: list[str]) -> int:
 
 def _load(options: Generate) -> Any:
     """The run in a folder of that name, else the pretrained model of that name."""
-    import torch
-
-    from memtrain.generation.pretrained import load_pretrained, load_rnn, pretrained_names
+    from memtrain.generation.pretrained import open_model, pretrained_names
     from memtrain.runs.run_folder import is_run
     from memtrain.shapes import Values
     from memtrain.training.console import make_reporter
 
-    name, names = options.run, pretrained_names()
-    if not is_run(name) and name in names:
-        return load_pretrained(name, device="cuda" if torch.cuda.is_available() else "cpu")
-    if not is_run(name) and not is_run(Path("runs") / name):
-        known = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
-        raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {known}")
-    best, allowed = options.best, options.allow_code
-    model = load_rnn(name, best=best, allow_code=allowed, reporter=make_reporter())
+    name, best, allowed = options.run, options.best, options.allow_code
+    model = open_model(name, best=best, allow_code=allowed, reporter=make_reporter())
     if isinstance(model.space, Values):
         from memtrain.training.run import Run
 
@@ -99,7 +91,8 @@ def _load(options: Generate) -> Any:
             f"{name}: its task ({model.config.data.kind}) asks for answers and has no sequences "
             "to sample; try a run of digits"
         )
-    if options.given is None or options.image is not None or model.spelling.picture is None:
+    whole = options.given is None or options.image is not None or model.spelling.picture is None
+    if whole or (name in pretrained_names() and not is_run(name)):
         return model
 
     from memtrain.training.run import Run

@@ -18,7 +18,7 @@ from torch import nn
 
 from memtrain import __version__
 from memtrain.accel.engine import Engine
-from memtrain.config import CELLS, TORCH_CELLS, RunConfig
+from memtrain.config import CELLS, TORCH_CELLS, EngineConfig, RunConfig
 from memtrain.config.serialize import from_json, structure, to_json
 from memtrain.data.codec import TokenCodec, read_codec
 from memtrain.data.series_format import SeriesFormat
@@ -29,7 +29,7 @@ from memtrain.models.rnn import RNN
 from memtrain.models.teacher import count_parameters
 from memtrain.runs.checkpoint import latest_checkpoint, load_weights
 from memtrain.runs.fingerprint import check_record, describe_cell, read_record
-from memtrain.runs.run_folder import check_imports, read_folder, whole_run_file
+from memtrain.runs.run_folder import check_imports, is_run, read_folder, whole_run_file
 from memtrain.shapes import Values
 from memtrain.training.console import Reporter
 
@@ -154,6 +154,35 @@ def load_rnn(
     model = model.to(engine.device).eval()
     engine.prepare(model)
     return model
+
+
+def open_model(
+    name: str,
+    *,
+    best: bool = False,
+    allow_code: bool = False,
+    reporter: Reporter | None = None,
+    device: torch.device | str | None = None,
+) -> Pretrained:
+    """The RNN of the run in a folder of that name, else the pretrained model of that name.
+
+    Args:
+        name: a run folder, the name of one in runs/, or one of `pretrained_names`.
+        best, allow_code, reporter: see `load_rnn`.
+        device: of the model (default: that of the run's config; for a pretrained model a GPU, if
+            there is one).
+
+    Raises:
+        MemtrainError: there is neither, or it cannot be loaded.
+    """
+    names = pretrained_names()
+    if not is_run(name) and name in names:
+        return load_pretrained(name, device=device or Engine(EngineConfig()).device)
+    if not is_run(name) and not is_run(Path("runs") / name):
+        known = f"the pretrained models are {', '.join(names)}" if names else "none is installed"
+        raise MemtrainError(f"{name}: no run there, and no pretrained model of that name; {known}")
+    model = load_rnn(name, best=best, allow_code=allow_code, reporter=reporter)
+    return model if device is None else model.to(device)
 
 
 def pretrained_names(folder: Path | str | None = None) -> list[str]:
