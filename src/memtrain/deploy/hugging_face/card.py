@@ -23,7 +23,7 @@ TEXT_EXAMPLE = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
 inputs = tokenizer("{prompt}", return_tensors="pt")
 tokens = model.generate(**inputs, max_new_tokens=200, do_sample=True)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,7 @@ NEVER = -1e4
 """The logit of a token that is never predicted."""
 
 
+@runtime_checkable
 class PushOptions(Protocol):
     """The options of `memtrain export` that this format uses."""
 

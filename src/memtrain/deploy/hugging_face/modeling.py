@@ -212,7 +212,7 @@ class MemtrainForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         input_ids: Int[Tensor, "B T"] | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: MemoryCache | None = None,
+        past_key_values: Cache | None = None,
         labels: Int[Tensor, "B T"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -296,7 +296,7 @@ class MemtrainForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _loss(
         self,
-        logits: Float[Tensor, "B T V"],
+        logits: Float[Tensor, "B K V"],
         labels: Int[Tensor, "B T"],
         read: Bool[Tensor, "B T"],
         **options: Any,

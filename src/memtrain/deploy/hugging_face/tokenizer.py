@@ -33,33 +33,38 @@ def export_tokenizer(codec: TokenCodec) -> ExportedTokenizer:
 def _of_bytes(codec: TokenCodec) -> ExportedTokenizer:
     """A tokenizer whose tokens are the bytes of the text.
 
-    Where texts were separated by byte 0, that byte has a second name, and ends a text.
+    Where byte 0 is between the texts of the training data, it is the end of a text.
     """
-    separated = SEPARATOR_TOKEN in codec.alphabet
-    special = {PADDING: TEXT_VOCAB, START_OF_TEXT: TEXT_VOCAB + 1}
-    special[END_OF_TEXT] = SEPARATOR_TOKEN if separated else TEXT_VOCAB + 2
-    settings: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False}
-    settings |= {"trim_offsets": True, "use_regex": False}
+    vocab = byte_table()
+    added = [_added(PADDING, TEXT_VOCAB), _added(START_OF_TEXT, TEXT_VOCAB + 1)]
+    normalizer, end = None, TEXT_VOCAB + 2
+    if SEPARATOR_TOKEN in codec.alphabet:
+        # A token can have one name: in a text, the byte is replaced by it.
+        end, name = SEPARATOR_TOKEN, chr(SEPARATOR_TOKEN)
+        vocab = {name: byte for name, byte in vocab.items() if byte != end}
+        normalizer = {"type": "Replace", "pattern": {"String": name}, "content": END_OF_TEXT}
+    added.append(_added(END_OF_TEXT, end) | {"normalized": normalizer is not None})
+    vocab |= {one["content"]: one["id"] for one in added}
+    byte_level: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False}
+    byte_level |= {"trim_offsets": True, "use_regex": False}
     plain = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            _added(name, special[name]) for name in sorted(special, key=special.__getitem__)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": settings,
+        "added_tokens": sorted(added, key=lambda one: one["id"]),
+        "normalizer": normalizer,
+        "pre_tokenizer": byte_level,
         "post_processor": None,
-        "decoder": settings,
-        "model": {"type": "BPE", "vocab": byte_table() | special, "merges": []},
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
     return ExportedTokenizer(
-        json.dumps(plain, ensure_ascii=False, indent=1),
-        special[PADDING],
-        special[START_OF_TEXT],
-        special[END_OF_TEXT],
-        END_OF_TEXT,
-        max(special.values()) + 1,
+        json.dumps(plain, ensure_ascii=False),
+        padding=TEXT_VOCAB,
+        start=TEXT_VOCAB + 1,
+        end=end,
+        end_name=END_OF_TEXT,
+        vocab_size=len(vocab),
     )
 
 
