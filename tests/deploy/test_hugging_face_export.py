@@ -12,7 +12,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from hugging_face_testing import CELLS, MARKED, TEXT, TOKENS, Options, exported, network
+from hugging_face_testing import MARKED, TEXT, TOKENS, Options, exported, network
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
@@ -55,18 +55,19 @@ print(json.dumps(found))
 
 def test_the_folder_works_without_memtrain(tmp_path: Path):
     expected = {}
-    for kind in CELLS:
+    kinds = ("transformer", "lstm")
+    for kind in kinds:
         original = network(TEXT, kind)
         exported(tmp_path / kind, original)
         expected[kind] = generate(original, prompt="Once upon", length=20, temperature=0.0)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "gru")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "lstm")
     model.save_pretrained(tmp_path / "resaved")  # with memtrain: the code is written again
     (tmp_path / "resaved/tokenizer.json").write_bytes(
-        (tmp_path / "gru/tokenizer.json").read_bytes()
+        (tmp_path / "lstm/tokenizer.json").read_bytes()
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MEMTRAIN, *CELLS, "resaved"],
+        [sys.executable, "-c", WITHOUT_MEMTRAIN, *kinds, "resaved"],
         cwd=tmp_path,
         env=environment | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -74,9 +75,9 @@ def test_the_folder_works_without_memtrain(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    for kind in CELLS:
+    for kind in kinds:
         assert found[kind] == expected[kind].tokens[0].tolist()
-    assert found["resaved"] == found["gru"]
+    assert found["resaved"] == found["lstm"]
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,13 @@ def test_an_export_replaces_an_earlier_one(tmp_path: Path):
     exported(tmp_path, network(TOKENS))
     assert not (tmp_path / "tokenizer.json").exists() and (tmp_path / "notes.txt").exists()
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 9
+
+
+def test_files_of_something_else_are_not_replaced(tmp_path: Path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(MemtrainError, match="holds the README.md of something else"):
+        write(network(), tmp_path, Options())
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path):

@@ -3,15 +3,11 @@
 from pathlib import Path
 
 from memtrain import __version__
+from memtrain.deploy.hugging_face.modeling import CODE_MODULE
 from memtrain.deploy.hugging_face.single_file import single_file
 from memtrain.files import write_atomic
 
-CODE_FILE = "modeling_memtrain.py"
-AUTO_MAP = {
-    "AutoConfig": "modeling_memtrain.MemtrainConfig",
-    "AutoModelForCausalLM": "modeling_memtrain.MemtrainForCausalLM",
-}
-"""Where transformers finds the classes of a folder."""
+CODE_FILE = f"{CODE_MODULE}.py"
 HEADING = f"""\
 A recurrent network as a causal language model of the transformers package.
 

@@ -1,4 +1,4 @@
-"""Write a trained network as a folder that transformers opens, and upload it."""
+"""Write a trained network as a folder that transformers opens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,27 +15,36 @@ from transformers.utils import logging
 
 from memtrain.data.codec import TokenCodec
 from memtrain.deploy.hugging_face.card import model_card
-from memtrain.deploy.hugging_face.code import AUTO_MAP, write_code
+from memtrain.deploy.hugging_face.code import CODE_FILE, write_code
 from memtrain.deploy.hugging_face.modeling import (
     EXPORTED_CELLS,
     MemtrainConfig,
     MemtrainForCausalLM,
 )
+from memtrain.deploy.hugging_face.push import check_push, push_folder
 from memtrain.deploy.hugging_face.tokenizer import (
     PADDING,
     START_OF_TEXT,
     ExportedTokenizer,
     export_tokenizer,
 )
-from memtrain.errors import MemtrainError, describe_error
+from memtrain.errors import MemtrainError
 from memtrain.files import parse_json, read_text, write_atomic
 from memtrain.generation.pretrained import Pretrained
 from memtrain.models.teacher import Decoder
 from memtrain.shapes import Values
 
 MAX_CONFIG_BYTES = 2**20
-OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-"""Files of an earlier export that this one may not have."""
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    CODE_FILE,
+    "README.md",
+)
+"""What an export may write; without a text there is no tokenizer."""
 READOUT_FIELDS = ("width", "decoder_layers", "heads", "head_dim", "rotary_fraction", "head_bias")
 """Fields of TeacherConfig that the readout uses."""
 
@@ -61,7 +70,7 @@ def write(model: Pretrained, path: Path, options: PushOptions) -> list[str]:
     check_folder(path)
     if options.push is not None:
         check_push(options.push)
-    files = write_folder(model, codec, path, options.push or path.name)
+    files = write_folder(model, codec, path, options.push or path.resolve().name)
     size = sum(parameter.numel() for parameter in model.parameters())
     lines = [f"{path}  {len(files)} files, {size:,} parameters"]
     if not codec.text:
@@ -95,20 +104,24 @@ def check_exportable(model: Pretrained) -> TokenCodec:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder with a config.json that is not of such an export, as that of a run."""
+    """Refuse a folder in which files of something else would be replaced, such as a run's.
+
+    An earlier export is replaced.
+    """
     if path.exists() and not path.is_dir():
         raise MemtrainError(f"--hf {path}: is a file; name a folder")
     try:
-        found = parse_json(read_text(path / "config.json", MAX_CONFIG_BYTES), f"{path}/config.json")
-    except FileNotFoundError:
-        return
-    except MemtrainError:
+        found = parse_json(read_text(path / "config.json", MAX_CONFIG_BYTES), "config.json")
+    except (OSError, MemtrainError):
         found = None
-    if not isinstance(found, dict) or found.get("model_type") != MemtrainConfig.model_type:
-        raise MemtrainError(
-            f"--hf {path}: holds the config.json of something else, which would be replaced; name "
-            "a new folder"
-        )
+    if isinstance(found, dict) and found.get("model_type") == MemtrainConfig.model_type:
+        return
+    for name in FILES:
+        if (path / name).exists():
+            raise MemtrainError(
+                f"--hf {path}: holds the {name} of something else, which would be replaced; name a "
+                "new folder"
+            )
 
 
 def write_folder(model: Pretrained, codec: TokenCodec, path: Path, name: str) -> list[str]:
@@ -133,7 +146,7 @@ def write_folder(model: Pretrained, codec: TokenCodec, path: Path, name: str) ->
         # A folder without config.json cannot be opened: it is written last.
         for file in sorted(names, key=lambda name: name == "config.json"):
             write_atomic(path / file, (draft / file).read_bytes())
-    for file in set(OWN_FILES) - set(names):
+    for file in set(FILES) - set(names):  # of an earlier export
         (path / file).unlink(missing_ok=True)
     return names
 
@@ -165,7 +178,6 @@ def _language_model(
         pad_token_id=tokenizer.padding if tokenizer else None,
         bos_token_id=tokenizer.start if tokenizer else codec.start_token,
         eos_token_id=tokenizer.end if tokenizer else None,
-        auto_map=AUTO_MAP,
         dtype="float32",
     )
     config.readout["head_bias"] |= config.vocab_size > codec.vocab_size
@@ -216,45 +228,3 @@ def _fast_tokenizer(tokenizer: ExportedTokenizer) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
-
-
-def check_push(repository: str) -> None:
-    """Refuse a name that is not USER/NAME, and an upload without a token."""
-    from huggingface_hub import get_token
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(repository)
-    except HFValidationError as error:
-        raise MemtrainError(f"--push {repository}: {describe_error(error)}") from None
-    if repository.count("/") != 1:
-        raise MemtrainError(f"--push {repository}: must be USER/NAME, as on huggingface.co")
-    if not get_token():
-        raise MemtrainError(
-            f"--push {repository}: needs a token of huggingface.co with write access; "
-            "hf auth login, or set HF_TOKEN"
-        )
-
-
-def push_folder(path: Path, files: list[str], repository: str) -> str:
-    """Upload the files of an export, and nothing else that is in the folder; returns the address.
-
-    Raises:
-        MemtrainError: the upload failed.
-    """
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    try:
-        address = api.create_repo(repository, exist_ok=True)
-        api.upload_folder(
-            repo_id=repository,
-            folder_path=path,
-            allow_patterns=files,
-            commit_message="Upload a network trained with memtrain",
-        )
-    except Exception as error:  # its own errors have no common class
-        raise MemtrainError(
-            f"--push {repository}: {describe_error(error)}; the files are in {path}"
-        ) from None
-    return str(address)

@@ -25,6 +25,13 @@ EXPORTED_CELLS = {
     "gru": GRUCell,
     "lstm": LSTMCell,
 }
+CODE_MODULE = "modeling_memtrain"
+"""The name of the copy."""
+AUTO_MAP = {
+    "AutoConfig": f"{CODE_MODULE}.MemtrainConfig",
+    "AutoModelForCausalLM": f"{CODE_MODULE}.MemtrainForCausalLM",
+}
+"""Where transformers finds the classes of a folder."""
 NO_LABEL = -100
 """The label of a position without a target."""
 MOST_ROWS = 2**15
@@ -46,6 +53,7 @@ class MemtrainConfig(PreTrainedConfig):
         bos_token_id: int | None = None,
         eos_token_id: int | None = None,
         tie_word_embeddings: bool = False,
+        auto_map: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
         """
@@ -58,6 +66,7 @@ class MemtrainConfig(PreTrainedConfig):
             bos_token_id: begins a sequence.
             eos_token_id: ends a sequence.
             tie_word_embeddings: not supported.
+            auto_map: where transformers finds the code; beside the weights unless given.
             options: see PreTrainedConfig.
         """
         if tie_word_embeddings:
@@ -70,6 +79,7 @@ class MemtrainConfig(PreTrainedConfig):
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         self.tie_word_embeddings = tie_word_embeddings
+        self.auto_map = auto_map or AUTO_MAP
         super().__init__(**options)
 
 
