@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from conftest import TINY
-from memtrain.config import RunConfig
 from memtrain.data.codec import TokenCodec
 from memtrain.data.images import ImageFormat
 from memtrain.deploy.hugging_face.export import write
@@ -37,21 +36,23 @@ class Options:
 
 
 def network(
-    codec: TokenCodec | None = TEXT, kind: str = "transformer", **teacher: Any
+    codec: TokenCodec | None = TEXT,
+    kind: str = "transformer",
+    readout_attention: Any = "causal",
+    **teacher: Any,
 ) -> Pretrained:
     """A network whose choices lie far apart; `teacher` are fields of TeacherConfig."""
-    config = changed(kind, **teacher)
+    config = replace(
+        TINY,
+        cell=replace(TINY.cell, kind=kind),
+        teacher=replace(TINY.teacher, **teacher),
+        readout_attention=readout_attention,
+    )
     rnn = build_rnn(config, codec.vocab_size if codec else 4)
     with torch.no_grad():
         rnn.readout.head.weight.mul_(20)
     stages = [{"name": "smt", "steps": 3, "tokens": 12, "seconds": 0.5, "lowest": 1.25}]
     return Pretrained("tiny", rnn, codec, config, {"stages": stages}).eval()
-
-
-def changed(kind: str, **teacher: Any) -> RunConfig:
-    return replace(
-        TINY, cell=replace(TINY.cell, kind=kind), teacher=replace(TINY.teacher, **teacher)
-    )
 
 
 def exported(folder: Path, model: Pretrained) -> Path:

@@ -42,11 +42,12 @@ def model(folder: Path) -> Any:
     return opened(folder)
 
 
-@pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize(
-    "codec", [TEXT, SEPARATED, TOKENS, MARKED], ids=["text", "separated", "tokens", "marked"]
+    ("codec", "kind"),
+    [(TEXT, kind) for kind in CELLS]
+    + [(codec, "transformer") for codec in (SEPARATED, TOKENS, MARKED)],
 )
-def test_logits_are_those_of_the_network(tmp_path: Path, kind: str, codec: TokenCodec):
+def test_logits_are_those_of_the_network(tmp_path: Path, codec: TokenCodec, kind: str):
     original = network(codec, kind, head_bias=kind == "mlp", rotary_fraction=0.5)
     found = opened(exported(tmp_path, original))
     tokens = torch.randint(codec.vocab_size, (3, 7), generator=seeded())
@@ -56,8 +57,19 @@ def test_logits_are_those_of_the_network(tmp_path: Path, kind: str, codec: Token
     assert (logits[..., codec.vocab_size :] < -9000).all()
 
 
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("prompt", [PROMPT, "naïve 日本", None])
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_the_readout_keeps_its_kind_of_attention(tmp_path: Path, attention: Any):
+    original = network(readout_attention=attention, decoder_layers=2)
+    found = opened(exported(tmp_path, original))
+    tokens = tokens_of(2, 6)
+    assert found.readout.causal == (attention == "causal")
+    assert_close(found(tokens).logits[..., :256], original(tokens), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [*((kind, "naïve 日本") for kind in CELLS), ("transformer", PROMPT), ("transformer", None)],
+)
 def test_greedy_text_is_that_of_generate(tmp_path: Path, kind: str, prompt: str | None):
     original = network(TEXT, kind)
     found = opened(exported(tmp_path, original))

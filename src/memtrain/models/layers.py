@@ -70,9 +70,10 @@ class Rotary(nn.Module):
         """How many channels of a head are rotated."""
         self.base = base
         # Tables, not formulas: inside a compiled graph sin and cos would be computed per element.
-        self._fill(positions, torch.get_default_device())
+        self.fill(positions, torch.get_default_device())
 
-    def _fill(self, positions: int, device: torch.device) -> None:
+    def fill(self, positions: int, device: torch.device) -> None:
+        """Write the tables of positions 0..positions-1."""
         half = torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated
         angle = torch.arange(positions, dtype=torch.float64)[:, None] / self.base**half
         # The other pairs have angle 0, so that every kernel that reads the tables supports them.
@@ -99,7 +100,7 @@ class Rotary(nn.Module):
     def reserve(self, positions: int) -> None:
         """Make sure that positions 0..positions-1 are in the tables."""
         if positions > len(self.cosine):
-            self._fill(max(positions, 2 * len(self.cosine)), self.cosine.device)
+            self.fill(max(positions, 2 * len(self.cosine)), self.cosine.device)
 
     def forward(
         self, x: Float[Tensor, "*rows H L E"], positions: Int[Tensor, "*some L"]

@@ -14,8 +14,8 @@ except ImportError:
         '--hf: needs the transformers package: pip install "memtrain[hf]"'
     ) from None
 
-from memtrain.deploy.hugging_face.code import write_code
 from memtrain.deploy.hugging_face.modeling import MemoryCache, MemtrainConfig, MemtrainForCausalLM
+from memtrain.deploy.hugging_face.remote_code import write_code
 
 MemtrainForCausalLM.copy_code = staticmethod(write_code)
 transformers.AutoConfig.register(MemtrainConfig.model_type, MemtrainConfig, exist_ok=True)

@@ -15,13 +15,13 @@ from transformers.utils import logging
 
 from memtrain.data.codec import TokenCodec
 from memtrain.deploy.hugging_face.card import model_card
-from memtrain.deploy.hugging_face.code import CODE_FILE, write_code
 from memtrain.deploy.hugging_face.modeling import (
     EXPORTED_CELLS,
     MemtrainConfig,
     MemtrainForCausalLM,
 )
 from memtrain.deploy.hugging_face.push import check_push, push_folder
+from memtrain.deploy.hugging_face.remote_code import CODE_FILE, write_code
 from memtrain.deploy.hugging_face.tokenizer import (
     PADDING,
     START_OF_TEXT,

@@ -1,7 +1,7 @@
 """A trained network as a causal language model of the transformers package.
 
 `memtrain export RUN --hf DIR` copies this module into DIR together with the definitions of memtrain
-that it uses (code.py), so it needs memtrain only where it is part of it.
+that it uses (single_file.py), so it needs memtrain only where it is part of it.
 """
 
 from collections.abc import Callable
@@ -197,7 +197,7 @@ class MemtrainForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize what the weights file does not hold."""
         if isinstance(module, Rotary):  # loading leaves its tables undefined
-            module._fill(len(module.cosine), module.cosine.device)
+            module.fill(len(module.cosine), module.cosine.device)
         else:
             super()._init_weights(module)
 
