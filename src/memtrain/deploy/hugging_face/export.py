@@ -133,8 +133,8 @@ def write_folder(model: Pretrained, codec: TokenCodec, path: Path, name: str) ->
         path: the folder; it is made if there is none.
         name: what the card loads the model by.
     """
-    path.mkdir(parents=True, exist_ok=True)
     tokenizer = export_tokenizer(codec) if codec.text else None
+    path.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder, _quiet():
         draft = Path(folder)
         _language_model(model, codec, tokenizer).save_pretrained(draft)
