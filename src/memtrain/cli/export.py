@@ -8,7 +8,7 @@ import tyro
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 
-FORMATS: dict[str, str] = {}
+FORMATS: dict[str, str] = {"hf": "hugging_face.export:write"}
 """Function of `memtrain.deploy` that writes each format, as module:function. It takes the model,
 the path and the options of this command, and returns the lines to print."""
 
@@ -24,6 +24,16 @@ class Export:
     """Use the checkpoint with the lowest held-out loss instead of the newest."""
     allow_code: bool = False
     """Import your own cell class that the run's config names."""
+    hf: Path | None = None
+    """Folder for the transformers package: weights, config, tokenizer, code and model card."""
+    push: str | None = None
+    """Upload the folder of --hf to huggingface.co, as USER/NAME."""
+
+    def __post_init__(self) -> None:
+        if self.push is not None and self.hf is None:
+            raise MemtrainError(
+                f"--push {self.push}: uploads the folder that --hf DIR writes; add --hf DIR"
+            )
 
 
 def export(arguments: list[str]) -> int:

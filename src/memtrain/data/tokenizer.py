@@ -37,11 +37,12 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True  # their names in a text are only text
-        self._ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not self._ids:
+        self.ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        """The token of each name, special tokens included."""
+        if not self.ids:
             raise MemtrainError("has no tokens; train it first")
-        self.vocab_size = max(self._ids.values()) + 1
-        self.end_of_text = next((self._ids[name] for name in ENDS if name in self._ids), None)
+        self.vocab_size = max(self.ids.values()) + 1
+        self.end_of_text = next((self.ids[name] for name in ENDS if name in self.ids), None)
         """The token between documents, if there is one."""
         decoder = json.loads(text).get("decoder") or {}
         steps = [decoder, *(decoder.get("decoders") or ())]
@@ -72,14 +73,14 @@ class TextTokenizer:
     def unknown(self) -> int | None:
         """The token of what the tokenizer does not know, if it has one."""
         name = getattr(self._tokenizer.model, "unk_token", None)
-        return self._ids.get(name) if isinstance(name, str) else None
+        return self.ids.get(name) if isinstance(name, str) else None
 
     @cached_property
     def byte_strings(self) -> list[bytes]:
         """The bytes of every token of a byte-level tokenizer; special tokens have none."""
-        strings, table = [b""] * self.vocab_size, _byte_table()
+        strings, table = [b""] * self.vocab_size, byte_table()
         added = self._tokenizer.get_added_tokens_decoder()
-        for name, token in self._ids.items():
+        for name, token in self.ids.items():
             if token in added:
                 strings[token] = b"" if added[token].special else name.encode()
             else:
@@ -133,7 +134,7 @@ def _package() -> Any:
     return tokenizers
 
 
-def _byte_table() -> dict[str, int]:
+def byte_table() -> dict[str, int]:
     """The byte of each character in the tokens of byte-level tokenizers.
 
     Bytes that are visible in Latin-1 stand for themselves, the others are numbered from 256 on.
