@@ -8,7 +8,7 @@ import tyro
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 
-FORMATS: dict[str, str] = {}
+FORMATS: dict[str, str] = {"onnx": "onnx_file:write", "pt2": "torch_export:write"}
 """Function of `memtrain.deploy` that writes each format, as module:function. It takes the model,
 the path and the options of this command, and returns the lines to print."""
 
@@ -20,6 +20,11 @@ class Export:
 
     run: tyro.conf.Positional[str]
     """The run folder, or the name of a pretrained model, such as mnist-small."""
+    onnx: Path | None = None
+    """Write one step, (memory, token) to (logits, next_memory), to this ONNX file, which programs
+    in any language run without memtrain."""
+    pt2: Path | None = None
+    """Write the same step to this file by torch.export, for programs with torch but no memtrain."""
     best: bool = False
     """Use the checkpoint with the lowest held-out loss instead of the newest."""
     allow_code: bool = False
