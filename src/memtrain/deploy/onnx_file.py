@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from memtrain.deploy.int8 import loss_cost, to_int8
 from memtrain.deploy.step import (
     CHECKED_STEPS,
     INPUTS,
@@ -46,12 +47,19 @@ def write(model: Pretrained, path: Path, options: "Export") -> list[str]:
     require_packages()
     proto = make_onnx(model)
     content = proto.SerializeToString()
-    largest = check_step(model, onnx_step(content), str(path))
+    step = onnx_step(content)
+    largest = check_step(model, step, str(path))
+    lines = [f"checked: over {CHECKED_STEPS} steps its numbers are the network's to {largest:.1e}"]
+    if options.int8:
+        content = to_int8(proto).SerializeToString()
+        lines = [f"{lines[0]}, before its matrices were rounded to 8 bits"]
+        try:
+            cost = loss_cost(model, step, onnx_step(content), allow_code=options.allow_code)
+            lines.append(str(cost))
+        except MemtrainError as error:
+            lines.append(f"the loss that 8 bits cost was not measured: {error}")
     write_output(path, content)
-    return [
-        f"{path}: {len(content) / 2**20:.2f} MiB, {signature(model)}",
-        f"checked: over {CHECKED_STEPS} steps its numbers are the network's to {largest:.1e}",
-    ]
+    return [f"{path}: {len(content) / 2**20:.2f} MiB, {signature(model)}", *lines]
 
 
 def require_packages() -> None:
