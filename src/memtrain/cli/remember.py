@@ -5,15 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
 
 from memtrain.cli.args import command_name, parse
 from memtrain.errors import MemtrainError
-
-if TYPE_CHECKING:
-    from memtrain.data.codec import TokenCodec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +53,6 @@ def remember(arguments: list[str]) -> int:
     out = options.out
     assert out is not None
 
-    from memtrain.generation.generate import parts_of
     from memtrain.generation.memory import Memory
     from memtrain.generation.pretrained import open_model
     from memtrain.generation.remember import remember
@@ -67,8 +62,7 @@ def remember(arguments: list[str]) -> int:
         options.run, best=options.best, allow_code=options.allow_code, reporter=make_reporter()
     )
     before = None if options.memory is None else Memory.load(options.memory)
-    _, codec = parts_of(model)
-    with _progress(options.files, codec) as report:
+    with _progress() as report:
         memory = remember(
             model,
             options.files,
@@ -81,22 +75,28 @@ def remember(arguments: list[str]) -> int:
     size = out.stat().st_size / 2**10
     shape = " x ".join(map(str, memory.values.shape))
     print(f"{out}: {memory.card.tokens:,} tokens read, memory {shape}, {size:,.1f} KiB")
-    if codec.picture is None:
+    if memory.card.kind != "image":
         run, path = shlex.quote(options.run), shlex.quote(str(out))
         print(f"continue from it  {command_name()} generate {run} --memory {path}")
     return 0
 
 
 @contextmanager
-def _progress(files: tuple[Path, ...], codec: "TokenCodec") -> Iterator[Callable[[int], None]]:
-    """Show how many tokens have been read; the number of all is exact for a text of bytes."""
-    from memtrain.generation.sources import expected_tokens
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show how many tokens have been read."""
     from memtrain.training.console import make_reporter
 
-    total = sum(expected_tokens(path, codec) for path in files)
-    reporter = make_reporter(transient=True)
-    reporter.stage("reading", 0, total)
+    reporter, begun = make_reporter(transient=True), False
+
+    def report(read: int, total: int) -> None:
+        nonlocal begun
+        if not begun:
+            reporter.stage("reading", 0, total)
+        begun = True
+        if read < total:
+            reporter.advance(read, {})
+
     try:
-        yield lambda tokens: reporter.advance(min(tokens, total - 1), {})
+        yield report
     finally:
         reporter.close()

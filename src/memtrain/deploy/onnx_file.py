@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from memtrain.generation.pretrained import Pretrained
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from memtrain.cli.export import Export
-
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20
 """The first in which GELU is one operator; runtimes of 2023 and later have it."""
@@ -35,7 +33,16 @@ MAX_BYTES = 2**31 - 2**20
 """An ONNX file is one protocol buffer, which has at most 2 GiB."""
 
 
-def write(model: Pretrained, path: Path, options: "Export") -> list[str]:
+class OnnxOptions(Protocol):
+    """What `write` needs of the options of memtrain export."""
+
+    @property
+    def int8(self) -> bool: ...
+    @property
+    def allow_code(self) -> bool: ...
+
+
+def write(model: Pretrained, path: Path, options: OnnxOptions) -> list[str]:
     """Write the step of a network as ONNX, after running it in ONNX Runtime.
 
     Returns:

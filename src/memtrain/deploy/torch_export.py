@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,11 +18,8 @@ from memtrain.deploy.step import (
 from memtrain.files import write_output
 from memtrain.generation.pretrained import Pretrained
 
-if TYPE_CHECKING:
-    from memtrain.cli.export import Export
 
-
-def write(model: Pretrained, path: Path, options: "Export") -> list[str]:
+def write(model: Pretrained, path: Path, options: object) -> list[str]:
     """Write the step of a network as a .pt2 file, after loading and running it.
 
     Returns:

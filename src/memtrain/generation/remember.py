@@ -25,7 +25,7 @@ def remember(
     memory: Memory | None = None,
     label: str | int | None = None,
     skip_unknown: bool = False,
-    report: Callable[[int], None] = lambda tokens: None,
+    report: Callable[[int, int], None] = lambda read, total: None,
 ) -> Memory:
     """Read texts, an image or tokens with a model; returns its memory after the last token.
 
@@ -40,7 +40,7 @@ def remember(
         label: the class of an image, if the model's images have classes.
         skip_unknown: leave out characters that do not occur in the training text, which are
             refused otherwise.
-        report: called with the number of tokens read, every now and then.
+        report: called with the number of tokens read, and of all, every now and then.
 
     Raises:
         MemtrainError: the model cannot read it, or the memory is not finite.
@@ -54,25 +54,28 @@ def remember(
     if codec.picture is not None and (len(sources) > 1 or memory is not None):
         raise MemtrainError("given: this model reads one image, from the empty memory")
     device, source = rnn.readout.head.weight.device, _name(sources)
-    pieces = chain.from_iterable(
-        source_tokens(one, codec, skip_unknown=skip_unknown) for one in sources
-    )
     start = _start(codec, label)
+
+    def pieces() -> Iterator[Int64[np.ndarray, " K"]]:
+        for one in sources:
+            yield from source_tokens(one, codec, skip_unknown=skip_unknown)
+
+    # Encoding takes little time, and what cannot be encoded is refused before an hour of reading.
+    total = sum(map(len, pieces()))
+    if not total:
+        raise MemtrainError(f"{source}: holds nothing to read")
     if memory is None:
         state, before = rnn.empty_memory(1), 0
-        pieces = chain([start], pieces)
     else:
         memory.check_model(rnn)
-        state, before = memory.values[None].to(device), memory.card.tokens
+        state, before, start = memory.values[None].to(device), memory.card.tokens, start[:0]
         source = f"{memory.card.source}, {source}"
     read = 0
     with sampling_mode(rnn), torch.no_grad():
-        for block in _blocks(pieces, READ_STEPS):
+        for block in _blocks(chain([start], pieces()), READ_STEPS):
             state = rnn.unroll(torch.from_numpy(block)[None].to(device), state)[:, -1]
             read += len(block)
-            report(read)
-    if read <= (len(start) if memory is None else 0):
-        raise MemtrainError(f"{source}: holds nothing to read")
+            report(read, total)
     if not bool(state.isfinite().all()):
         raise MemtrainError(
             f"{source}: the memory is not finite after {read:,} tokens; the model's weights are "

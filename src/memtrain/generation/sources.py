@@ -1,7 +1,6 @@
 """Read texts, images and tokens from strings, files and arrays as a model's tokens, in pieces."""
 
 import codecs
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,27 +55,6 @@ def source_tokens(
         yield from _text_tokens(source, codec, skip_unknown)
     else:
         yield from _numbers(source, codec)
-
-
-def expected_tokens(path: Path, codec: TokenCodec) -> int:
-    """The number of tokens in a file, for a progress display: exact for a text of bytes, else from
-    its first piece."""
-    try:
-        with open_regular(path) as file:
-            first, size = file.read(PIECE), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise MemtrainError(f"{path}: {_reason(error)}") from None
-    if codec.picture is not None:
-        return codec.picture.length
-    if path.suffix == ".npy":
-        return len(open_array(path))
-    share = 1.0
-    if codec.tokenizer:
-        tokens = open_tokenizer(codec.tokenizer).encode([first.decode("utf-8", "ignore")])[0]
-        share = len(tokens) / max(1, len(first))
-    elif not codec.text:
-        share = len(first.split()) / max(1, len(first))
-    return max(1, round(size * share))
 
 
 def _checked_pieces(
