@@ -8,7 +8,7 @@ import tyro
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 
-FORMATS: dict[str, str] = {"onnx": "onnx_file:write", "pt2": "torch_export:write"}
+FORMATS: dict[str, str] = {"onnx": "onnx_file:write_onnx", "pt2": "torch_export:write_pt2"}
 """Function of `memtrain.deploy` that writes each format, as module:function. It takes the model,
 the path and the options of this command, and returns the lines to print."""
 

@@ -75,6 +75,8 @@ def remember(arguments: list[str]) -> int:
     size = out.stat().st_size / 2**10
     shape = " x ".join(map(str, memory.values.shape))
     print(f"{out}: {memory.card.tokens:,} tokens read, memory {shape}, {size:,.1f} KiB")
+    if memory.card.left_out:
+        print(f"left out  {memory.card.left_out:,} characters that the training text does not have")
     if memory.card.kind != "image":
         run, path = shlex.quote(options.run), shlex.quote(str(out))
         print(f"continue from it  {command_name()} generate {run} --memory {path}")

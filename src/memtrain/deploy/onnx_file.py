@@ -34,7 +34,7 @@ MAX_BYTES = 2**31 - 2**20
 
 
 class OnnxOptions(Protocol):
-    """What `write` needs of the options of memtrain export."""
+    """What `write_onnx` needs of the options of memtrain export."""
 
     @property
     def int8(self) -> bool: ...
@@ -42,7 +42,7 @@ class OnnxOptions(Protocol):
     def allow_code(self) -> bool: ...
 
 
-def write(model: Pretrained, path: Path, options: OnnxOptions) -> list[str]:
+def write_onnx(model: Pretrained, path: Path, options: OnnxOptions) -> list[str]:
     """Write the step of a network as ONNX, after running it in ONNX Runtime.
 
     Returns:

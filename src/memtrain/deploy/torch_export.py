@@ -19,7 +19,7 @@ from memtrain.files import write_output
 from memtrain.generation.pretrained import Pretrained
 
 
-def write(model: Pretrained, path: Path, options: object) -> list[str]:
+def write_pt2(model: Pretrained, path: Path, options: object) -> list[str]:
     """Write the step of a network as a .pt2 file, after loading and running it.
 
     Returns:

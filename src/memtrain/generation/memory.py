@@ -42,6 +42,8 @@ class MemoryCard:
     """What was read: text, image or tokens."""
     source: str
     """The name of what was read."""
+    left_out: int = 0
+    """Characters that were left out, because the training text does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Memory:
         card = replace(
             first.card,
             tokens=sum(one.card.tokens for one in memories),
+            left_out=sum(one.card.left_out for one in memories),
             source=shortened(f"the average of {names}"),
         )
         return Memory(torch.stack([one.values for one in memories]).mean(0), card)

@@ -14,7 +14,7 @@ from memtrain.errors import MemtrainError
 from memtrain.generation.generate import parts_of, sampling_mode
 from memtrain.generation.memory import Memory, MemoryCard, shortened
 from memtrain.generation.sampling import READ_STEPS
-from memtrain.generation.sources import Source, source_tokens
+from memtrain.generation.sources import Source, SourceReader
 from memtrain.runs.fingerprint import weights_checksum
 
 
@@ -56,23 +56,24 @@ def remember(
     device, source = rnn.readout.head.weight.device, _name(sources)
     start = _start(codec, label)
 
-    def pieces() -> Iterator[Int64[np.ndarray, " K"]]:
-        for one in sources:
-            yield from source_tokens(one, codec, skip_unknown=skip_unknown)
-
     # Encoding takes little time, and what cannot be encoded is refused before an hour of reading.
-    total = sum(map(len, pieces()))
+    check = SourceReader(codec, skip_unknown=skip_unknown)
+    total = sum(len(piece) for one in sources for piece in check.tokens(one))
+    reader = SourceReader(codec, skip_unknown=skip_unknown)
+    pieces = chain.from_iterable(map(reader.tokens, sources))
     if not total:
         raise MemtrainError(f"{source}: holds nothing to read")
     if memory is None:
-        state, before = rnn.empty_memory(1), 0
+        state, before, left_out = rnn.empty_memory(1), 0, check.left_out
+        pieces = chain([start], pieces)
     else:
         memory.check_model(rnn)
-        state, before, start = memory.values[None].to(device), memory.card.tokens, start[:0]
+        state, before = memory.values[None].to(device), memory.card.tokens
+        left_out = memory.card.left_out + check.left_out
         source = f"{memory.card.source}, {source}"
     read = 0
     with sampling_mode(rnn), torch.no_grad():
-        for block in _blocks(chain([start], pieces()), READ_STEPS):
+        for block in _blocks(pieces, READ_STEPS):
             state = rnn.unroll(torch.from_numpy(block)[None].to(device), state)[:, -1]
             read += len(block)
             report(read, total)
@@ -87,6 +88,7 @@ def remember(
         tokens=before + read,
         kind="text" if codec.text else "image" if codec.picture else "tokens",
         source=shortened(source),
+        left_out=left_out,
     )
     return Memory(state[0].float().cpu(), card)
 
