@@ -1,8 +1,8 @@
 """Store the matrices of an ONNX file in 8 bits, and measure the loss that this costs.
 
-Computation stays in 32 bits: standard operators make floats of the whole numbers where they are
-used. A matrix has one scale per output (per token for an embedding), so that its largest number
-there becomes 127.
+Computation stays in 32 bits: two plain operators make floats of the whole numbers, which a runtime
+does once when it loads the file. A matrix has one scale per output (per token for an embedding), so
+that its largest number there becomes 127.
 """
 
 import math
@@ -80,44 +80,52 @@ class _Writer:
 
     def _product(self, node: "NodeProto", axis: int) -> list["NodeProto"]:
         """A product with a matrix; `axis` is that of its outputs."""
-        from onnx import helper
-
         name = node.input[1]
-        whole, scales = self._store(name, axis)
-        floats = f"{name}.floats{axis}"
-        node.input[1] = floats
+        node.input[1] = floats = f"{name}.floats.{axis}"
         if floats in self.stored:
             return [node]
         self.stored.add(floats)
-        return [helper.make_node("DequantizeLinear", [whole, scales], [floats], axis=axis), node]
+        return [*_times(*self._store(name, axis), floats), node]
 
     def _gather(self, node: "NodeProto") -> list["NodeProto"]:
         """The rows of a table, each times its scale; only these rows become floats."""
-        from onnx import TensorProto, helper
+        from onnx import helper
 
-        whole, scales = self._store(node.input[0], 0, shape=(-1, 1))
-        rows, index, result = node.output[0] + ".rows", node.input[1], node.output[0]
+        whole, scales = self._store(node.input[0], 0)
+        index, result = node.input[1], node.output[0]
+        rows = f"{result}.rows", f"{result}.scales"
         return [
-            helper.make_node("Gather", [whole, index], [f"{rows}8"], axis=0),
-            helper.make_node("Cast", [f"{rows}8"], [rows], to=TensorProto.FLOAT),
-            helper.make_node("Gather", [scales, index], [f"{rows}.scale"], axis=0),
-            helper.make_node("Mul", [rows, f"{rows}.scale"], [result]),
+            helper.make_node("Gather", [whole, index], [rows[0]], axis=0),
+            helper.make_node("Gather", [scales, index], [rows[1]], axis=0),
+            *_times(*rows, result),
         ]
 
-    def _store(self, name: str, axis: int, shape: tuple[int, ...] = (-1,)) -> tuple[str, str]:
-        """Add a matrix as whole numbers and their scales; returns their names."""
+    def _store(self, name: str, axis: int) -> tuple[str, str]:
+        """Add a matrix as whole numbers, and its scales; returns their names."""
         from onnx import numpy_helper
 
-        names = f"{name}.int8.{axis}", f"{name}.scale.{axis}.{len(shape)}"
-        matrix = self.matrices[name]
-        largest = np.abs(matrix).max(axis=1 - axis, keepdims=True)
-        scale = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
-        whole = np.rint(matrix / scale).astype(np.int8)
-        for one, content in zip(names, (whole, scale.reshape(shape)), strict=True):
-            if one not in self.stored:
-                self.stored.add(one)
+        names = f"{name}.int8.{axis}", f"{name}.scales.{axis}"
+        if names[0] not in self.stored:
+            self.stored.add(names[0])
+            matrix = self.matrices[name]
+            largest = np.abs(matrix).max(axis=1 - axis, keepdims=True)
+            scales = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
+            whole = np.rint(matrix / scales).astype(np.int8)
+            for one, content in zip(names, (whole, scales), strict=True):
                 self.graph.initializer.append(numpy_helper.from_array(content, one))
         return names
+
+
+def _times(whole: str, scales: str, result: str) -> list["NodeProto"]:
+    """Whole numbers times their scales. Not DequantizeLinear: around that ONNX Runtime rounds what
+    the matrix is multiplied with to 8 bits too, other runtimes do not."""
+    from onnx import TensorProto, helper
+
+    floats = f"{result}.whole"
+    return [
+        helper.make_node("Cast", [whole], [floats], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [floats, scales], [result]),
+    ]
 
 
 def _axis_of(node: "NodeProto") -> int:

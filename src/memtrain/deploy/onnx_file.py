@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,17 +33,13 @@ MAX_BYTES = 2**31 - 2**20
 """An ONNX file is one protocol buffer, which has at most 2 GiB."""
 
 
-class OnnxOptions(Protocol):
-    """What `write_onnx` needs of the options of memtrain export."""
-
-    @property
-    def int8(self) -> bool: ...
-    @property
-    def allow_code(self) -> bool: ...
-
-
-def write_onnx(model: Pretrained, path: Path, options: OnnxOptions) -> list[str]:
+def write_onnx(model: Pretrained, path: Path, options: Any) -> list[str]:
     """Write the step of a network as ONNX, after running it in ONNX Runtime.
+
+    Args:
+        model: the network.
+        path: the file.
+        options: those of memtrain export, of which it takes int8 and allow_code.
 
     Returns:
         What was written and how far it differs from the network, for the console.

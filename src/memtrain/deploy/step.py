@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from memtrain import __version__
 from memtrain.config import CELLS
@@ -64,8 +65,9 @@ def trace(model: Pretrained) -> torch.export.ExportedProgram:
             f"{model.name}: torch.export cannot trace its cell, "
             f"{type(model.cell).__name__}{_whose(model)} ({describe_error(error)})"
         ) from error
-    for node in program.graph.nodes:  # else the file names paths of this machine
-        node.meta.pop("stack_trace", None)
+    for part in program.graph_module.modules():  # else the file names paths of this machine
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            node.meta.pop("stack_trace", None)
     return program
 
 
