@@ -31,7 +31,15 @@ class Export:
     best: bool = False
     """Use the checkpoint with the lowest held-out loss instead of the newest."""
     allow_code: bool = False
-    """Import your own cell class that the run's config names."""
+    """Import your own cell class that the run's config names, and its task to measure a loss."""
+
+    def __post_init__(self) -> None:
+        for name in ("onnx", "pt2"):
+            path = getattr(self, name)
+            if path is not None and path.is_dir():
+                raise MemtrainError(f"{name}={path}: is a folder; name a file in it")
+        if self.int8 and self.pt2 is not None and self.onnx is None:
+            raise MemtrainError("int8: is of --onnx; name a file for it, or leave --int8 out")
 
 
 def export(arguments: list[str]) -> int:

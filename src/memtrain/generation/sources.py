@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
 from memtrain.data.codec import TokenCodec
 from memtrain.data.prepare.tokenize import cut_text
@@ -63,9 +63,7 @@ class SourceReader:
             for text in self._text(source, "surrogateescape"):
                 yield np.frombuffer(_encoded(text), np.uint8).astype(np.int64)
 
-    def _checked(
-        self, tokens: Integer[np.ndarray, "..."], name: str
-    ) -> Iterator[Int64[np.ndarray, " K"]]:
+    def _checked(self, tokens: np.ndarray, name: str) -> Iterator[Int64[np.ndarray, " K"]]:
         """The tokens of an array, if they are the model's."""
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
             raise MemtrainError(
