@@ -38,9 +38,9 @@ def tiny_model(kind: str = "transformer", spelling: TokenCodec | None = None) ->
         cell = memtrain.make_cell(kind, vocab_size=symbols, memory_tokens=4, layers=1, **SIZES)
         rnn = RNN(cell, AttentionReadout(16, symbols))
     else:
-        sizes = SIZES if kind == "transformer" else {}
+        sizes: dict[str, Any] = SIZES if kind == "transformer" else {}
         sizes = sizes | dict(width=16) if kind == "mlp" else sizes
-        layers = {"layers": 1} if kind in ("transformer", "mlp") else {}
+        layers: dict[str, Any] = {"layers": 1} if kind in ("transformer", "mlp") else {}
         cell = memtrain.make_cell(kind, vocab_size=symbols, **layers, **memory, **sizes)
         rnn = RNN(cell, vocab_size=symbols, decoder_layers=1, **SIZES)
     named = kind in ("transformer", "mlp", "gru", "lstm")

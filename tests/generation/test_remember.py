@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_the_memory_is_that_of_the_whole_text_at_once(kind: str):
 def test_generation_goes_on_as_from_a_prompt(kind: str, count: int):
     model = tiny_model(kind, text_codec())
     memory = memtrain.remember(model, TEXT)
-    options = dict(length=40, seed=5, count=count)
+    options: dict[str, Any] = dict(length=40, seed=5, count=count)
     after = memtrain.generate(model, memory=memory, **options)
     prompted = memtrain.generate(model, prompt=TEXT, **options)
     assert after.tokens.shape == (count, 40) and after.given == 0
@@ -200,7 +201,7 @@ def test_an_image_is_read_with_its_class(tmp_path: Path):
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path):
-    cases = (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         (dict(given=tmp_path / "gone.txt"), "gone.txt: No such file"),
         (dict(given=tmp_path), "is not a regular file"),
         (dict(given=[]), "must hold at least one"),

@@ -28,6 +28,8 @@ class Export:
     int8: bool = False
     """With --onnx: store matrices in 8 bits, a quarter of the size. The loss that this costs is
     measured on held-out data, if the data that the run was trained on can be opened here."""
+    time: bool = False
+    """Time a step of the network and of --onnx and --pt2, one token at a time on this CPU."""
     best: bool = False
     """Use the checkpoint with the lowest held-out loss instead of the newest."""
     allow_code: bool = False
@@ -69,4 +71,8 @@ def export(arguments: list[str]) -> int:
         write = getattr(import_module(f"memtrain.deploy.{module}"), function)
         for line in write(model, path, options):
             print(line)
+    if options.time:
+        from memtrain.deploy.timing import time_steps
+
+        print("\n".join(time_steps(model, options.onnx, options.pt2)))
     return 0
