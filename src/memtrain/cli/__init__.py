@@ -29,6 +29,7 @@ usage: memtrain COMMAND [OPTIONS]
   label RUN         write the teacher's memories to a file, to train a cell without it
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      sample from the recurrent network: text, or images as a PNG grid
+  remember RUN FILE read any amount of text and write the network's memory to a file
   export RUN        write the network for Hugging Face, ONNX or a browser
   runs [FOLDER]     list runs: data, method, steps, held-out loss, state
   compare RUN RUN   runs side by side: settings that differ, losses, costs, a figure
@@ -57,6 +58,7 @@ COMMANDS = {
     "label": "label:label",
     "eval": "evaluate:evaluate",
     "generate": "generate:generate",
+    "remember": "remember:remember",
     "export": "export:export",
     "runs": "runs:runs",
     "compare": "runs:compare",
