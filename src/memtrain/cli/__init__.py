@@ -30,6 +30,7 @@ usage: memtrain COMMAND [OPTIONS]
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      sample from the recurrent network: text, or images as a PNG grid
   export RUN        write the network for Hugging Face, ONNX or a browser
+  serve RUN         serve the network over HTTP, as OpenAI's completions
   runs [FOLDER]     list runs: data, method, steps, held-out loss, state
   compare RUN RUN   runs side by side: settings that differ, losses, costs, a figure
   race DATA         which method is best for this data, in minutes on this machine
@@ -58,6 +59,7 @@ COMMANDS = {
     "eval": "evaluate:evaluate",
     "generate": "generate:generate",
     "export": "export:export",
+    "serve": "serve:serve",
     "runs": "runs:runs",
     "compare": "runs:compare",
     "race": "race:race",

@@ -148,7 +148,7 @@ def generate_with(
     model: Any, options: GenerateOptions, prompt: Prompt = None, listen: Listener | None = None
 ) -> Samples:
     """`generate` with its options as one object."""
-    rnn, codec = _parts(model)
+    rnn, codec = rnn_and_codec(model)
     given = _given(codec, prompt, (options.count or 1) * max(1, len(options.label)))
     shared = prompt is None or np.ndim(prompt) < 2
     classes, given = _classes(codec, given, options, shared=shared)
@@ -201,7 +201,7 @@ def _classes(
     return labels.repeat(len(given) // len(labels)), given
 
 
-def _parts(model: Any) -> tuple[RNN, TokenCodec]:
+def rnn_and_codec(model: Any) -> tuple[RNN, TokenCodec]:
     """The RNN and codec of a model; refuse anything else, above all its name."""
     if isinstance(model, str | Path):
         raise MemtrainError(
