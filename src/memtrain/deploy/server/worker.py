@@ -292,7 +292,7 @@ class Worker:
 
     def _deliver(self, completions: list[Completion]) -> None:
         unique = {id(one): one for one in completions}
-        news = [one for one in unique.values() if one.pieces or one.done]
+        news = [one for one in unique.values() if one.done or (one.request.stream and one.pieces)]
         if news:
             self._notify(news)
 
