@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -22,9 +23,12 @@ from memtrain.deploy.server.completion_request import read_request
 from memtrain.deploy.server.errors import RequestError
 from memtrain.deploy.server.text import Piece
 from memtrain.deploy.server.worker import Completion, Worker
+from memtrain.errors import describe_error, printable
 
 BODY_SECONDS = 30.0
 """Within which a client must have sent its request."""
+
+LOCAL_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
 class Server:
@@ -52,7 +56,7 @@ class Server:
             Route("/v1/sessions", self._checked(self.sessions)),
             Route("/v1/sessions/{session}", self._checked(self.end_session), methods=["DELETE"]),
         ]
-        handlers: Mapping[Any, Any] = {HTTPException: _no_route, Exception: _failed}
+        handlers: Mapping[Any, Any] = {HTTPException: _no_route}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
@@ -85,21 +89,25 @@ class Server:
                 return error_response(error)
             except ClientDisconnect:
                 return Response(status_code=499)
+            except Exception as error:
+                print(f"memtrain: {printable(describe_error(error))}", file=sys.stderr)
+                message = "the server failed to handle this request; its output has the reason"
+                return error_response(RequestError(message, status=500))
 
         return handle
 
     def _check_client(self, request: Request) -> None:
         host = request.headers.get("host", "")
-        if self.local and urlsplit(f"//{host}").hostname not in ("127.0.0.1", "::1", "localhost"):
+        if self.local and _hostname(host) not in LOCAL_NAMES:
             # A web page may have given this machine's address to a name of its own.
             raise RequestError(f"host={host[:64]!r}: must be localhost or 127.0.0.1", status=403)
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin not in (None, f"http://{host}"):
             raise RequestError(
                 f"origin={origin[:64]!r}: pages of other sites may not use this server", status=403
             )
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if self.api_key and not hmac.compare_digest(given.encode(), self.api_key.encode()):
+        if self.api_key and not hmac.compare_digest(given.encode("latin-1"), self.api_key.encode()):
             raise RequestError(
                 "authorization: must be Bearer KEY, with the server's --api-key", status=401
             )
@@ -290,6 +298,14 @@ async def _body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
+def _hostname(host: str) -> str | None:
+    """The name in a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
 async def _disconnected(request: Request) -> None:
     """Return when the client is gone. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -313,8 +329,3 @@ async def _no_route(request: Request, error: Any) -> Response:
     response = error_response(RequestError(message, status=error.status_code))
     response.headers.update(error.headers or {})
     return response
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    message = "the server failed to handle this request; its output has the reason"
-    return error_response(RequestError(message, status=500))
