@@ -11,6 +11,7 @@ from importlib import import_module
 from memtrain import __version__
 from memtrain.errors import FailedElsewhereError, MemtrainError, did_you_mean
 from memtrain.runs.processes import (
+    REQUEUE,
     Terminated,
     command_signals,
     end_if_one_of_several,
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             print("memtrain: stopped", file=sys.stderr)
             status = exit_status(error)
-        if arguments is None and status > 128:
+        if arguments is None and (status > 128 or status == REQUEUE):
             end_process(status)
     end_if_one_of_several(status)
     return status
