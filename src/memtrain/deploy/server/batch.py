@@ -50,7 +50,7 @@ class Batch:
         self._memory.zero_()
         self.count = 0
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self, tokens: Sequence[int]) -> Float[Tensor, "B V"]:
         """Read one token per row; returns the logits of the next."""
         first, logits = 0, []
@@ -60,13 +60,23 @@ class Batch:
             width = next((one for one in self.widths if one >= left), self.widths[-1])
             group = slice(first, first + width)
             token = torch.tensor(padded[group], device=self._memory.device)
-            found, self._memory[group] = self.rnn.step(self._memory[group], token)
+            found, self._memory[group] = advance(self.rnn, self._memory[group], token)
             logits.append(found)
             first += width
         return torch.cat(logits)[: self.count]
 
 
-@torch.inference_mode()
+def advance(
+    rnn: RNN, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
+) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B M D"]]:
+    """One step of a network; on a GPU the cell's is a CUDA graph, which `unroll` has."""
+    if not memory.is_cuda:
+        return rnn.step(memory, token)
+    memory = rnn.unroll(token[:, None], memory)[:, -1]
+    return rnn.predict(memory), memory
+
+
+@torch.no_grad()
 def independent_widths(rnn: RNN, rows: int) -> list[int]:
     """Widths up to `rows` at which a row's result depends on nothing but the row, to the bit.
 
@@ -79,7 +89,7 @@ def independent_widths(rnn: RNN, rows: int) -> list[int]:
     read = torch.randint(space, (READ, rows), generator=generator).to(device)
     memory = rnn.empty_memory(rows)
     for token in read[:-1]:
-        memory = rnn.step(memory, token)[1]
+        memory = advance(rnn, memory, token)[1]
     for widest in reversed(widths[1:]):
         states, token = memory[:widest], read[-1, :widest]
         expected = _in_groups(rnn, states, token, widest)
@@ -104,7 +114,7 @@ def _in_groups(
     memory = torch.cat([memory, memory.new_zeros(fill, *memory.shape[1:])])
     token = torch.cat([token, token.new_zeros(fill)])
     pairs = zip(memory.split(width), token.split(width), strict=True)
-    found = [rnn.step(*pair) for pair in pairs]
+    found = [advance(rnn, *pair) for pair in pairs]
     return torch.cat([torch.cat([one, new.flatten(1)], dim=1) for one, new in found])[
         : len(token) - fill
     ]

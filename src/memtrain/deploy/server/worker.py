@@ -248,7 +248,7 @@ class Worker:
             rows[place].write(token, logits[place])
         self._retire()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _choose(
         self, rows: Sequence[Row], writing: Sequence[int], logits: Float[Tensor, "B V"]
     ) -> dict[int, int]:
