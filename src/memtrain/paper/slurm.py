@@ -9,16 +9,14 @@ from typing import Any
 
 from memtrain.errors import MemtrainError, describe_error
 from memtrain.paper.job import Event, Failed, Work, attempt
+from memtrain.paper.workers import POLL_SECONDS, RETRIES
 
 JOBS = 16
 """Jobs queued or running at once, unless the user chooses."""
-RETRIES = 1
-"""How often a job that ended without a result is submitted again; its run resumes."""
 REQUEUES = 100
 """How often a job may be requeued at its time limit."""
 MINUTES = 60
 """Time limit of a job, unless the user chooses: --slurm time 240."""
-POLL_SECONDS = 2.0
 LOGS = "slurm"
 """Folder of the jobs' scripts, output and results, within the sweep's."""
 

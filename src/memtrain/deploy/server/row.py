@@ -74,8 +74,8 @@ class Row:
         """Begin the text with the prompt. The very first token has no probability."""
         self.piece.text = self.codec.decode_text(np.array(prompt, np.int64)) if prompt else ""
         self._echoed = len(self.piece.text)
-        if first and self.request.logprobs is not None:
-            self.piece.scores.append(score(self.codec, prompt[0], None, 0, 0))
+        if first and self.scored:
+            self._note_score(prompt[0], None, 0)
 
     @property
     def complete(self) -> bool:
@@ -97,15 +97,20 @@ class Row:
         """Tokens that were given, without the one left by an earlier call of the session."""
         return len(self.reading) - (self.memory is not None)
 
-    def note_read(self, logits: Float[Tensor, " V"]) -> bool:
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities were asked for."""
+        return self.request.logprobs is not None
+
+    def note_read(self, logits: Float[Tensor, " V"] | None) -> bool:
         """Note that `input` was read; returns whether the row needs a token now.
 
         Args:
-            logits: of the token after it.
+            logits: of the token after it, if the row is scored.
         """
         self._read += not self.written
-        scored = self.request.echo and self.request.logprobs is not None
-        if scored and self._echoed_from <= self._read < len(self.reading) and not self.written:
+        echoed = self.request.echo and self._echoed_from <= self._read < len(self.reading)
+        if self.scored and echoed and not self.written:
             self._note_score(self.reading[self._read], logits, self._echoed_offset())
         if self.complete:
             self.piece.finish = self.finish
@@ -123,9 +128,9 @@ class Row:
             self._uniforms = drawn.tolist()[::-1]
         return self._uniforms.pop()
 
-    def write(self, token: int, logits: Float[Tensor, " V"]) -> None:
+    def write(self, token: int, logits: Float[Tensor, " V"] | None) -> None:
         """Add a token that was sampled from logits."""
-        if self.request.logprobs is not None:
+        if self.scored:
             self._note_score(token, logits, self._echoed + self._text.length)
         self.written.append(token)
         self.piece.text += self._text.add(token)
@@ -138,7 +143,7 @@ class Row:
         if self.finish:
             self.piece.finish = self.finish
 
-    def _note_score(self, token: int, logits: Float[Tensor, " V"], offset: int) -> None:
+    def _note_score(self, token: int, logits: Float[Tensor, " V"] | None, offset: int) -> None:
         found: Score = score(self.codec, token, logits, self.request.logprobs or 0, offset)
         self.piece.scores.append(found)
 

@@ -242,10 +242,10 @@ class Worker:
                 "its logits are not finite; the weights are damaged or the training diverged, "
                 "take an earlier checkpoint"
             )
-        writing = [place for place, row in enumerate(rows) if row.note_read(logits[place])]
-        chosen = self._choose(rows, writing, logits)
-        for place, token in chosen.items():
-            rows[place].write(token, logits[place])
+        own = [logits[place] if row.scored else None for place, row in enumerate(rows)]
+        writing = [place for place, row in enumerate(rows) if row.note_read(own[place])]
+        for place, token in self._choose(rows, writing, logits).items():
+            rows[place].write(token, own[place])
         self._retire()
 
     @torch.no_grad()
