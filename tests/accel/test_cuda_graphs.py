@@ -51,7 +51,7 @@ class IdleCell:
 
 
 class PlainChunk:
-    """GraphedChunk without its graph."""
+    """_Chunk without its graph."""
 
     def __init__(self, steps, inputs, memory, precision) -> None:
         self.steps, self.buffer = steps, inputs
@@ -63,7 +63,7 @@ class PlainChunk:
 
 @pytest.fixture
 def rnn(monkeypatch) -> RNN:
-    monkeypatch.setattr(graphs, "GraphedChunk", PlainChunk)
+    monkeypatch.setattr(graphs, "_Chunk", PlainChunk)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return tiny_rnn()
 

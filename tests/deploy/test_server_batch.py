@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conftest import seeded, tiny_cell, tiny_rnn
-from memtrain.deploy.server.batch import Batch, Steps, independent_widths
+from memtrain.deploy.server.batch import Batch, independent_widths
 from memtrain.models.rnn import RNN
 from memtrain.models.wrap import wrap
 
@@ -71,12 +71,8 @@ def trial(narrowest: int = 0, *, mixes: bool = False) -> RNN:
     return rnn.eval()
 
 
-def widths(rnn: RNN, rows: int) -> list[int]:
-    return independent_widths(rnn, Steps(rnn), rows)
-
-
 def test_only_widths_with_the_same_bits_are_used():
-    assert widths(trial(), 12) == [1, 2, 4, 8, 12]
-    assert widths(trial(3), 12) == [4, 8, 12]
-    assert widths(trial(mixes=True), 8) == [1, 2]
-    assert widths(trial(), 1) == [1]
+    assert independent_widths(trial(), 12) == [1, 2, 4, 8, 12]
+    assert independent_widths(trial(3), 12) == [4, 8, 12]
+    assert independent_widths(trial(mixes=True), 8) == [1, 2]
+    assert independent_widths(trial(), 1) == [1]

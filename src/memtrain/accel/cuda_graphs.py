@@ -70,7 +70,7 @@ class GraphedRollouts:
         self.precision = precision
         self.kernels = kernels or RolloutKernels({}, {})
         self.fast_choice = fast_choice
-        self.chunks: dict[tuple, GraphedChunk] = {}
+        self.chunks: dict[tuple, _Chunk] = {}
         self.precompiling = False
         """Whether kernels are compiled and not launched: a graph captured now would be empty."""
 
@@ -104,16 +104,14 @@ class GraphedRollouts:
             tokens.append(written)
         return torch.cat(tokens).T, memory
 
-    def _unroll_chunk(self, memory: Float[Tensor, "B M D"], size: int) -> "GraphedChunk":
+    def _unroll_chunk(self, memory: Float[Tensor, "B M D"], size: int) -> "_Chunk":
         key = (memory.shape, size, self.rnn.cell.training)  # a user's cell may have dropout
         if key not in self.chunks:
             tokens = torch.zeros(size, len(memory), dtype=torch.long, device=memory.device)
             self.chunks[key] = self._capture(self._unroll_steps, tokens, memory)
         return self.chunks[key]
 
-    def _write_chunk(
-        self, memory: Float[Tensor, "B M D"], size: int, choose: Choose
-    ) -> "GraphedChunk":
+    def _write_chunk(self, memory: Float[Tensor, "B M D"], size: int, choose: Choose) -> "_Chunk":
         key = (memory.shape, size, choose)
         if key not in self.chunks:
             uniforms = torch.rand(size, len(memory), device=memory.device)
@@ -121,9 +119,9 @@ class GraphedRollouts:
             self.chunks[key] = self._capture(steps, uniforms, memory)
         return self.chunks[key]
 
-    def _capture(self, steps: "_Steps", inputs: Tensor, memory: Tensor) -> "GraphedChunk":
+    def _capture(self, steps: "_Steps", inputs: Tensor, memory: Tensor) -> "_Chunk":
         with self.kernels.active(), torch.no_grad():
-            return GraphedChunk(steps, inputs, memory, self.precision)
+            return _Chunk(steps, inputs, memory, self.precision)
 
     def _memories(self, tokens: Iterable[Tensor], memory: Tensor) -> list[Tensor]:
         memories = []
@@ -154,7 +152,7 @@ def chunk_sizes(length: int) -> list[int]:
     return [CHUNK] * (length // CHUNK) + [1] * (length % CHUNK)
 
 
-class GraphedChunk:
+class _Chunk:
     """A graph of a few steps on fixed buffers."""
 
     def __init__(self, steps: _Steps, inputs: Tensor, memory: Tensor, precision: Precision) -> None:

@@ -6,14 +6,11 @@ results were the same to the bit when the batch was made.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.accel.cuda_graphs import GraphedChunk
-from memtrain.accel.fast_paths import RNNLoops
 from memtrain.models.rnn import RNN
 
 READ = 4
@@ -29,9 +26,8 @@ class Batch:
             rnn: the network, in evaluation mode.
             rows: sequences at most.
         """
-        self.rows, self.count = rows, 0
-        self._steps = Steps(rnn)
-        self.widths = independent_widths(rnn, self._steps, rows)
+        self.rnn, self.rows, self.count = rnn, rows, 0
+        self.widths = independent_widths(rnn, rows)
         """Rows computed together; ascending."""
         # The last group may reach beyond the last row.
         self._memory = rnn.empty_memory(rows + self.widths[-1])
@@ -64,39 +60,14 @@ class Batch:
             width = next((one for one in self.widths if one >= left), self.widths[-1])
             group = slice(first, first + width)
             token = torch.tensor(padded[group], device=self._memory.device)
-            found, self._memory[group] = self._steps(self._memory[group], token)
+            found, self._memory[group] = self.rnn.step(self._memory[group], token)
             logits.append(found)
             first += width
         return torch.cat(logits)[: self.count]
 
 
-class Steps:
-    """The network's step. Where its loops are CUDA graphs, so is a step, one for each width."""
-
-    def __init__(self, rnn: RNN) -> None:
-        self.rnn = rnn
-        self._graphed = isinstance(rnn.fast, RNNLoops) and rnn.fast.graphs is not None
-        self._graphs: dict[int, GraphedChunk] = {}
-
-    def __call__(
-        self, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"]
-    ) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B M D"]]:
-        """Read one token per row: the logits of the next, and the new memory."""
-        if not self._graphed:
-            return self.rnn.step(memory, token)
-        width = len(token)
-        if width not in self._graphs:
-            tokens = token[None].clone()
-            self._graphs[width] = GraphedChunk(self._one, tokens, memory, nullcontext)
-        logits, memory = self._graphs[width].run(token[None], memory)
-        return logits, memory
-
-    def _one(self, tokens: Int[Tensor, "1 B"], memory: Tensor) -> tuple[Tensor, ...]:
-        return self.rnn.step(memory, tokens[0])
-
-
 @torch.no_grad()
-def independent_widths(rnn: RNN, steps: Steps, rows: int) -> list[int]:
+def independent_widths(rnn: RNN, rows: int) -> list[int]:
     """Widths up to `rows` at which a row's result depends on nothing but the row, to the bit.
 
     It is tried out: the order in which a product is added depends on its shape and the machine, not
@@ -108,33 +79,32 @@ def independent_widths(rnn: RNN, steps: Steps, rows: int) -> list[int]:
     read = torch.randint(space, (READ, rows), generator=generator).to(device)
     memory = rnn.empty_memory(rows)
     for token in read[:-1]:
-        memory = steps(memory, token)[1]
+        memory = rnn.step(memory, token)[1]
     for widest in reversed(widths[1:]):
         states, token = memory[:widest], read[-1, :widest]
-        expected = _in_groups(steps, states, token, widest)
+        expected = _in_groups(rnn, states, token, widest)
         order = torch.randperm(widest, generator=generator).to(device)
-        moved = _in_groups(steps, states[order], token[order], widest)
+        moved = _in_groups(rnn, states[order], token[order], widest)
         others = torch.where(torch.arange(widest, device=device)[:, None, None] < 1, states, 0.0)
-        alone = _in_groups(steps, others, token, widest)
+        alone = _in_groups(rnn, others, token, widest)
         if torch.equal(moved, expected[order]) and torch.equal(alone[0], expected[0]):
             return [
                 width
                 for width in widths
-                if width <= widest
-                and torch.equal(_in_groups(steps, states, token, width), expected)
+                if width <= widest and torch.equal(_in_groups(rnn, states, token, width), expected)
             ]
     return [1]
 
 
 def _in_groups(
-    steps: Steps, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"], width: int
+    rnn: RNN, memory: Float[Tensor, "B M D"], token: Int[Tensor, " B"], width: int
 ) -> Float[Tensor, "B R"]:
     """The logits and the new memory of each row, computed `width` rows at a time."""
     fill = -len(token) % width
     memory = torch.cat([memory, memory.new_zeros(fill, *memory.shape[1:])])
     token = torch.cat([token, token.new_zeros(fill)])
     pairs = zip(memory.split(width), token.split(width), strict=True)
-    found = [steps(*pair) for pair in pairs]
+    found = [rnn.step(*pair) for pair in pairs]
     return torch.cat([torch.cat([one, new.flatten(1)], dim=1) for one, new in found])[
         : len(token) - fill
     ]
