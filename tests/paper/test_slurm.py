@@ -3,6 +3,7 @@
 import os
 import sys
 from collections import deque
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_jobs_are_cancelled_when_the_sweep_ends_early(tmp_path: Path):
     works = deque(collect(jobs_of("sweep_fixture:Few", tmp_path)[:2]))
     running = run_on_slurm(works, tmp_path, 2, {}, executor)
     next(running)
+    assert isinstance(running, Generator)
     running.close()
     assert [job.cancelled for job in executor.jobs] == [False, True]
 

@@ -60,7 +60,8 @@ class Batch:
             width = next((one for one in self.widths if one >= left), self.widths[-1])
             group = slice(first, first + width)
             token = torch.tensor(padded[group], device=self._memory.device)
-            found, self._memory[group] = self.rnn.step(self._memory[group], token)
+            # A copy begins at an aligned address, upon which sums may depend, too.
+            found, self._memory[group] = self.rnn.step(self._memory[group].clone(), token)
             logits.append(found)
             first += width
         return torch.cat(logits)[: self.count]
@@ -104,7 +105,7 @@ def _in_groups(
     memory = torch.cat([memory, memory.new_zeros(fill, *memory.shape[1:])])
     token = torch.cat([token, token.new_zeros(fill)])
     pairs = zip(memory.split(width), token.split(width), strict=True)
-    found = [rnn.step(*pair) for pair in pairs]
+    found = [rnn.step(states.clone(), read) for states, read in pairs]
     return torch.cat([torch.cat([one, new.flatten(1)], dim=1) for one, new in found])[
         : len(token) - fill
     ]
