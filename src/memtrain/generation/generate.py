@@ -156,7 +156,7 @@ def generate_with(
     memory: Memory | None = None,
 ) -> Samples:
     """`generate` with its options as one object."""
-    rnn, codec = parts_of(model)
+    rnn, codec = rnn_and_codec(model)
     _check_memory(memory, rnn, codec)
     given = _given(codec, prompt, (options.count or 1) * max(1, len(options.label)))
     shared = prompt is None or np.ndim(prompt) < 2
@@ -228,7 +228,7 @@ def _classes(
     return labels.repeat(len(given) // len(labels)), given
 
 
-def parts_of(model: Any) -> tuple[RNN, TokenCodec]:
+def rnn_and_codec(model: Any) -> tuple[RNN, TokenCodec]:
     """The RNN and codec of a model; refuse anything else, above all its name."""
     if isinstance(model, str | Path):
         raise MemtrainError(

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError
-from memtrain.generation.generate import parts_of, sampling_mode
+from memtrain.generation.generate import rnn_and_codec, sampling_mode
 from memtrain.generation.memory import Memory, MemoryCard, shortened
 from memtrain.generation.sampling import READ_STEPS
 from memtrain.generation.sources import Source, SourceReader
@@ -47,7 +47,7 @@ def remember(
 
     Example: `remember(load_rnn("runs/text"), Path("book.txt")).save("book.mem")`
     """
-    rnn, codec = parts_of(model)
+    rnn, codec = rnn_and_codec(model)
     sources: list[Source] = [given] if isinstance(given, Source) else list(given)
     if not sources:
         raise MemtrainError("given=[]: must hold at least one text, file or array")
