@@ -77,10 +77,10 @@ def test_wrong_commands_are_one_line(here: Path, capsys):
         "remember bytes chapter.txt --memory book.txt -o x": "is not a memory file",
         "generate bpe --memory a.mem": "was written by text",
         "generate mnist-small --memory a.mem": "a memory holds no pixels",
-        "export bytes": "no format is chosen; give at least one of --onnx, --pt2",
+        "export bytes": "no format is chosen; give at least one of --hf, --onnx, --pt2, --html",
         "export bytes --int8": "no format is chosen",
         "export bytes --onnx data": "onnx=data: is a folder; name a file in it",
-        "export bytes --pt2 x.pt2 --int8": "int8: is of --onnx",
+        "export bytes --pt2 x.pt2 --int8": "--int8: is an option of --onnx",
     }
     for command, message in cases.items():
         assert message in refused(capsys, *command.split()), command
