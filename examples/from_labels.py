@@ -33,7 +33,7 @@ def main(folder: Path) -> float:
     print(run.evaluate().rnn)  # rolled out from the empty memory
     memory = run.rnn.empty_memory(batch_size=1)
     for step in [1, 2, 2, 0, 1]:  # 1 + 2 + 2 + 0 + 1 = 6, the state is 1
-        logits, memory = run.rnn.step(memory, torch.tensor([step]))
+        logits, memory = run.rnn.step(memory, torch.tensor([step], device=memory.device))
     print("state", int(logits[0].argmax()))
     return run.evaluate().rnn.accuracy
 

@@ -17,6 +17,7 @@ check_cell check_task evaluate export from_json generate load_pretrained load_rn
 make_reporter pretrained_names read recipe sample to_json wrap write Labels Values
 Series SeriesFormat Forecast forecast Comparison compare runs
 Callback EndStage Metrics TensorBoard Trackio WandB
+Memory remember
 """
 """Names are added here, and never taken away."""
 

@@ -20,6 +20,7 @@ import memtrain
 from conftest import TINY, tiny_cell, tiny_rnn, tiny_teacher
 from memtrain.config.data import Retrieval
 from memtrain.data.task import build_task
+from memtrain.generation.memory import MemoryCard
 
 SIZES: dict[str, Any] = dict(width=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
 TOKENS = torch.tensor([[3, 0, 5, 1], [2, 6, 4, 0]])
@@ -52,6 +53,11 @@ class Wider(nn.Module):
 def other_readout() -> memtrain.RNN:
     sizes: dict[str, Any] = SIZES | {"width": 32}
     return memtrain.RNN(tiny_cell(), vocab_size=7, **sizes)
+
+
+def memory() -> memtrain.Memory:
+    card = MemoryCard(model="0", name="tiny", tokens=1, kind="text", source="a text")
+    return memtrain.Memory(torch.zeros(2, 4), card)
 
 
 def value_rnn() -> memtrain.RNN:
@@ -146,6 +152,10 @@ CASES: list[Case] = [
     ("a bare module to generate from", lambda _: memtrain.generate(nn.Linear(2, 2)), "model=Linear: must be a Run, or the result of load_pretrained or load_rnn"),
     ("tokens from a task of answers", lambda p: memtrain.generate(run_of(p)), r"model=Run: its task asks for answers .*model.rnn\(tokens\)"),
     ("a prompt of floats", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), prompt=np.zeros(3)), "prompt: float64 of shape .*must be a text, or whole numbers"),
+    ("a path for a memory", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), memory="a.mem"), r"memory=str: must be a memtrain.Memory; memtrain.Memory.load\(path\)"),  # type: ignore
+    ("a name to read with", lambda _: memtrain.remember("mnist-small", "a"), r"model='mnist-small': .*load_pretrained\('mnist-small'\)"),
+    ("a number to shift by", lambda _: memory().shifted(2.0), r"by=float: must be a tensor of shape \(2, 4\)"),  # type: ignore
+    ("a tensor to compare", lambda _: memory().distance(memory().values), "other=Tensor: must be a memtrain.Memory"),  # type: ignore
     ("a plot before training", lambda p: run_of(p).plot(), r"has no metrics to plot yet; call run.train\(\) first"),
     ("an untrained run to load", lambda p: memtrain.load_rnn(run_of(p).folder), "has no checkpoint yet"),
 ]  # fmt: skip

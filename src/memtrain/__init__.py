@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from memtrain.evaluation.evaluate import Evaluation, evaluate
     from memtrain.generation.forecast import Forecast, forecast
     from memtrain.generation.generate import Samples, generate
+    from memtrain.generation.memory import Memory
     from memtrain.generation.pretrained import (
         Pretrained,
         export,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         load_rnn,
         pretrained_names,
     )
+    from memtrain.generation.remember import remember
     from memtrain.generation.sampling import sample
     from memtrain.models.cells import Cell, make_cell
     from memtrain.models.check_cell import check_cell
@@ -91,7 +93,9 @@ _PUBLIC = {
     "evaluation.evaluate": "Evaluation evaluate",
     "generation.forecast": "Forecast forecast",
     "generation.generate": "Samples generate",
+    "generation.memory": "Memory",
     "generation.pretrained": "Pretrained export load_pretrained load_rnn pretrained_names",
+    "generation.remember": "remember",
     "generation.sampling": "sample",
     "models.cells": "Cell make_cell",
     "models.check_cell": "check_cell",

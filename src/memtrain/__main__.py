@@ -7,12 +7,12 @@ import sys
 
 def _stop(number: int, frame: object) -> None:
     os.write(2, b"memtrain: stopped\n")
-    os._exit(128 + number)
+    os._exit(75 if number == signal.SIGUSR1 else 128 + number)  # as runs/processes.py
 
 
 def main() -> int:
     """Run the command; a signal that arrives while modules are imported ends it in one line."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
 

@@ -122,6 +122,32 @@ def test_every_position_of_the_stream_can_be_sampled(tmp_path: Path):
     assert int(batch.targets.max()) == 29
 
 
+@pytest.mark.parametrize("vocab_size", [256, 300, 2**15, 2**16, 70_000])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("resident", ["device", "disk"])
+def test_tokens_of_every_size_are_sampled_as_they_were_written(
+    tmp_path: Path, vocab_size: int, device: str, resident: str
+):
+    """A GPU cannot index unsigned numbers of 16 bits."""
+    written = np.random.default_rng(0).integers(0, vocab_size, 2000)
+    written[-2:] = vocab_size - 1  # the largest, in the held-out part
+    written[:2] = vocab_size - 1
+    np.save(tmp_path / "tokens.npy", written)
+    prepare_tokens(tmp_path / "tokens.npy", tmp_path / "store", vocab_size=vocab_size)
+    config = Stream(path=str(tmp_path / "store"), evaluate_length=4, resident=resident)  # pyright: ignore[reportArgumentType]
+    task = StreamTask.from_config(config).to(torch.device(device))
+    known = {tuple(row) for row in np.lib.stride_tricks.sliding_window_view(written, 5)}
+    for batch in (
+        task.sample(500, torch.Generator(device).manual_seed(0)),
+        task.held_out(20, seeded()),
+    ):
+        rows = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1)
+        assert rows.dtype == torch.long
+        assert {tuple(row) for row in rows.tolist()} <= known
+    kept = torch.cat([task.tokens("train"), task.tokens("test")])
+    assert kept.tolist() == written.tolist()
+
+
 def test_held_out_sequences_are_not_trained_on_and_start_documents(pictures: Path):
     task = StreamTask.from_config(Stream(path=str(pictures), evaluate_length=20))
     batch = task.held_out(100, seeded())

@@ -133,7 +133,7 @@ def test_world_size_is_read_from_torchruns_variable(monkeypatch, value: str, siz
     assert size_of_group() == 1
 
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from importlib import import_module
 from memtrain import __version__
 from memtrain.errors import FailedElsewhereError, MemtrainError, did_you_mean
 from memtrain.runs.processes import (
+    REQUEUE,
     Terminated,
     command_signals,
     end_if_one_of_several,
@@ -29,7 +30,9 @@ usage: memtrain COMMAND [OPTIONS]
   label RUN         write the teacher's memories to a file, to train a cell without it
   eval RUN          losses, accuracy, drift and cost of a run
   generate RUN      sample from the recurrent network: text, or images as a PNG grid
+  remember RUN FILE read any amount of text and write the network's memory to a file
   export RUN        write the network for Hugging Face, ONNX or a browser
+  serve RUN         serve the network over HTTP, as OpenAI's completions
   runs [FOLDER]     list runs: data, method, steps, held-out loss, state
   compare RUN RUN   runs side by side: settings that differ, losses, costs, a figure
   race DATA         which method is best for this data, in minutes on this machine
@@ -57,7 +60,9 @@ COMMANDS = {
     "label": "label:label",
     "eval": "evaluate:evaluate",
     "generate": "generate:generate",
+    "remember": "remember:remember",
     "export": "export:export",
+    "serve": "serve:serve",
     "runs": "runs:runs",
     "compare": "runs:compare",
     "race": "race:race",
@@ -88,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             print("memtrain: stopped", file=sys.stderr)
             status = exit_status(error)
-        if arguments is None and status > 128:
+        if arguments is None and (status > 128 or status == REQUEUE):
             end_process(status)
     end_if_one_of_several(status)
     return status

@@ -120,7 +120,8 @@ def options_of(
         wrapped = get_origin(hint) is Annotated or NoneType in get_args(hint)
         inner = get_args(hint)[0] if wrapped else hint
         if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
-            own.insert(0, Option(name.upper(), inner, value, text, "arguments"))
+            place = sum(one.section == "arguments" for one in own)
+            own.insert(place, Option(name.upper(), inner, value, text, "arguments"))
         else:
             own.append(Option(option, inner, value, text, section))
     return own + groups + skipped
@@ -213,7 +214,8 @@ def _reason(stop: SystemExit, arguments: list[str], options: list[Option], progr
         cause = cause.__context__
     problem = _bad_value(arguments, options)
     if not problem and options[0].section == "arguments":
-        choices = get_args(options[0].kind)
+        kind = options[0].kind
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
         problem = f"must be one of {', '.join(choices)}" if choices else "is missing"
         problem = f"{options[0].name}: {problem}"
     return f"{problem or 'arguments: not understood'}; see {program} --help"

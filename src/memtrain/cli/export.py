@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 
-FORMATS: dict[str, str] = {"hf": "hugging_face.export:write"}
+FORMATS: dict[str, str] = {
+    "hf": "hugging_face.export:write",
+    "onnx": "onnx_file:write_onnx",
+    "pt2": "torch_export:write_pt2",
+    "html": "browser.page:write_html",
+}
 """Function of `memtrain.deploy` that writes each format, as module:function. It takes the model,
 the path and the options of this command, and returns the lines to print."""
 
@@ -20,20 +26,46 @@ class Export:
 
     run: tyro.conf.Positional[str]
     """The run folder, or the name of a pretrained model, such as mnist-small."""
-    best: bool = False
-    """Use the checkpoint with the lowest held-out loss instead of the newest."""
-    allow_code: bool = False
-    """Import your own cell class that the run's config names."""
     hf: Path | None = None
     """Folder for the transformers package: weights, config, tokenizer, code and model card."""
     push: str | None = None
     """Upload the folder of --hf to huggingface.co, as USER/NAME."""
+    onnx: Path | None = None
+    """Write one step, (memory, token) to (logits, next_memory), to this ONNX file, which programs
+    in any language run without memtrain."""
+    int8: bool = False
+    """With --onnx: store matrices in 8 bits, a quarter of the size. The loss that this costs is
+    measured on held-out data, if the data that the run was trained on can be opened here."""
+    pt2: Path | None = None
+    """Write the same step to this file by torch.export, for programs with torch but no memtrain."""
+    html: Path | None = None
+    """Write one HTML page that runs the network in a browser, offline: it writes or draws, and
+    shows the memory."""
+    html_weights: Literal["exact", "fp16", "int8"] = "exact"
+    """Precision of the weights in the page: unchanged, or rounded to 16 or 8 bits, for a smaller
+    file."""
+    time: bool = False
+    """Time a step of the network and of --onnx and --pt2, one token at a time on this CPU."""
+    best: bool = False
+    """Use the checkpoint with the lowest held-out loss instead of the newest."""
+    allow_code: bool = False
+    """Import your own cell class that the run's config names, and its task to measure a loss."""
 
     def __post_init__(self) -> None:
-        if self.push is not None and self.hf is None:
-            raise MemtrainError(
-                f"--push {self.push}: uploads the folder that --hf DIR writes; add --hf DIR"
-            )
+        if not any(getattr(self, name) for name in FORMATS):
+            names = ", ".join(f"--{name}" for name in FORMATS)
+            raise MemtrainError(f"no format is chosen; give at least one of {names}")
+        for name in ("onnx", "pt2", "html"):
+            path = getattr(self, name)
+            if path is not None and path.is_dir():
+                raise MemtrainError(f"{name}={path}: is a folder; name a file in it")
+        for option, given, needed in (
+            (f"push {self.push}", self.push is not None, "hf"),
+            ("int8", self.int8, "onnx"),
+            (f"html-weights {self.html_weights}", self.html_weights != "exact", "html"),
+        ):
+            if given and getattr(self, needed) is None:
+                raise MemtrainError(f"--{option}: is an option of --{needed}; name its file too")
 
 
 def export(arguments: list[str]) -> int:
@@ -41,13 +73,6 @@ def export(arguments: list[str]) -> int:
     from importlib import import_module
 
     options = parse(Export, arguments, "memtrain export")
-    chosen: dict[str, Path] = {
-        name: path for name in FORMATS if (path := getattr(options, name)) is not None
-    }
-    if not chosen:
-        names = ", ".join(f"--{name}" for name in FORMATS)
-        raise MemtrainError(f"no format is chosen; give at least one of {names}")
-
     from memtrain.generation.pretrained import open_model
     from memtrain.training.console import make_reporter
 
@@ -58,9 +83,16 @@ def export(arguments: list[str]) -> int:
         reporter=make_reporter(),
         device="cpu",
     )
-    for name, path in chosen.items():
-        module, _, function = FORMATS[name].partition(":")
+    for name, writer in FORMATS.items():
+        path: Path | None = getattr(options, name)
+        if path is None:
+            continue
+        module, _, function = writer.partition(":")
         write = getattr(import_module(f"memtrain.deploy.{module}"), function)
         for line in write(model, path, options):
             print(line)
+    if options.time:
+        from memtrain.deploy.timing import time_steps
+
+        print("\n".join(time_steps(model, options.onnx, options.pt2)))
     return 0

@@ -37,6 +37,9 @@ class Generate(GenerateOptions):
     image: Path | None = None
     """Complete this image file, resized like the training data, from its first half or the
     fraction --given."""
+    memory: Path | None = None
+    """Start from this memory file, which memtrain remember wrote with the same run, instead of the
+    empty memory: as if the text that it has read stood before the prompt."""
     out: Path | None = None
     """File to write: the PNG grid (default: in RUN/samples, or in a folder named after the
     pretrained model), the text, which is also printed, or forecasts: .png, .csv or .npz."""
@@ -100,6 +103,13 @@ def _load(options: Generate) -> Any:
     return Run.open(name, best=best, allow_code=allowed)  # for its held-out images
 
 
+def _memory(options: Generate) -> Any:
+    """The memory to start from, if a file is named."""
+    from memtrain.generation.memory import Memory
+
+    return None if options.memory is None else Memory.load(options.memory)
+
+
 def generate_text(model: Any, options: Generate) -> None:
     """Print one text as it is sampled, or several under headings; save them if --out is given."""
     from memtrain.generation.generate import check_text_file, generate_with
@@ -112,8 +122,9 @@ def generate_text(model: Any, options: Generate) -> None:
     if options.out is not None:
         check_text_file(options.out)  # before anything is printed
     escape = printable if sys.stdout.isatty() else str
+    memory = _memory(options)
     if (options.count or 1) > 1:
-        samples = generate_with(model, options, options.prompt)
+        samples = generate_with(model, options, options.prompt, memory=memory)
         for number, text in enumerate(samples.texts(), start=1):
             print(f"---- {number} of {options.count} ----\n{escape(text.lstrip(chr(10)))}\n")
     else:
@@ -125,7 +136,7 @@ def generate_text(model: Any, options: Generate) -> None:
         if options.prompt is not None:
             show(codec.encode_text(options.prompt)[None])
         try:
-            samples = generate_with(model, options, options.prompt, show)
+            samples = generate_with(model, options, options.prompt, show, memory)
         finally:
             print(stream.finish(), flush=True)
     if options.out is not None:
@@ -155,7 +166,7 @@ def generate_images(model: Any, options: Generate) -> Path:
     count *= max(1, len(numbers))
     with drawing(count, model.spelling.picture.length - given) as listen:
         options = replace(options, count=count // max(1, len(numbers)))
-        samples = generate_with(model, options, prompt, listen)
+        samples = generate_with(model, options, prompt, listen, _memory(options))
     if originals is not None:
         originals = np.broadcast_to(originals, (count, originals.shape[-1]))
     if path is None:
@@ -175,7 +186,7 @@ def generate_forecasts(run: Any, options: Generate) -> Path:
     from memtrain.generation.forecast import SUFFIXES, forecast_cases
 
     standard = Generate(run=options.run)
-    for name in ("prompt", "given", "image", "label", "temperature", "top_k", "top_p"):
+    for name in ("prompt", "given", "image", "memory", "label", "temperature", "top_k", "top_p"):
         if getattr(options, name) != getattr(standard, name):
             raise MemtrainError(
                 f"--{name.replace('_', '-')}: this model forecasts numbers; --length, --count, "

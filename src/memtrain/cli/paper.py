@@ -2,7 +2,7 @@
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -39,13 +39,16 @@ class _ReproduceOptions:
     paper: the paper's sizes, days."""
     folder: Path | None = None
     """Folder for results, runs and plots (default: runs/reproduce-SCALE)."""
-    launcher: Literal["local", "ray"] = "local"
-    """Processes of this machine, or a Ray cluster whose machines all see the folder."""
+    launcher: Literal["local", "ray", "slurm"] = "local"
+    """Processes of this machine, or a cluster whose machines all see the folder: Ray, or jobs of
+    Slurm."""
     address: str = ""
     """Address of the Ray cluster (default: start one here)."""
+    slurm: dict[str, str] = field(default_factory=dict)
+    """Options of the Slurm jobs, as of sbatch: --slurm partition gpu time 240 gpus-per-node 1."""
     processes: int | None = None
     """Runs in parallel (default: one per core; on a GPU at most 12, and one per 10 GiB; at the
-    scale paper one)."""
+    scale paper one; 16 jobs of Slurm)."""
     mps: bool = True
     """Share an NVIDIA GPU between runs through its Multi-Process Service, if that can be started;
     it ends with the command."""
@@ -66,6 +69,8 @@ class _ReproduceOptions:
             raise MemtrainError("figures: name at least one, or all; memtrain reproduce lists them")
         if self.processes is not None and self.processes < 1:
             raise MemtrainError(f"processes={self.processes}: must be at least 1")
+        if self.slurm and self.launcher != "slurm":
+            raise MemtrainError("--slurm: is for --launcher slurm; leave one of them out")
         if not self.minutes >= 0:
             raise MemtrainError(f"minutes={self.minutes}: must be at least 0")
 

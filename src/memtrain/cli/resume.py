@@ -26,6 +26,8 @@ class _ResumeOptions:
     track: str = ""
     """Also send the metrics to tensorboard, wandb or trackio, several as a,b. The run keeps the
     trackers that it had; none turns them off."""
+    after_save: str = ""
+    """Run this command after each checkpoint, as of memtrain train."""
 
 
 def resume(arguments: list[str]) -> int:
@@ -40,6 +42,7 @@ def resume(arguments: list[str]) -> int:
     from memtrain.cli.train import train_and_evaluate
     from memtrain.runs.distributed import join
     from memtrain.runs.run_folder import read_folder
+    from memtrain.training.after_save import AfterSave
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run
     from memtrain.training.trackers import make_trackers
@@ -49,6 +52,7 @@ def resume(arguments: list[str]) -> int:
     changed = parse(RunConfig, overrides, program, known, config)
     changes = {key: given for key, given, _ in differences(changed, config)}
     reporter, trackers = make_reporter(), make_trackers(options.track, options.run)
+    hooks = [AfterSave(options.after_save, reporter.say)] if options.after_save else []
     run = Run.open(
         options.run,
         allow_code=options.allow_code,
@@ -62,7 +66,7 @@ def resume(arguments: list[str]) -> int:
             print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
             print(f"train it longer with: memtrain resume {options.run} --{_longer(run)}")
         return 0
-    return train_and_evaluate(run, reporter, trackers)
+    return train_and_evaluate(run, reporter, trackers, hooks)
 
 
 def _config_options(config: RunConfig) -> list[Option]:

@@ -6,10 +6,12 @@ import logging
 import sys
 
 from memtrain.errors import MemtrainError
-from memtrain.runs.processes import end_process
+from memtrain.runs.processes import end_process, status_of
 
 GRACE = 120
 """Seconds for workers to save a stopped run; torchrun's default is 30."""
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+"""That it passes on to its workers: torchrun's own, and that of a scheduler before a time limit."""
 USAGE = """\
 usage: memtrain torchrun [OPTIONS OF TORCHRUN] train|resume ...
 
@@ -45,6 +47,8 @@ def torchrun(arguments: list[str]) -> int:
     options.training_script = "memtrain"
     if getattr(options, "shutdown_timeout", 0) is None:
         options.shutdown_timeout = GRACE
+    if not any(one.startswith(("--signals-to-handle", "--signals_to_handle")) for one in arguments):
+        options.signals_to_handle = SIGNALS
     # Silence its reports of signals and failed workers: memtrain prints one line about them.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each logger has its own level
@@ -52,7 +56,7 @@ def torchrun(arguments: list[str]) -> int:
     try:
         run(options)
     except SignalException as stopped:
-        end_process(128 + stopped.sigval)  # the main process has printed its message
+        end_process(status_of(stopped.sigval))  # the main process has printed its message
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         if failure.exitcode < 0:

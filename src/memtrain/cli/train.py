@@ -43,6 +43,9 @@ class _TrainOptions:
     track: str = ""
     """Also send the metrics to tensorboard, wandb or trackio, several as a,b. A run that continues
     keeps its trackers; none turns them off."""
+    after_save: str = ""
+    """Run this command after each checkpoint, beside training, as 'aws s3 sync {folder}
+    s3://bucket/{name}'; its failure is reported and stops nothing (docs/guides/clusters.md)."""
     allow_code: bool = False
     """Import your own cell or task class that a config.json names. Not needed if --cell.kind or
     --data.path names the class."""
@@ -106,6 +109,7 @@ run
 --log.checkpoint-every: steps between checkpoints
 --from: a run whose weights it starts from
 --track: tensorboard, wandb, trackio, as a,b
+--after-save: command to run after each checkpoint
 """
 """Sections of the short help: the options that people change first."""
 
@@ -119,6 +123,7 @@ def train(arguments: list[str]) -> int:
     config = configure(default)
 
     from memtrain.runs.distributed import join, restarts
+    from memtrain.training.after_save import AfterSave
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run
     from memtrain.training.trackers import make_trackers
@@ -138,6 +143,7 @@ def train(arguments: list[str]) -> int:
     reporter = make_reporter()
     folder = options.folder or Path("runs") / config.name
     trackers = make_trackers(options.track, folder)
+    hooks = [AfterSave(options.after_save, reporter.say)] if options.after_save else []
     there = (folder / "config.json").exists()
     group.wait()  # all processes check before one of them makes the folder
     if there and (options.resume or restarts()):
@@ -155,7 +161,7 @@ def train(arguments: list[str]) -> int:
             reporter=reporter,
             group=group,
         )
-    return train_and_evaluate(run, reporter, trackers)
+    return train_and_evaluate(run, reporter, trackers, hooks)
 
 
 def _initial(source: str) -> Any:
@@ -322,18 +328,27 @@ def _unnamed(config: RunConfig, arguments: list[str]) -> list[str]:
     return [path for path in classes if path not in given]
 
 
-def train_and_evaluate(run: Any, reporter: Any, trackers: Sequence[Any]) -> int:
+def train_and_evaluate(
+    run: Any, reporter: Any, trackers: Sequence[Any], hooks: Sequence[Any] = ()
+) -> int:
     """Train the rest of a run, evaluate it and print the table.
 
+    Args:
+        run: the run.
+        reporter: shows its progress.
+        trackers: copies of its metrics.
+        hooks: further callbacks.
+
     Returns:
-        The exit status: 0, or 128 plus the number of the signal that stopped it (130, 143 or 129).
-        A scheduler may then start the same command with --resume, or `memtrain resume`.
+        The exit status: 0, or 128 plus the number of the signal that stopped it (130, 143 or 129),
+        or 75 after SIGUSR1. A scheduler may then start the same command with --resume, or
+        `memtrain resume`.
     """
     from memtrain.plotting.tables import print_evaluation
     from memtrain.runs.processes import Interrupted, exit_status
 
     try:
-        run.train(reporter, callbacks=trackers)
+        run.train(reporter, callbacks=[*trackers, *hooks])
         result = run.evaluate()
         run.group.leave()
         if run.group.main:

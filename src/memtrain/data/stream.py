@@ -83,7 +83,7 @@ class StreamTask(Task):
                 splits = load_splits(store, on_disk=_opens_on_disk(config.resident, store))
             codec = _codec(store, splits["train"])
             self._tokens = {
-                name: one.tokens if isinstance(one.tokens, TokenFile) else _as_tensor(one.tokens)
+                name: one.tokens if isinstance(one.tokens, TokenFile) else self._tensor(one.tokens)
                 for name, one in splits.items()
             }
             self._starts = {name: one.starts for name, one in splits.items()}
@@ -170,12 +170,23 @@ class StreamTask(Task):
         tokens = self._tokens[split]
         if isinstance(tokens, Tensor):
             return tokens.to(device)
-        kind, filled = _as_tensor(np.zeros(0, tokens.dtype)).dtype, 0
+        kind, filled = self._tensor(np.zeros(0, tokens.dtype)).dtype, 0
         whole = torch.empty(len(tokens), dtype=kind, device=device)
         for block in tokens.checked_blocks(self.store.splits[split].sha256):
-            whole[filled : filled + len(block)] = _as_tensor(block)
+            whole[filled : filled + len(block)] = self._tensor(block)
             filled += len(block)
         return whole
+
+    def _tensor(self, tokens: Integer[np.ndarray, " N"]) -> Integer[Tensor, " N"]:
+        """Tokens of the store as a tensor that every device can index.
+
+        torch cannot index uint32, and on a GPU not uint16. Their bytes are read as signed numbers,
+        but for tokens of 16 bits that do not fit.
+        """
+        if tokens.dtype == np.uint16 and self.vocab_size > 2**15:
+            tokens = tokens.astype(np.int32)
+        signed = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}.get(tokens.dtype)
+        return torch.from_numpy(tokens if signed is None else tokens.view(signed))
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         if self._sampler is None:  # only for training: evaluation may need longer windows
@@ -272,11 +283,6 @@ class StreamTask(Task):
 def _opens_on_disk(resident: Resident, store: Store) -> bool:
     """Whether a store is opened on disk; one for the device is loaded when that is known."""
     return stays_on_disk(store.nbytes, "auto" if resident == "device" else resident, CPU)
-
-
-def _as_tensor(tokens: Integer[np.ndarray, " N"]) -> Integer[Tensor, " N"]:
-    """Tokens as a tensor that can be indexed on every device, which those of uint32 cannot."""
-    return torch.from_numpy(tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens)
 
 
 def _windows(

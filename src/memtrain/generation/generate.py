@@ -17,6 +17,7 @@ from memtrain.data.images import Pixels
 from memtrain.errors import MemtrainError
 from memtrain.files import write_output
 from memtrain.generation import GenerateOptions
+from memtrain.generation.memory import Memory
 from memtrain.generation.sampling import sample_chunks
 from memtrain.models.rnn import RNN
 from memtrain.plotting.figures import save_grid
@@ -110,6 +111,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     label: Label | None = None,
+    memory: Memory | None = None,
     listen: Listener | None = None,
 ) -> Samples:
     """Sample from a model, starting from the empty memory. The teacher is not used.
@@ -124,6 +126,8 @@ def generate(
             trained with `labels`. None: classes at random, with their training frequencies. With a
             prompt (B, P), one, or one per row.
         length, temperature, top_k, top_p, seed: see `memtrain.generation.GenerateOptions`.
+        memory: start from this memory, which `memtrain.remember` made with the same model, as if
+            all that it has read stood before the prompt.
         listen: called with each chunk of tokens as it is sampled.
 
     Raises:
@@ -141,21 +145,26 @@ def generate(
         seed=seed,
         label=tuple(labels),
     )
-    return generate_with(model, options, prompt, listen)
+    return generate_with(model, options, prompt, listen, memory)
 
 
 def generate_with(
-    model: Any, options: GenerateOptions, prompt: Prompt = None, listen: Listener | None = None
+    model: Any,
+    options: GenerateOptions,
+    prompt: Prompt = None,
+    listen: Listener | None = None,
+    memory: Memory | None = None,
 ) -> Samples:
     """`generate` with its options as one object."""
-    rnn, codec = _parts(model)
+    rnn, codec = rnn_and_codec(model)
+    _check_memory(memory, rnn, codec)
     given = _given(codec, prompt, (options.count or 1) * max(1, len(options.label)))
     shared = prompt is None or np.ndim(prompt) < 2
     classes, given = _classes(codec, given, options, shared=shared)
-    length = _length(codec, given.shape[1], options.length)
+    length = _length(codec, given.shape[1], options.length, begun=memory is not None)
     sampler, device = options.sampler(codec.writable), rnn.readout.head.weight.device
     read = torch.from_numpy(given).to(device)
-    if not codec.start_written or not given.shape[1]:
+    if memory is None and (not codec.start_written or not given.shape[1]):
         start = torch.full((len(given), 1), codec.start_token, device=device)
         if classes is not None:
             start = torch.from_numpy(codec.writable + classes[:, None]).to(device)
@@ -164,13 +173,31 @@ def generate_with(
             given, length = read.cpu().numpy(), length - 1
     generator = torch.Generator(device).manual_seed(options.seed)
     parts = [given]
-    with _sampling_mode(rnn):
-        for chunk in sample_chunks(rnn, read, length, generator, sampler):
+    before = None if memory is None else memory.values.to(device).repeat(len(given), 1, 1)
+    with sampling_mode(rnn):
+        for chunk in sample_chunks(rnn, read, length, generator, sampler, memory=before):
             parts.append(chunk.cpu().numpy())
             if listen is not None:
                 listen(parts[-1])
     names = () if classes is None else tuple(codec.classes[number] for number in classes)
     return Samples(np.concatenate(parts, axis=1), given.shape[1], codec, names)
+
+
+def _check_memory(memory: Memory | None, rnn: RNN, codec: TokenCodec) -> None:
+    """Refuse anything but a memory from which this model can continue."""
+    if memory is None:
+        return
+    if not isinstance(memory, Memory):
+        raise MemtrainError(
+            f"memory={type(memory).__name__}: must be a memtrain.Memory; "
+            "memtrain.Memory.load(path) reads a file"
+        )
+    if codec.picture is not None:
+        raise MemtrainError(
+            "memory: this model generates images, and a memory holds no pixels of the part that "
+            "was read; complete an image with its first tokens as the prompt (--image FILE)"
+        )
+    memory.check_model(rnn)
 
 
 def _classes(
@@ -201,7 +228,7 @@ def _classes(
     return labels.repeat(len(given) // len(labels)), given
 
 
-def _parts(model: Any) -> tuple[RNN, TokenCodec]:
+def rnn_and_codec(model: Any) -> tuple[RNN, TokenCodec]:
     """The RNN and codec of a model; refuse anything else, above all its name."""
     if isinstance(model, str | Path):
         raise MemtrainError(
@@ -228,7 +255,7 @@ def _parts(model: Any) -> tuple[RNN, TokenCodec]:
 
 
 @contextmanager
-def _sampling_mode(rnn: RNN) -> Iterator[None]:
+def sampling_mode(rnn: RNN) -> Iterator[None]:
     """Put the RNN in evaluation mode, and allow kernels that torch calls nondeterministic.
 
     On a GPU torch has no deterministic sum along a row and would refuse. These rows are short and
@@ -274,11 +301,12 @@ def _given(
     return np.tile(tokens, (count, 1)) if tokens.ndim == 1 else tokens
 
 
-def _length(codec: TokenCodec, given: int, length: int | None) -> int:
-    """Tokens to sample after the prompt, a start token that is part of the sample included."""
+def _length(codec: TokenCodec, given: int, length: int | None, *, begun: bool) -> int:
+    """Tokens to sample after the prompt, a start token that is part of the sample included; if a
+    memory has `begun`, there is none."""
     picture = codec.picture
     if picture is None:
-        return (TEXT_LENGTH if length is None else length) + (not given)
+        return (TEXT_LENGTH if length is None else length) + (not given and not begun)
     if length is not None and length != picture.length:
         raise MemtrainError(
             f"length={length}: this model's images have {picture.length} tokens; leave it out"

@@ -10,6 +10,9 @@ from torch import Tensor
 from memtrain.errors import MemtrainError
 from memtrain.models.rnn import RNN, Sampler
 
+READ_STEPS = 256
+"""Tokens of a prompt that are read at once; only their memories are held."""
+
 
 def sample(
     rnn: RNN,
@@ -39,8 +42,11 @@ def sample_chunks(
     generator: torch.Generator,
     sampler: Sampler,
     chunk: int = 16,
+    memory: Float[Tensor, "B M D"] | None = None,
 ) -> Iterator[Int[Tensor, "B K"]]:
     """Yield the result of `sample` in chunks, as they are sampled.
+
+    Given a `memory`, it continues from there, and the prompt may be empty.
 
     Tokens stay on the device; per chunk, the only value that is read back is whether the memory is
     NaN.
@@ -48,12 +54,12 @@ def sample_chunks(
     Raises:
         MemtrainError: the logits or the memory are NaN; that chunk is not yielded.
     """
-    if prompt.shape[1] < 1:
+    if prompt.shape[1] < 1 and memory is None:
         raise MemtrainError("prompt: must hold at least one token")
     if length < 1:
         raise MemtrainError(f"length={length}: must be at least 1")
     with torch.no_grad():
-        memory = _read_prompt(rnn, prompt)
+        memory = _read_prompt(rnn, prompt, memory)
         _refuse_nan(rnn.predict(memory).softmax(dim=-1), "logits")
     for first in range(0, length, chunk):
         with torch.no_grad():  # not around the yield, which would reach into the caller's code
@@ -79,9 +85,11 @@ def _uniforms(steps: int, rows: int, generator: torch.Generator) -> Float[Tensor
     return torch.cat(drawn)
 
 
-def _read_prompt(rnn: RNN, prompt: Int[Tensor, "B P"], steps: int = 256) -> Float[Tensor, "B M D"]:
-    """The memory after a prompt of any length; holds only `steps` memories at a time."""
-    memory = rnn.empty_memory(len(prompt))
-    for part in prompt.split(steps, dim=1):
+def _read_prompt(
+    rnn: RNN, prompt: Int[Tensor, "B P"], memory: Float[Tensor, "B M D"] | None
+) -> Float[Tensor, "B M D"]:
+    """The memory after a prompt of any length, from `memory` or the empty one."""
+    memory = rnn.empty_memory(len(prompt)) if memory is None else memory
+    for part in prompt.split(READ_STEPS, dim=1) if prompt.shape[1] else ():
         memory = rnn.unroll(part, memory)[:, -1]
     return memory

@@ -31,6 +31,7 @@ from memtrain.paper.results import (
     read_setup,
     write_setup,
 )
+from memtrain.paper.slurm import run_on_slurm
 from memtrain.paper.sweep import FigureJob, Launch, results_of, sweep
 from memtrain.paper.workers import default_processes, run_locally, run_on_ray, shared_gpu
 from memtrain.plotting.style import render_figure
@@ -90,6 +91,10 @@ def run_reproduce(options: Any) -> int:
 @contextmanager
 def _launcher(options: Any, folder: Path) -> Iterator[Launch]:
     """The launcher chosen by the options."""
+    if options.launcher == "slurm":
+        parts: Any = dict(folder=folder, jobs=options.processes, options=options.slurm)
+        yield partial(run_on_slurm, **parts)
+        return
     processes = options.processes or default_processes(options.device, options.scale)
     if options.launcher == "ray":
         yield partial(run_on_ray, folder=folder, processes=processes, address=options.address)

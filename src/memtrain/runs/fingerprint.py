@@ -56,6 +56,15 @@ def class_path(thing: object) -> str | None:
     return path if CUSTOM_PATH.fullmatch(path) else None
 
 
+def weights_checksum(tensors: Mapping[str, Tensor]) -> str:
+    """A checksum of named tensors: of their bytes on the CPU."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
+
+
 def describe(
     config: RunConfig, task: Task, cell: nn.Module, *, task_given: bool, cell_given: bool
 ) -> Record:

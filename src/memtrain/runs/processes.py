@@ -1,7 +1,8 @@
 """Processes and signals: starting and ending processes, stopping on Ctrl-C, SIGTERM or SIGHUP.
 
 A training run notes the first signal, saves after the step and ends. Any other command ends at
-the first signal, with one line of output. A second signal ends the process at once.
+the first signal, with one line of output. A second signal ends the process at once. SIGUSR1, which
+a scheduler sends before a time limit, does the same with the exit status that asks for a requeue.
 """
 
 import multiprocessing
@@ -19,7 +20,9 @@ from typing import Any, NoReturn
 
 PARENT = os.getppid()
 """The process that started this one; the parent changes when it dies."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+REQUEUE = 75
+"""Exit status after SIGUSR1 (EX_TEMPFAIL of sysexits.h): start the same command again."""
 REPEATED = 5.0
 """Seconds within which a second signal counts as the same request under torchrun: a scheduler
 signals the workers and also the launcher, which forwards the signal to the workers."""
@@ -128,8 +131,13 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_status(stopped: Interrupted | KeyboardInterrupt) -> int:
-    """The status a shell expects of a command that a signal ended: 130, 143 or 129."""
-    return 128 + getattr(stopped, "signal_number", signal.SIGINT)
+    """The exit status of a command that a signal ended."""
+    return status_of(getattr(stopped, "signal_number", signal.SIGINT))
+
+
+def status_of(number: int) -> int:
+    """The status a shell expects after a signal, 130, 143 or 129; after SIGUSR1 `REQUEUE`."""
+    return REQUEUE if number == signal.SIGUSR1 else 128 + number
 
 
 class CommandSignals:
@@ -182,7 +190,7 @@ def end_by_signal(number: int, frame: object = None) -> None:
     """A signal handler that ends this process at once, with one line of output."""
     shown = b"\x1b[?25h\n" if os.isatty(2) else b""  # a progress bar hides the cursor
     os.write(2, shown + b"memtrain: stopped\n")
-    os._exit(128 + number)
+    os._exit(status_of(number))
 
 
 def _restore(handlers: dict[signal.Signals, Any]) -> None:

@@ -1,6 +1,5 @@
 """Write the teacher's memories of sequences to a label file, and start a run from such a file."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +16,7 @@ from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.evaluation.evaluate import EVALUATION_SEED, encode_in_chunks
 from memtrain.models.check_cell import memory_shape
 from memtrain.models.rnn import RNN
+from memtrain.runs.fingerprint import weights_checksum
 from memtrain.shapes import Batch
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def label_run(
             "run": run.id,
             "name": run.config.name,
             "step": str(run.progress.global_step),
-            "teacher": _checksum(teacher.state_dict()),
-            "data": task.identity if tokens is None else _checksum({"inputs": tokens}),
+            "teacher": weights_checksum(teacher.state_dict()),
+            "data": task.identity if tokens is None else weights_checksum({"inputs": tokens}),
         },
         unit=task.unit,
         spelling=task.spelling,
@@ -177,14 +177,6 @@ def read_sequences(path: Path, vocab_size: int) -> Tensor:
         wrong = array.min() if array.min() < 0 else array.max()
         raise MemtrainError(f"data={path}: contains {wrong}, outside 0..{vocab_size - 1}")
     return torch.from_numpy(array.astype("int64"))
-
-
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
 
 
 def start_from_labels(labels: Labels, rnn: RNN, config: RunConfig) -> None:

@@ -75,6 +75,7 @@ class Training:
             finally:
                 run.writer.finish()
                 run._newest = run_folder.newest_number(run.folder)
+                hooks.tell_checkpoint(run.writer.saved, run.writer.folder)
                 hooks.tell("on_end")
         if hooks.error is not None:
             raise hooks.error
