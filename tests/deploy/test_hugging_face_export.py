@@ -273,7 +273,7 @@ def test_a_failed_upload_is_one_line_and_keeps_the_folder(tmp_path: Path, monkey
 
 
 def test_push_needs_a_folder(capsys):
-    assert "add --hf DIR" in refused(capsys, "export", "mnist-small", "--push", "me/tiny")
+    assert "--hf" in refused(capsys, "export", "mnist-small", "--push", "me/tiny")
 
 
 def test_transformers_own_upload_takes_the_code_along(tmp_path: Path, monkeypatch):
