@@ -129,6 +129,9 @@ class Worker:
                 for index, prompt in enumerate(prompts)
                 for i in range(request.n)
             ]
+            if self.codec.picture is not None:
+                for row in rows:
+                    self._check_size(self.codec.picture.length, row)
             completion = Completion(request, rows)
             self._enter(completion)
             taken = True
@@ -167,6 +170,17 @@ class Worker:
         if len(tokens) > self.limits.prompt_tokens:
             raise too_long(len(tokens), self.limits)
         return tokens
+
+    def _check_size(self, length: int, row: Row) -> None:
+        """Refuse to write beyond the end of an image."""
+        before = row.session.tokens if row.session is not None else 0
+        given = before + row.prompt_tokens - (not self.codec.start_written)
+        if given + row.request.max_tokens > length:
+            raise RequestError(
+                f"max_tokens={row.request.max_tokens}: an image has {length} tokens, of which "
+                f"{given} are given; at most {max(0, length - given)}",
+                param="max_tokens",
+            )
 
     def cancel(self, completion: Completion) -> None:
         """Free the rows of a completion that nobody waits for."""
