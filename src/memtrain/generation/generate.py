@@ -164,7 +164,7 @@ def generate_with(
             given, length = read.cpu().numpy(), length - 1
     generator = torch.Generator(device).manual_seed(options.seed)
     parts = [given]
-    with _sampling_mode(rnn):
+    with sampling_mode(rnn):
         for chunk in sample_chunks(rnn, read, length, generator, sampler):
             parts.append(chunk.cpu().numpy())
             if listen is not None:
@@ -228,7 +228,7 @@ def rnn_and_codec(model: Any) -> tuple[RNN, TokenCodec]:
 
 
 @contextmanager
-def _sampling_mode(rnn: RNN) -> Iterator[None]:
+def sampling_mode(rnn: RNN) -> Iterator[None]:
     """Put the RNN in evaluation mode, and allow kernels that torch calls nondeterministic.
 
     On a GPU torch has no deterministic sum along a row and would refuse. These rows are short and

@@ -13,42 +13,13 @@ from torch import Tensor
 
 from memtrain.data.codec import TokenCodec
 from memtrain.deploy.server.batch import Batch
+from memtrain.deploy.server.completion import Completion
 from memtrain.deploy.server.completion_request import CompletionRequest, Limits, too_long
 from memtrain.deploy.server.errors import RequestError
 from memtrain.deploy.server.row import Row
 from memtrain.deploy.server.sessions import Sessions
-from memtrain.deploy.server.text import Piece
 from memtrain.errors import MemtrainError, describe_error, printable
 from memtrain.models.rnn import RNN
-
-
-class Completion:
-    """A request in progress: its rows, and what was written and not yet fetched."""
-
-    def __init__(self, request: CompletionRequest, rows: Sequence[Row]) -> None:
-        self.request, self.rows = request, rows
-        self.pieces: deque[Piece] = deque()
-        """Added by the worker, taken by who submitted it."""
-        self.error: RequestError | None = None
-        """Why it failed, or was ended."""
-        self.cancelled = False
-        self.left = len(rows)
-        """Rows that are not complete."""
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing will be added."""
-        return not self.left or self.error is not None
-
-    def usage(self) -> dict[str, int]:
-        """Tokens read and written so far."""
-        prompts = sum(row.prompt_tokens for row in self.rows if row.index % self.request.n == 0)
-        written = sum(len(row.written) for row in self.rows)
-        return {
-            "prompt_tokens": prompts,
-            "completion_tokens": written,
-            "total_tokens": prompts + written,
-        }
 
 
 class Worker:
