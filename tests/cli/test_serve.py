@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -23,9 +24,9 @@ WAIT = 60.0
 
 
 @contextmanager
-def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of `memtrain serve mnist-small`, and its address."""
-    command = [sys.executable, "-m", "memtrain", "serve", "mnist-small", "--device", "cpu"]
+def started(*options: str, run: str = "mnist-small") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of `memtrain serve`, and its address."""
+    command = [sys.executable, "-m", "memtrain", "serve", run, "--device", "cpu"]
     with subprocess.Popen(
         [*command, "--port", "0", *options],
         stdout=subprocess.PIPE,
@@ -52,9 +53,19 @@ def test_a_signal_ends_it_with_one_line(number: signal.Signals):
     assert out == "" and err == "memtrain: stopped\n"
 
 
-def test_a_signal_ends_running_requests_with_a_reason():
-    with started("--rows", "4") as (process, address):
-        fields = {"max_tokens": 4096, "n": 4, "stream": True}
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch) -> str:
+    """A run of text, trained for one step."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("".join(f"{n} sheep and {n % 7} goats. " for n in range(2000)))
+    steps = ["--smt.steps", "1", "--dmt.steps", "0", "--smt.batch-size", "2"]
+    assert main(["train", "text", "--data", "book.txt", "--size", "tiny", *steps]) == 0
+    return "runs/text"
+
+
+def test_a_signal_ends_running_requests_with_a_reason(book: str):
+    with started("--max-tokens", "1000000", run=book) as (process, address):
+        fields = {"prompt": "7", "max_tokens": 1_000_000, "stream": True}
         url = f"{address}/v1/completions"
         with httpx.stream("POST", url, json=fields, timeout=WAIT) as response:
             lines = response.iter_lines()

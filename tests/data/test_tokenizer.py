@@ -97,7 +97,7 @@ def test_tokens_of_words_have_no_bytes_and_unknown_ones_are_refused(words: TextT
 @settings(max_examples=40, deadline=None)
 def test_a_stream_shows_whole_characters_and_all_of_them(bpe: TextTokenizer, data):
     """Whatever tokens a model samples, and however they are cut."""
-    tokens = np.array(data.draw(st.lists(st.integers(0, bpe.vocab_size - 1), max_size=30)), int)
+    tokens = np.array(data.draw(st.lists(st.integers(0, bpe.vocab_size - 1), max_size=200)), int)
     codec = codec_of(bpe)
     stream, shown = codec.stream(), []
     for place in range(0, len(tokens), step := data.draw(st.integers(1, 4))):

@@ -9,11 +9,11 @@ import torch
 
 from conftest import TINY
 from memtrain.data.codec import TokenCodec
-from memtrain.deploy.server.app import merged
+from memtrain.deploy.server.completion import Completion, merged
 from memtrain.deploy.server.completion_request import CompletionRequest, Limits
 from memtrain.deploy.server.sessions import Sessions
 from memtrain.deploy.server.text import Piece
-from memtrain.deploy.server.worker import Completion, Worker
+from memtrain.deploy.server.worker import Worker
 from memtrain.generation.pretrained import Pretrained
 from memtrain.models.build import build_rnn
 

@@ -123,6 +123,19 @@ def test_a_special_start_token_comes_first_and_is_not_written(codec: TokenCodec)
             assert found.split() == [str(token) for token in dog]
 
 
+def test_an_image_ends_where_it_ends():
+    with working(make_worker(model(PICTURE))) as client:
+        for prompt, session in (((), None), ((4, 1, 2), None), ((1, 2), "s")):
+            room = 6 - len([token for token in prompt if token < 4])
+            with pytest.raises(RequestError, match=f"an image has 6 tokens.*at most {room}"):
+                client.submit(prompt, max_tokens=room + 1, session=session)
+            found = client.text(prompt, max_tokens=room - 1, session=session)
+            assert len(found.split()) == room - 1
+        with pytest.raises(RequestError, match="of which 5 are given; at most 1"):
+            client.submit("", max_tokens=2, session="s")
+        assert len(client.text("", max_tokens=1, session="s").split()) == 1
+
+
 def test_stop_strings_end_a_text(client: Client):
     whole = client.text("q", max_tokens=200, seed=1)
     stop = whole[50:53]

@@ -133,7 +133,9 @@ def test_world_size_is_read_from_torchruns_variable(monkeypatch, value: str, siz
     assert size_of_group() == 1
 
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR1: 75}
+"""What a command that a signal ended returns; 75 asks a scheduler for a requeue."""
+SIGNALS = list(STATUS)
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +287,7 @@ def signalled_in_evaluation(monkeypatch, number: int, nth: int) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_stopped_training_ends_with_the_signals_status(config, monkeypatch, capsys, number):
     signalled_in_evaluation(monkeypatch, number, 3)  # the last of smt
-    assert main(["train", config, "--folder", "run"]) == 128 + number
+    assert main(["train", config, "--folder", "run"]) == STATUS[number]
     *_, line = capsys.readouterr().err.splitlines()
     message = "memtrain: stopped after step 12 of smt, all is saved; "
     assert line == message + "continue with: memtrain resume run"
@@ -305,7 +307,7 @@ def test_a_stop_at_the_very_end_reports_a_finished_run(config, monkeypatch, caps
 def test_another_command_ends_in_one_line(config, monkeypatch, capsys, number):
     Run.create(TINY, "run").train(Reporter(), until="smt")
     signalled_in_evaluation(monkeypatch, number, 1)
-    assert main(["eval", "run"]) == 128 + number
+    assert main(["eval", "run"]) == STATUS[number]
     assert capsys.readouterr().err == "memtrain: stopped\n"
 
 
@@ -357,12 +359,12 @@ sys.exit(__main__.main())
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_in_an_import_ends_the_command_in_one_line(tmp_path: Path, number: int):
+def test_a_signal_in_an_import_ends_the_command_in_one_line(tmp_path: Path, number):
     assert COMMANDS["data"] == "data:data"
     done = subprocess.run(
         [sys.executable, "-c", PRESSED, "data", str(int(number))], capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (128 + number, "memtrain: stopped\n")
+    assert (done.returncode, done.stderr) == (STATUS[number], "memtrain: stopped\n")
 
 
 def test_a_signal_in_a_destructor_still_ends_the_command(tmp_path: Path):

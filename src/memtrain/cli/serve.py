@@ -10,6 +10,7 @@ from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 
 KEY_VARIABLE = "MEMTRAIN_API_KEY"
+MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,9 @@ class Serve:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise MemtrainError(f"port={self.port}: must be 0 to {2**16 - 1}")
-        for name in ("rows", "max_tokens", "max_prompt"):
+        if not 1 <= self.rows <= MOST_ROWS:
+            raise MemtrainError(f"rows={self.rows}: must be 1 to {MOST_ROWS}")
+        for name in ("max_tokens", "max_prompt"):
             if not 1 <= getattr(self, name) <= 2**20:
                 raise MemtrainError(f"{name}={getattr(self, name)}: must be 1 to {2**20}")
         for name in ("queue", "sessions", "session_minutes"):

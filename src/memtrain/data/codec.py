@@ -24,6 +24,8 @@ DOCUMENT_END = "<|endoftext|>"
 _NON_ASCII = bytes(range(128, 256))
 _LEAD_BYTE = 192  # in UTF-8 a character beyond ASCII has one byte from here on
 _BLOCK = 2**24
+_WINDOW = 32
+"""Tokens that a stream decodes again with new ones, whose text may depend on those before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,12 @@ class TextStream:
         if not self._codec.tokenizer:
             return self._utf8.decode(tokens.astype(np.uint8).tobytes())
         self._tokens += tokens.tolist()
-        return self._rest(self._decoded().rstrip("\ufffd"))  # perhaps the start of a character
+        text = self._decoded()
+        new = self._rest(text.rstrip("\ufffd"))  # perhaps the start of a character
+        if len(self._tokens) > 2 * _WINDOW and not text.endswith("\ufffd"):  # all of it is shown
+            self._tokens = self._tokens[-_WINDOW:]
+            self._shown = len(self._decoded())
+        return new
 
     def finish(self) -> str:
         """The rest, with U+FFFD for a character that was not completed."""

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import hmac
-import json
 import sys
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,10 +17,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from memtrain.deploy.server.completion import Completion, event, merged
 from memtrain.deploy.server.completion_request import read_request
 from memtrain.deploy.server.errors import RequestError
 from memtrain.deploy.server.text import Piece
-from memtrain.deploy.server.worker import Completion, Worker
+from memtrain.deploy.server.worker import Worker
 from memtrain.errors import describe_error, printable
 
 BODY_SECONDS = 30.0
@@ -102,7 +101,7 @@ class Server:
             # A web page may have given this machine's address to a name of its own.
             raise RequestError(f"host={host[:64]!r}: must be localhost or 127.0.0.1", status=403)
         origin = request.headers.get("origin")
-        if origin not in (None, f"http://{host}"):
+        if origin not in (None, f"http://{host}", f"https://{host}"):
             raise RequestError(
                 f"origin={origin[:64]!r}: pages of other sites may not use this server", status=403
             )
@@ -162,7 +161,7 @@ class Server:
             watch.end()
         if completion.error is not None:
             raise completion.error
-        return JSONResponse(self._plain(watch, pieces) | {"usage": completion.usage()})
+        return JSONResponse(completion.plain(self.name, pieces) | {"usage": completion.usage()})
 
     # -------------------------------------------------------------------------- completions
 
@@ -189,32 +188,12 @@ class Server:
             await watch.ready.wait()
             done = completion.done  # before the pieces are taken, so that none is missed
             for piece in merged(watch.take()):
-                yield _event(self._plain(watch, [piece]))
+                yield event(completion.plain(self.name, [piece]))
         if completion.error is not None:
-            yield _event(completion.error.plain())
+            yield event(completion.error.plain())
         elif completion.request.stream_options:
-            yield _event(self._plain(watch, []) | {"usage": completion.usage()})
+            yield event(completion.plain(self.name, []) | {"usage": completion.usage()})
         yield "data: [DONE]\n\n"
-
-    def _plain(self, watch: "_Watched", pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The body of a response, or of an event."""
-        scored = watch.completion.request.logprobs is not None
-        choices = [
-            {
-                "text": piece.text,
-                "index": piece.index,
-                "logprobs": _scores(piece) if scored else None,
-                "finish_reason": piece.finish,
-            }
-            for piece in pieces
-        ]
-        return {
-            "id": watch.name,
-            "object": "text_completion",
-            "created": watch.created,
-            "model": self.name,
-            "choices": choices,
-        }
 
 
 class _Watched:
@@ -222,7 +201,6 @@ class _Watched:
 
     def __init__(self, server: Server, completion: Completion) -> None:
         self.completion, self._server = completion, server
-        self.name, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self.ready = asyncio.Event()
         server._ready[id(completion)] = self.ready
         if completion.pieces or completion.done:  # before there was an event to set
@@ -255,30 +233,6 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._watch.end()
-
-
-def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """One piece per choice, in the order of the choices."""
-    found: dict[int, Piece] = {}
-    for piece in pieces:
-        whole = found.setdefault(piece.index, Piece(piece.index))
-        whole.text += piece.text
-        whole.scores += piece.scores
-        whole.finish = piece.finish or whole.finish
-    return [found[index] for index in sorted(found)]
-
-
-def _scores(piece: Piece) -> dict[str, Any]:
-    return {
-        "tokens": [one.token for one in piece.scores],
-        "token_logprobs": [one.logprob for one in piece.scores],
-        "top_logprobs": [one.top for one in piece.scores],
-        "text_offset": [one.offset for one in piece.scores],
-    }
-
-
-def _event(plain: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(plain)}\n\n"
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -12,7 +12,7 @@ from memtrain.deploy.server.completion_request import Limits
 from memtrain.deploy.server.sessions import Sessions
 from memtrain.deploy.server.worker import Worker
 from memtrain.errors import MemtrainError, printable
-from memtrain.generation.generate import rnn_and_codec
+from memtrain.generation.generate import rnn_and_codec, sampling_mode
 from memtrain.generation.pretrained import Pretrained
 
 PACKAGES = ("starlette", "uvicorn")
@@ -38,30 +38,28 @@ def serve(model: Pretrained, name: str, options: Any) -> None:
         if find_spec(package) is None:
             raise MemtrainError(f'serve: needs {package}: pip install "memtrain[serve]"')
     rnn, codec = rnn_and_codec(model)
-    listener = listen(options.host, options.port)
-    host, port = listener.getsockname()[:2]
     limits = Limits(
         prompt_tokens=options.max_prompt, max_tokens=options.max_tokens, choices=options.rows
     )
-    worker = Worker(
-        rnn,
-        codec,
-        rows=options.rows,
-        queue=options.queue,
-        limits=limits,
-        sessions=Sessions(options.sessions, 60 * options.session_minutes),
-    )
-    local = is_loopback(host)
-    if not local:
-        who = "who has its --api-key" if options.api_key else "without a key (--api-key)"
-        print(
-            f"memtrain: host={options.host}: everyone who can reach this machine may use the "
-            f"server, {who}; it has no encryption",
-            file=sys.stderr,
+    with listen(options.host, options.port) as listener, sampling_mode(rnn):
+        host, port = listener.getsockname()[:2]
+        worker = Worker(
+            rnn,
+            codec,
+            rows=options.rows,
+            queue=options.queue,
+            limits=limits,
+            sessions=Sessions(options.sessions, 60 * options.session_minutes),
         )
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    print(printable(f"{name}: http://{address}/v1/completions   Ctrl-C ends it"), flush=True)
-    with listener:
+        local = is_loopback(host)
+        if not local:
+            who = "who has its --api-key" if options.api_key else "without a key (--api-key)"
+            warning = f"everyone who can reach this machine may use the server, {who}"
+            line = f"memtrain: host={options.host}: {warning}; it has no encryption"
+            print(printable(line), file=sys.stderr)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        line = f"{name}: http://{address}/v1/completions   Ctrl-C ends it"
+        print(printable(line), flush=True)
         _run(worker, name, listener, api_key=options.api_key, local=local)
 
 
@@ -115,7 +113,7 @@ def _run(worker: Worker, name: str, listener: socket.socket, *, api_key: str, lo
 
     config = uvicorn.Config(
         Server(worker, name, api_key=api_key, local=local).app(),
-        log_level=logging.WARNING,
+        log_level=logging.ERROR,
         access_log=False,
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=round(2 * GRACE),

@@ -13,42 +13,13 @@ from torch import Tensor
 
 from memtrain.data.codec import TokenCodec
 from memtrain.deploy.server.batch import Batch
+from memtrain.deploy.server.completion import Completion
 from memtrain.deploy.server.completion_request import CompletionRequest, Limits, too_long
 from memtrain.deploy.server.errors import RequestError
 from memtrain.deploy.server.row import Row
 from memtrain.deploy.server.sessions import Sessions
-from memtrain.deploy.server.text import Piece
 from memtrain.errors import MemtrainError, describe_error, printable
 from memtrain.models.rnn import RNN
-
-
-class Completion:
-    """A request in progress: its rows, and what was written and not yet fetched."""
-
-    def __init__(self, request: CompletionRequest, rows: Sequence[Row]) -> None:
-        self.request, self.rows = request, rows
-        self.pieces: deque[Piece] = deque()
-        """Added by the worker, taken by who submitted it."""
-        self.error: RequestError | None = None
-        """Why it failed, or was ended."""
-        self.cancelled = False
-        self.left = len(rows)
-        """Rows that are not complete."""
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing will be added."""
-        return not self.left or self.error is not None
-
-    def usage(self) -> dict[str, int]:
-        """Tokens read and written so far."""
-        prompts = sum(row.prompt_tokens for row in self.rows if row.index % self.request.n == 0)
-        written = sum(len(row.written) for row in self.rows)
-        return {
-            "prompt_tokens": prompts,
-            "completion_tokens": written,
-            "total_tokens": prompts + written,
-        }
 
 
 class Worker:
@@ -129,6 +100,9 @@ class Worker:
                 for index, prompt in enumerate(prompts)
                 for i in range(request.n)
             ]
+            if self.codec.picture is not None:
+                for row in rows:
+                    self._check_size(self.codec.picture.length, row)
             completion = Completion(request, rows)
             self._enter(completion)
             taken = True
@@ -167,6 +141,17 @@ class Worker:
         if len(tokens) > self.limits.prompt_tokens:
             raise too_long(len(tokens), self.limits)
         return tokens
+
+    def _check_size(self, length: int, row: Row) -> None:
+        """Refuse to write beyond the end of an image."""
+        before = row.session.tokens if row.session is not None else 0
+        given = before + row.prompt_tokens - (not self.codec.start_written)
+        if given + row.request.max_tokens > length:
+            raise RequestError(
+                f"max_tokens={row.request.max_tokens}: an image has {length} tokens, of which "
+                f"{given} are given; at most {max(0, length - given)}",
+                param="max_tokens",
+            )
 
     def cancel(self, completion: Completion) -> None:
         """Free the rows of a completion that nobody waits for."""
