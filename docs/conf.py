@@ -64,5 +64,23 @@ def link_pages(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(rf"\]\({re.escape(up)}\.\./([^)#]+?)/?(?=[)#])", linked, source[0])
 
 
+def format_docstring(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Turn indented code after a colon, and the names of shapes, into reStructuredText."""
+    whole = [*lines, "", ""]
+    found = []
+    for line, following, second in zip(lines, whole[1:], whole[2:], strict=False):
+        example = line.strip() == "Example:"
+        code = following if example else second if not following.strip() else ""
+        depth = len(line) - len(line.lstrip())
+        if line.endswith(":") and not line.endswith("::") and code.startswith(" " * (depth + 4)):
+            found += [f"{line}:", ""]
+        else:
+            found.append(re.sub(r"(`[\w.]+`)s\b", r"\1\\ s", line.replace("(*", r"(\*")))
+    lines[:] = found
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", link_pages)
+    app.connect("autodoc-process-docstring", format_docstring, priority=1)  # before napoleon

@@ -88,7 +88,7 @@ def test_commands_of_the_readme_are_known():
 
 def test_every_public_name_is_documented():
     text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
-    named = set(re.findall(r"^\.\. auto\w+:: memtrain\.([\w.]+)", text, flags=re.MULTILINE))
+    named = set(re.findall(r"^\.\. (?:auto\w+|py:data):: memtrain\.([\w.]+)", text, flags=re.MULTILINE))
     public = {name for name in dir(memtrain) if not name.startswith("__")}
     assert named >= public, f"missing in docs/api: {sorted(public - named)}"
 
