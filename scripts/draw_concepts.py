@@ -29,9 +29,7 @@ def box(axes: Axes, x: float, y: float, text: str, colour: str, width: float = 1
     """A box with its centre at (x, y)."""
     shape: Any = "round,pad=0,rounding_size=0.14"
     left, bottom = x - width / 2, y - 0.35
-    axes.add_patch(
-        FancyBboxPatch((left, bottom), width, 0.7, shape, fc="white", ec=colour, lw=1.6)
-    )
+    axes.add_patch(FancyBboxPatch((left, bottom), width, 0.7, shape, fc="white", ec=colour, lw=1.6))
     axes.text(x, y, text, ha="center", va="center", color=INK, size=11)
 
 

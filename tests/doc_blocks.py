@@ -1,8 +1,8 @@
 """The code blocks of a page of documentation, and how tests run them.
 
 A page's blocks run in order in one folder that holds `sample_files`. ```python blocks share one
-namespace; ```bash and ```console blocks are commands. Training ends each stage after `STEPS`
-steps. A block after `<!-- not run: needs a GPU -->` only has to be well-formed.
+namespace; ```bash and ```console blocks are commands. Training ends each stage after a step or
+two. A block after `<!-- not run: needs a GPU -->` only has to be well-formed.
 """
 
 import ast
@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -30,8 +30,6 @@ from memtrain.recipes.sizes import SIZES
 from memtrain.training.run import Run
 
 ROOT = Path(__file__).parents[1]
-STEPS = 10
-"""Steps after which a stage ends; it is the interval of callbacks, too."""
 LANGUAGES = {"python", "bash", "console", "text", "json", "toml", "yaml", "html", "javascript"}
 """Languages of blocks; those after console are data or output, and are not run."""
 RUN = {"python", "bash", "console"}
@@ -114,7 +112,9 @@ def _plain_command(line: str) -> list[str] | None:
     """The words of a command; None if it needs a shell."""
     try:
         words = list(shlex.shlex(line, posix=True, punctuation_chars=True))
-        if any(re.fullmatch(r"[();<>|&]+", word) for word in words) or re.search(r"[$`]|^\w+=", line):
+        if any(re.fullmatch(r"[();<>|&]+", word) for word in words) or re.search(
+            r"[$`]|^\w+=", line
+        ):
             return None
         return shlex.split(line, comments=True)
     except ValueError:  # an open quote: the next lines belong to it
@@ -123,12 +123,11 @@ def _plain_command(line: str) -> list[str] | None:
 
 @contextmanager
 def short_stages() -> Iterator[None]:
-    """End each stage of every run after `STEPS` steps, and take the smallest models."""
+    """End each stage of every run after its first steps, and take the smallest models."""
 
     class Short(memtrain.Callback):
-        def on_step(self, metrics: memtrain.Metrics) -> None:
-            if metrics.step >= STEPS:
-                raise memtrain.EndStage("only its first steps are trained here")
+        def on_stage_start(self, stage: str, step: int, steps: int) -> None:
+            raise memtrain.EndStage("only its first steps are trained here")
 
     train, evaluate = Run.train, Run.evaluate
 
@@ -183,7 +182,9 @@ def _check_options(name: str, arguments: list[str]) -> None:
     if name == "train":
         module._parse_train(arguments[0], arguments[1:])
     elif name == "resume":
-        options = options_of(module._ResumeOptions) + options_of(memtrain.RunConfig, recipe("digits"))
+        options = options_of(module._ResumeOptions) + options_of(
+            memtrain.RunConfig, recipe("digits")
+        )
         check_names(arguments, options, "memtrain resume")
     else:
         parse = module.parse
@@ -192,11 +193,8 @@ def _check_options(name: str, arguments: list[str]) -> None:
             parse(*given, **options)
             raise _ParsedError
 
-        with patch.object(module, "parse", parse_only):
-            try:
-                getattr(module, name)(arguments)
-            except _ParsedError:
-                pass
+        with patch.object(module, "parse", parse_only), suppress(_ParsedError):
+            getattr(module, name)(arguments)
 
 
 def sample_files(folder: Path) -> None:

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+import memtrain
 from doc_blocks import (
     LANGUAGES,
     ROOT,
@@ -17,15 +19,15 @@ from doc_blocks import (
     short_stages,
 )
 
-import memtrain
-
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 EXEMPT = {"LOG.md"}
 """History: its commands are those of their time."""
 BLOCKS = {page: blocks_of(page) for page in PAGES if page.name not in EXEMPT}
 RUNNABLE = [
-    page for page, blocks in BLOCKS.items() if any(b.language in RUN and not b.reason for b in blocks)
+    page
+    for page, blocks in BLOCKS.items()
+    if any(b.language in RUN and not b.reason for b in blocks)
 ]
 
 
@@ -88,7 +90,9 @@ def test_commands_of_the_readme_are_known():
 
 def test_every_public_name_is_documented():
     text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
-    named = set(re.findall(r"^\.\. (?:auto\w+|py:data):: memtrain\.([\w.]+)", text, flags=re.MULTILINE))
+    named = set(
+        re.findall(r"^\.\. (?:auto\w+|py:data):: memtrain\.([\w.]+)", text, flags=re.MULTILINE)
+    )
     public = {name for name in dir(memtrain) if not name.startswith("__")}
     assert named >= public, f"missing in docs/api: {sorted(public - named)}"
 
