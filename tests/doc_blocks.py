@@ -157,7 +157,8 @@ def check_form(block: Block) -> None:
 
 def check_command(line: str) -> None:
     """Check one command of a shell without running it."""
-    words = [word for word in shlex.split(line, comments=True) if word not in (">", "...")]
+    words = shlex.split(re.sub(r" > \S+", "", line), comments=True)
+    words = [word for word in words if word != "..."]  # options that are left out
     if not words:
         return
     if words[0] == "torchrun" and "-m" in words:
@@ -178,7 +179,8 @@ def _check_options(name: str, arguments: list[str]) -> None:
     if name == "torchrun":
         inner = next(i for i, word in enumerate(arguments) if word in ("train", "resume"))
         return _check_options(arguments[inner], arguments[inner + 1 :])
-    module = import_module(f"memtrain.cli.{COMMANDS[name].partition(':')[0]}")
+    place, _, function = COMMANDS[name].partition(":")
+    module = import_module(f"memtrain.cli.{place}")
     if name == "train":
         module._parse_train(arguments[0], arguments[1:])
     elif name == "resume":
@@ -194,7 +196,7 @@ def _check_options(name: str, arguments: list[str]) -> None:
             raise _ParsedError
 
         with patch.object(module, "parse", parse_only), suppress(_ParsedError):
-            getattr(module, name)(arguments)
+            getattr(module, function)(arguments)
 
 
 def sample_files(folder: Path) -> None:
