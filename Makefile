@@ -34,7 +34,7 @@ setup: .venv/dev
 	touch $@
 
 docs: .venv/dev
-	$(BIN)/sphinx-build -W --keep-going -j 2 docs build/docs
+	$(BIN)/sphinx-build -W --keep-going docs build/docs
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
