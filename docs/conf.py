@@ -78,7 +78,9 @@ def format_docstring(
             found += [f"{line}:", ""]
         else:
             found.append(re.sub(r"(`[\w.]+`)s\b", r"\1\\ s", line.replace("(*", r"(\*")))
-    lines[:] = found
+    # Of attributes napoleon takes what stands before a colon in the first line for the type: a
+    # comment is the first line.
+    lines[:] = ["..", "", *found] if what in ("attribute", "property", "data") else found
 
 
 def setup(app: Sphinx) -> None:

@@ -48,4 +48,6 @@ def test_the_api_shows_docstrings_and_examples(site: Path):
     runs = (site / "api/runs.html").read_text()
     assert "Create a run in an empty folder." in runs
     assert "system-message" not in runs
+    configs = (site / "api/config.html").read_text()
+    assert "Where the weights start from: a run" in configs
     assert "empty_memory" in (site / "api/models.html").read_text()
