@@ -27,6 +27,7 @@ source_suffix = {".md": "myst-nb"}
 # A page shows what its notebook gave; unchanged notebooks are not run again.
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(Path(__file__).parents[1] / "build/notebooks")
+nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
