@@ -1,7 +1,7 @@
 # Two commands, each alone on a fresh clone: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: demo test test-all check format setup clean
+.PHONY: demo test test-all check format setup docs clean
 
 demo: .venv/installed
 	$(BIN)/memtrain demo
@@ -32,6 +32,9 @@ setup: .venv/dev
 .venv/dev: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+docs: .venv/dev
+	$(BIN)/sphinx-build -W --keep-going docs build/docs
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
