@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 from memtrain.cli.args import parse
 from memtrain.errors import MemtrainError
 
-FORMATS: dict[str, str] = {}
+FORMATS: dict[str, str] = {"html": "browser.page:write_html"}
 """Function of `memtrain.deploy` that writes each format, as module:function. It takes the model,
 the path and the options of this command, and returns the lines to print."""
 
@@ -20,6 +21,12 @@ class Export:
 
     run: tyro.conf.Positional[str]
     """The run folder, or the name of a pretrained model, such as mnist-small."""
+    html: Path | None = None
+    """Write one HTML page that runs the network in a browser, offline: it writes or draws, and
+    shows the memory."""
+    html_weights: Literal["exact", "fp16", "int8"] = "exact"
+    """Precision of the weights in the page: unchanged, or rounded to 16 or 8 bits, for a smaller
+    file."""
     best: bool = False
     """Use the checkpoint with the lowest held-out loss instead of the newest."""
     allow_code: bool = False

@@ -1,0 +1,136 @@
+// The page of a model of text, or of sequences of numbers.
+
+const PAUSE = 500;
+const SHOWN_TEXT = 3000;
+
+class TextPage extends Page {
+  constructor(model, weights) {
+    super(model, weights);
+    this.text = element("text");
+    this.prompt = element("prompt");
+    this.goLabel = "Continue";
+    if (this.vocabulary.refused) {
+      this.prompt.disabled = true;
+      this.prompt.placeholder = `Typing is off: ${this.vocabulary.refused}.`;
+    }
+    this.prompt.addEventListener("input", () => this.read());
+    this.prompt.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.go();
+    });
+    element("go").addEventListener("click", () => this.go());
+    element("one").addEventListener("click", () => this.one());
+    element("reset").addEventListener("click", () => this.reset());
+    this.text.addEventListener("pointerover", (event) => this.pickText(event));
+    this.text.addEventListener("pointerdown", (event) => this.pickText(event));
+    element("surprise").addEventListener("change", () => this.text.classList.toggle("plain"));
+    this.read();
+    if (!STILL.matches) this.go();
+  }
+
+  /** Begin again with the text that is typed, which is read at once. */
+  read() {
+    this.clock.stop();
+    let tokens;
+    try {
+      tokens = this.vocabulary.encode(this.prompt.value);
+    } catch (error) {
+      this.prompt.setAttribute("aria-invalid", "true");
+      say(error.message);
+      return false;
+    }
+    this.prompt.removeAttribute("aria-invalid");
+    say("");
+    this.start([this.vocabulary.begin(tokens)], 1);
+    this.shownStart = this.vocabulary.startWritten ? 0 : 1; // the start token is not shown
+    this.stream = this.vocabulary.stream();
+    this.text.replaceChildren();
+    this.spans = [];
+    this.limit = Infinity;
+    this.reading = true;
+    this.clock.start();
+    return true;
+  }
+
+  go() {
+    if (this.clock.running && !this.reading) return this.clock.stop();
+    if (this.prompt.hasAttribute("aria-invalid")) return;
+    this.reading = false;
+    this.limit = Math.max(this.rollout.length, this.rollout.queue[0].length) + PAUSE;
+    this.clock.start();
+    this.refresh();
+  }
+
+  one() {
+    if (this.prompt.hasAttribute("aria-invalid")) return;
+    this.reading = false;
+    this.limit = Math.max(this.rollout.length, this.rollout.queue[0].length) + 1;
+    this.clock.start();
+  }
+
+  reset() {
+    this.prompt.value = "";
+    this.read();
+    this.clock.stop();
+    this.refresh();
+    this.prompt.focus();
+  }
+
+  advance() {
+    // A beginning is read at once, whatever the pace.
+    const rollout = this.rollout;
+    if (!rollout.reading && (this.reading || rollout.length >= this.limit)) {
+      this.reading = false;
+      if (rollout.length >= this.limit && this.limit > PAUSE) say(`Paused after ${PAUSE} tokens.`);
+      return false;
+    }
+    const given = rollout.reading;
+    const [token] = rollout.advance(this.options);
+    if (given) this.clock.due++;
+    this.append(token);
+    return true;
+  }
+
+  append(token) {
+    const step = this.rollout.trails[0].at(-1);
+    const hidden = this.rollout.length <= this.shownStart;
+    const span = document.createElement("span");
+    if (!hidden) span.textContent = this.stream(token);
+    if (step.given) span.className = "given";
+    else if (step.share !== null) {
+      const bits = Math.min(12, -Math.log2(step.share));
+      span.style.setProperty("--surprise", `${Math.round((bits / 12) * 60)}%`);
+      span.title = `${percent(step.share)}`;
+    }
+    this.text.append(span);
+    this.spans.push(span);
+    if (this.spans.length > SHOWN_TEXT) this.spans.shift().remove();
+    this.text.scrollTop = this.text.scrollHeight;
+  }
+
+  /** Select what was expected where the pointer is: the step before that token. */
+  pickText(event) {
+    const place = this.spans.indexOf(event.target);
+    if (place < 0) return;
+    const behind = this.trail.length - this.spans.length; // spans that are no longer shown
+    this.selection.pick(Math.max(0, place + behind - 1));
+  }
+
+  refresh() {
+    super.refresh();
+    this.marked?.classList.remove("next");
+    const behind = this.trail.length - (this.spans?.length ?? 0);
+    this.marked = this.spans?.[this.selection.step + 1 - behind];
+    this.marked?.classList.add("next");
+    element("one").disabled = this.clock.running && !this.reading;
+  }
+
+  showToken(token) {
+    const code = document.createElement("code");
+    code.textContent = this.vocabulary.label(token);
+    return code;
+  }
+
+  speedText() {
+    return `${this.clock.speed} ms per token`;
+  }
+}
