@@ -16,15 +16,15 @@ class Lens {
     return plane;
   }
 
-  /** The square around a cloud of points: its centre and half of its side. */
+  /** Middle and half of the range of a cloud of points, along each axis; a few points that are
+   * far from the others are drawn at the edge. */
   static bounds(cloud) {
-    const range = [0, 1].map((axis) => {
-      const values = cloud.filter((_, index) => index % 2 === axis);
-      return [Math.min(...values), Math.max(...values)];
+    return [0, 1].map((axis) => {
+      const values = cloud.filter((_, index) => index % 2 === axis).sort();
+      const low = values[Math.floor(0.015 * (values.length - 1))];
+      const high = values[Math.ceil(0.985 * (values.length - 1))];
+      return { middle: (low + high) / 2, half: Math.max(0.62 * (high - low), 1e-6) };
     });
-    const middle = range.map(([low, high]) => (low + high) / 2);
-    const half = Math.max(...range.map(([low, high]) => (high - low) / 2), 1e-6);
-    return { x: middle[0], y: middle[1], half: half * 1.12 };
   }
 
   static project(plane, values) {
@@ -67,6 +67,7 @@ class Microscope {
     this.trail = [];
     this.selected = -1;
     this.onPick = () => {};
+    this.label = () => "";
     const canvas = this.plane.canvas;
     canvas.addEventListener("pointermove", (event) => this.pick(event));
     canvas.addEventListener("pointerdown", (event) => this.pick(event));
@@ -105,12 +106,11 @@ class Microscope {
 
   /** A function from a point to its place within a box of the canvas. */
   placer(plane, left, top, width, height) {
-    const { x, y, half } = plane.bounds;
-    const [scaleX, scaleY] = [width / 2 / half, height / 2 / half];
+    const [x, y] = plane.bounds;
     const inside = (value, size) => Math.max(4, Math.min(size - 4, value));
     return ([px, py]) => [
-      left + inside(width / 2 + (px - x) * scaleX, width),
-      top + inside(height / 2 - (py - y) * scaleY, height),
+      left + inside((width / 2) * (1 + (px - x.middle) / x.half), width),
+      top + inside((height / 2) * (1 - (py - y.middle) / y.half), height),
     ];
   }
 
@@ -138,14 +138,14 @@ class Microscope {
         context.lineTo(x, y);
         context.stroke();
       }
-      if (radius > 3) dot(context, x, y, radius * 0.5);
+      if (radius > 3) disc(context, x, y, radius * 0.5);
     }
     context.globalAlpha = 1;
     if (!points[at]) return;
     context.fillStyle = paper;
-    dot(context, ...points[at], radius + 2);
+    disc(context, ...points[at], radius + 2);
     context.fillStyle = selected;
-    dot(context, ...points[at], radius);
+    disc(context, ...points[at], radius);
   }
 
   drawPlane() {
@@ -156,6 +156,7 @@ class Microscope {
     const [from, to] = this.shown();
     const points = this.trail.slice(from, to).map((step) => place(step.place));
     this.drawTrail(context, points, this.selected - from, 6.5, 1.75);
+    this.drawLabels(context, points, from);
     context.fillStyle = colours().soft;
     context.font = "12px system-ui, sans-serif";
     const percent = whole.explained.map((share) => `${Math.round(100 * share)}%`);
@@ -168,11 +169,34 @@ class Microscope {
     context.restore();
   }
 
+  /** What was read last, at the newest points up to the selected one. */
+  drawLabels(context, points, from) {
+    context.font = "14px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace";
+    context.textAlign = "center";
+    context.lineWidth = 4;
+    context.strokeStyle = colours().field;
+    context.fillStyle = colours().ink;
+    const at = this.selected - from;
+    const drawn = [];
+    for (let index = at; index >= Math.max(0, at - 11); index--) {
+      const text = this.label(this.trail[from + index].token).slice(0, 10);
+      const [x, y] = points[index];
+      const half = 5 * text.length + 4;
+      const covers = (one) => Math.abs(one.x - x) < half + one.half && Math.abs(one.y - y) < 17;
+      if (drawn.some(covers)) continue;
+      drawn.push({ x, y, half });
+      context.globalAlpha = Math.max(0.25, 1 - (at - index) / 12);
+      context.strokeText(text, x, y - 10);
+      context.fillText(text, x, y - 10);
+    }
+    context.globalAlpha = 1;
+  }
+
   drawTokens() {
     const picture = this.tokens;
-    const columns = Math.min(this.names.length, Math.max(2, Math.floor(picture.width / 122)));
-    const side = Math.floor((picture.width - 10 * (columns - 1)) / columns);
-    const tall = Math.min(side, 140);
+    const columns = Math.min(this.names.length, Math.max(2, Math.floor(picture.width / 100)));
+    const side = Math.min(220, Math.floor((picture.width - 10 * (columns - 1)) / columns));
+    const tall = side;
     const rows = Math.ceil(this.names.length / columns);
     picture.setHeight(rows * (tall + 10) - 10);
     const { context } = picture.clear();
@@ -222,7 +246,7 @@ class Microscope {
   }
 }
 
-function dot(context, x, y, radius) {
+function disc(context, x, y, radius) {
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);
   context.fill();

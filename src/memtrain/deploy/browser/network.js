@@ -53,63 +53,94 @@ function readTensors(entries, bytes) {
   return tensors;
 }
 
+/** Sum of products of two rows. */
+function dot(x, at, weight, w, inner) {
+  let sum = 0;
+  for (let i = 0; i < inner; i++) sum += weight[w + i] * x[at + i];
+  return sum;
+}
+
 /** y (rows, outer) = x (rows, inner) times the transpose of weight (outer, inner), plus bias. */
 function linear(x, rows, inner, outer, weight, bias, y) {
-  let row = 0;
-  for (; row + 2 < rows; row += 3) {
-    // Three rows at once: a weight is read once for all of them.
-    const a = row * inner;
-    const b = a + inner;
-    const c = b + inner;
-    for (let out = 0; out < outer; out++) {
-      const w = out * inner;
-      const start = bias ? bias[out] : 0;
-      let sumA = start;
-      let sumB = start;
-      let sumC = start;
-      for (let i = 0; i < inner; i++) {
-        const value = weight[w + i];
-        sumA += value * x[a + i];
-        sumB += value * x[b + i];
-        sumC += value * x[c + i];
-      }
-      y[row * outer + out] = sumA;
-      y[(row + 1) * outer + out] = sumB;
-      y[(row + 2) * outer + out] = sumC;
-    }
-  }
-  for (; row < rows; row++) {
-    const a = row * inner;
-    let out = 0;
-    for (; out + 3 < outer; out += 4) {
-      const w0 = out * inner;
-      const w1 = w0 + inner;
-      const w2 = w1 + inner;
-      const w3 = w2 + inner;
-      let s0 = bias ? bias[out] : 0;
-      let s1 = bias ? bias[out + 1] : 0;
-      let s2 = bias ? bias[out + 2] : 0;
-      let s3 = bias ? bias[out + 3] : 0;
-      for (let i = 0; i < inner; i++) {
-        const value = x[a + i];
-        s0 += weight[w0 + i] * value;
-        s1 += weight[w1 + i] * value;
-        s2 += weight[w2 + i] * value;
-        s3 += weight[w3 + i] * value;
-      }
-      const place = row * outer + out;
-      y[place] = s0;
-      y[place + 1] = s1;
-      y[place + 2] = s2;
-      y[place + 3] = s3;
-    }
-    for (; out < outer; out++) {
-      let sum = bias ? bias[out] : 0;
-      for (let i = 0; i < inner; i++) sum += weight[out * inner + i] * x[a + i];
-      y[row * outer + out] = sum;
-    }
-  }
+  const blocked = rows - (rows % 3);
+  for (let row = 0; row < blocked; row += 3) linearOfThree(x, row, inner, outer, weight, y);
+  for (let row = blocked; row < rows; row++) linearOfOne(x, row, inner, outer, weight, y);
+  if (bias)
+    for (let row = 0; row < rows; row++)
+      for (let out = 0; out < outer; out++) y[row * outer + out] += bias[out];
   return y;
+}
+
+/** Three rows, three columns at once: each number that is read serves three products. */
+function linearOfThree(x, row, inner, outer, weight, y) {
+  const [a, b, c] = [row * inner, (row + 1) * inner, (row + 2) * inner];
+  const [p, q, r] = [row * outer, (row + 1) * outer, (row + 2) * outer];
+  let out = 0;
+  for (; out + 2 < outer; out += 3) {
+    const w0 = out * inner;
+    const w1 = w0 + inner;
+    const w2 = w1 + inner;
+    let a0 = 0, a1 = 0, a2 = 0;
+    let b0 = 0, b1 = 0, b2 = 0;
+    let c0 = 0, c1 = 0, c2 = 0;
+    for (let i = 0; i < inner; i++) {
+      const v0 = weight[w0 + i];
+      const v1 = weight[w1 + i];
+      const v2 = weight[w2 + i];
+      const xa = x[a + i];
+      const xb = x[b + i];
+      const xc = x[c + i];
+      a0 += v0 * xa;
+      a1 += v1 * xa;
+      a2 += v2 * xa;
+      b0 += v0 * xb;
+      b1 += v1 * xb;
+      b2 += v2 * xb;
+      c0 += v0 * xc;
+      c1 += v1 * xc;
+      c2 += v2 * xc;
+    }
+    y[p + out] = a0;
+    y[p + out + 1] = a1;
+    y[p + out + 2] = a2;
+    y[q + out] = b0;
+    y[q + out + 1] = b1;
+    y[q + out + 2] = b2;
+    y[r + out] = c0;
+    y[r + out + 1] = c1;
+    y[r + out + 2] = c2;
+  }
+  for (; out < outer; out++) {
+    y[p + out] = dot(x, a, weight, out * inner, inner);
+    y[q + out] = dot(x, b, weight, out * inner, inner);
+    y[r + out] = dot(x, c, weight, out * inner, inner);
+  }
+}
+
+/** One row, four columns at once. */
+function linearOfOne(x, row, inner, outer, weight, y) {
+  const a = row * inner;
+  let out = 0;
+  for (; out + 3 < outer; out += 4) {
+    const w0 = out * inner;
+    const w1 = w0 + inner;
+    const w2 = w1 + inner;
+    const w3 = w2 + inner;
+    let s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    for (let i = 0; i < inner; i++) {
+      const value = x[a + i];
+      s0 += weight[w0 + i] * value;
+      s1 += weight[w1 + i] * value;
+      s2 += weight[w2 + i] * value;
+      s3 += weight[w3 + i] * value;
+    }
+    const place = row * outer + out;
+    y[place] = s0;
+    y[place + 1] = s1;
+    y[place + 2] = s2;
+    y[place + 3] = s3;
+  }
+  for (; out < outer; out++) y[row * outer + out] = dot(x, a, weight, out * inner, inner);
 }
 
 const GELU_REACH = 7;

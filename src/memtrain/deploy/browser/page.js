@@ -23,6 +23,7 @@ function colours() {
     soft: of("--soft"),
     line: of("--line"),
     tint: of("--tint"),
+    field: of("--field"),
     trail: of("--c0"),
     selected: of("--c1"),
     cloud: DARK.matches ? "#ffffff26" : "#00000020",
@@ -175,10 +176,16 @@ class Clock {
   }
 
   tick() {
+    if (this.step() === false) this.stop();
+  }
+
+  /** Call a function whose time is that of the step. */
+  time(compute) {
     const begin = performance.now();
-    if (this.step() === false) return this.stop();
+    const found = compute();
     const spent = performance.now() - begin;
     this.milliseconds = this.milliseconds === null ? spent : 0.95 * this.milliseconds + 0.05 * spent;
+    return found;
   }
 
   /** Two digits of the milliseconds per step, lately. */
@@ -202,6 +209,7 @@ class Selection {
     this.slider = element("step");
     this.slider.addEventListener("input", () => this.pick(Number(this.slider.value)));
     element("live").addEventListener("click", () => this.pick(null));
+    element("unsure").addEventListener("click", () => this.onUnsure());
   }
 
   get step() {
@@ -234,6 +242,7 @@ class Page {
     this.row = 0;
     this.microscope = new Microscope(this.lens, memoryNames(this.network));
     this.selection = new Selection(() => this.refresh());
+    this.selection.onUnsure = () => this.pickUnsure();
     this.microscope.onPick = (step) => this.selection.pick(step);
     this.clock = new Clock(() => this.advance(), () => this.refresh());
     this.expectations = new Expectations((token) => this.showToken(token));
@@ -263,6 +272,15 @@ class Page {
     this.clock.milliseconds = null;
   }
 
+  /** Select the written token before which the network was least certain. */
+  pickUnsure() {
+    let best = -1;
+    const share = (step) => this.trail[step].expects[0].share;
+    for (let step = 0; step + 1 < this.trail.length; step++)
+      if (!this.trail[step + 1].given && (best < 0 || share(step) < share(best))) best = step;
+    if (best >= 0) this.selection.pick(best);
+  }
+
   refresh() {
     this.selection.setCount(this.trail.length);
     const { step } = this.selection;
@@ -271,6 +289,7 @@ class Page {
     element("go").textContent = this.clock.running ? "Stop" : this.goLabel;
     const dropped = this.rollout ? this.rollout.dropped : 0;
     element("step-name").textContent = this.trail.length ? `after token ${dropped + step + 1}` : "";
+    element("expects-name").textContent = this.trail.length ? this.stepText(step) : "nothing yet";
     if (this.clock.speed) element("speed").textContent = this.speedText();
   }
 }

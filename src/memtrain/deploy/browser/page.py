@@ -18,6 +18,7 @@ from memtrain.deploy.browser.weights import PackedNetwork, Precision, check_netw
 from memtrain.errors import MemtrainError
 from memtrain.files import write_output
 from memtrain.generation.pretrained import Pretrained
+from memtrain.models.check_cell import memory_shape
 from memtrain.models.teacher import count_parameters
 from memtrain.plotting.html import STYLE_SHEET, Table, escape_text
 
@@ -140,7 +141,7 @@ def _lead(model: Pretrained, codec: TokenCodec) -> str:
 
 
 def _memory_section(model: Pretrained) -> str:
-    count, width = model.cell.memory_tokens, model.cell.memory_dim
+    count, width = memory_shape(model.cell)
     tokens = "one vector" if count == 1 else f"{count} vectors"
     about = (
         f"The memory is all that the network keeps of the past: {tokens} of {width} numbers, "
@@ -167,21 +168,21 @@ def _memory_section(model: Pretrained) -> str:
 def _facts(model: Pretrained, packed: PackedNetwork) -> Table:
     """Size, memory and training."""
     cell, readout = count_parameters(model.cell), count_parameters(model.readout)
+    count, width = memory_shape(model.cell)
     bits = sorted({int(one["type"][1:]) for one in packed.shape["tensors"]}, reverse=True)
     rows: list[tuple[str, str]] = [
         ("Parameters", f"{cell + readout:,}: {cell:,} of the cell, {readout:,} of the readout"),
         ("Cell", model.config.cell.kind),
         (
             "Memory",
-            f"{model.cell.memory_tokens} x {model.cell.memory_dim} numbers, "
-            f"{4 * model.cell.memory_tokens * model.cell.memory_dim:,} bytes",
+            f"{count} x {width} numbers, {4 * count * width:,} bytes",
         ),
         ("Vocabulary", f"{model.vocab_size:,} tokens"),
         ("Weights in this page", " and ".join(f"{one} bits" for one in bits)),
     ]
     rows += [(f"Training, {stage['name'].upper()}", _stage(stage)) for stage in _stages(model)]
     rows += [
-        (name.replace("_", " ").capitalize(), f"{value:,.4g}")
+        (_score_name(name), f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
         for name, value in dict(model.trained.get("scores") or {}).items()
         if isinstance(value, int | float)
     ]
@@ -194,3 +195,13 @@ def _stages(model: Pretrained) -> list[dict[str, Any]]:
 
 def _stage(stage: dict[str, Any]) -> str:
     return f"{stage['steps']:,} steps, {stage['tokens']:,} tokens, {stage['seconds']:,.0f} s"
+
+
+def _score_name(name: str) -> str:
+    """The name of a score as it is written: rnn_nats_a_patch is "RNN, nats a patch"."""
+    words = name.replace("_", " ")
+    for model in ("teacher", "rnn"):
+        if words.startswith(f"{model} "):
+            named = "RNN" if model == "rnn" else model.capitalize()
+            return f"{named}, {words.removeprefix(model).strip()}"
+    return words.capitalize()

@@ -181,13 +181,9 @@ class PicturePage extends Page {
   }
 
   showExample() {
-    const { image, columns } = this.vocabulary;
     this.levels.fill(this.background);
-    for (const [place, token] of this.examples[this.example].entries()) {
-      const [top, left] = [Math.floor(place / columns) * image.patch, (place % columns) * image.patch];
-      for (const [i, level] of this.vocabulary.patchLevels(token).entries())
-        this.levels[(top + Math.floor(i / image.patch)) * image.width + left + (i % image.patch)] = level;
-    }
+    for (const [place, token] of this.examples[this.example].entries())
+      this.vocabulary.placePatch(this.levels, place, token);
     this.forget();
   }
 
@@ -210,6 +206,7 @@ class PicturePage extends Page {
       return button;
     });
     element("samples").replaceChildren(...buttons);
+    element("samples").style.setProperty("--columns", Math.ceil(Math.sqrt(count)));
     for (const sample of this.samples) Picture.all.splice(Picture.all.indexOf(sample), 1);
     this.samples = buttons.map(
       (button, row) => new Picture(button.firstChild, () => this.drawSample(row)),
@@ -243,11 +240,13 @@ class PicturePage extends Page {
 
   advance() {
     const { rows, columns } = this.vocabulary;
-    if (this.rollout.length >= rows * columns + this.before) return false;
+    if (this.rollout.length >= rows * columns + this.before) {
+      if (this.selection.picked === null) this.pickUnsure(); // at the end all is certain
+      return false;
+    }
     const given = this.rollout.reading;
-    this.rollout.advance(this.options);
+    this.clock.time(() => this.rollout.advance(this.options));
     if (given) this.clock.due += 0.9; // what is given is read faster than the rest is drawn
-    for (const sample of this.samples) sample.request();
     return true;
   }
 
@@ -256,18 +255,26 @@ class PicturePage extends Page {
     for (const [row, button] of [...element("samples").children].entries())
       button.setAttribute("aria-pressed", String(row === this.row));
     for (const sample of this.samples ?? []) sample.request();
+    this.sheet?.request();
+  }
+
+  /** The place of the square that is expected after a step. */
+  stepText(step) {
+    const { columns, rows } = this.vocabulary;
+    const place = step + 1 - this.before;
+    if (place >= rows * columns) return "after the whole image";
+    return `in row ${Math.floor(place / columns) + 1}, column ${(place % columns) + 1}`;
   }
 
   /** Select the step before the patch under the pointer: what was expected there. */
   pickPatch(event, row) {
-    if (!this.rollout) return;
+    if (!this.rollout || row !== this.row) return;
     const box = event.target.getBoundingClientRect();
     const { rows, columns } = this.vocabulary;
     const down = Math.floor(((event.clientY - box.top) / box.height) * rows);
     const right = Math.floor(((event.clientX - box.left) / box.width) * columns);
     const step = down * columns + right + this.before - 1;
     if (step < 0 || step >= this.trail.length) return;
-    this.row = row;
     this.selection.pick(step === this.trail.length - 1 ? null : step);
   }
 
@@ -276,13 +283,21 @@ class PicturePage extends Page {
   drawSheet() {
     const { context, width, height } = this.sheet.clear();
     const { image, rows } = this.vocabulary;
-    drawPixels(context, this.toImage(this.levels), 0, 0, width, height);
     const line = (Number(this.given.value) / rows) * height;
     const { selected, paper } = colours();
-    context.globalAlpha = 0.72;
+    drawPixels(context, this.toImage(this.levels), 0, 0, width, height);
+    context.globalAlpha = 0.72; // what is below the line is not given
     context.fillStyle = paper;
     context.fillRect(0, line, width, height - line);
     context.globalAlpha = 1;
+    if (this.rollout) {
+      context.save();
+      context.beginPath();
+      context.rect(0, line, width, height - line);
+      context.clip();
+      drawPixels(context, this.toImage(this.sampleLevels(this.row).levels), 0, 0, width, height);
+      context.restore();
+    }
     context.fillStyle = selected;
     context.fillRect(0, Math.min(height - 2, line - 1), width, 2);
     if (document.activeElement !== this.sheet.canvas || !this.sheet.canvas.matches(":focus-visible"))
@@ -293,22 +308,26 @@ class PicturePage extends Page {
     context.strokeRect(this.cursor[1] * size, this.cursor[0] * size, size, size);
   }
 
+  /** The levels of a drawing, -1 where it is not drawn yet, and how many squares were given. */
+  sampleLevels(row) {
+    const { image, columns } = this.vocabulary;
+    const levels = new Int16Array(image.width * image.height).fill(-1);
+    let given = 0;
+    for (const [place, step] of this.rollout.trails[row].slice(this.before).entries()) {
+      if (step.given) given = place + 1;
+      this.vocabulary.placePatch(levels, place, step.token);
+    }
+    return { levels, given };
+  }
+
   drawSample(row) {
     const { context, width, height } = this.samples[row].clear();
-    const { image, rows, columns } = this.vocabulary;
+    const { rows, columns } = this.vocabulary;
     const { tint, selected } = colours();
     context.fillStyle = tint;
     context.fillRect(0, 0, width, height);
     if (!this.rollout) return;
-    const levels = new Int16Array(image.width * image.height).fill(-1);
-    const tokens = this.rollout.trails[row].slice(this.before);
-    let given = 0;
-    for (const [place, { token, given: read }] of tokens.entries()) {
-      if (read) given = place + 1;
-      const [top, left] = [Math.floor(place / columns) * image.patch, (place % columns) * image.patch];
-      for (const [i, level] of this.vocabulary.patchLevels(token).entries())
-        levels[(top + Math.floor(i / image.patch)) * image.width + left + (i % image.patch)] = level;
-    }
+    const { levels, given } = this.sampleLevels(row);
     drawPixels(context, this.toImage(levels), 0, 0, width, height);
     context.fillStyle = selected;
     const line = (Math.floor(given / columns) / rows) * height;

@@ -6,6 +6,7 @@ const SHOWN_TEXT = 3000;
 class TextPage extends Page {
   constructor(model, weights) {
     super(model, weights);
+    this.microscope.label = (token) => this.vocabulary.label(token);
     this.text = element("text");
     this.prompt = element("prompt");
     this.goLabel = "Continue";
@@ -47,6 +48,7 @@ class TextPage extends Page {
     this.spans = [];
     this.limit = Infinity;
     this.reading = true;
+    this.pausing = false;
     this.clock.start();
     return true;
   }
@@ -56,6 +58,8 @@ class TextPage extends Page {
     if (this.prompt.hasAttribute("aria-invalid")) return;
     this.reading = false;
     this.limit = Math.max(this.rollout.length, this.rollout.queue[0].length) + PAUSE;
+    this.pausing = true;
+    say("");
     this.clock.start();
     this.refresh();
   }
@@ -80,11 +84,12 @@ class TextPage extends Page {
     const rollout = this.rollout;
     if (!rollout.reading && (this.reading || rollout.length >= this.limit)) {
       this.reading = false;
-      if (rollout.length >= this.limit && this.limit > PAUSE) say(`Paused after ${PAUSE} tokens.`);
+      if (this.pausing) say(`Paused after ${PAUSE} tokens.`);
+      this.pausing = false;
       return false;
     }
     const given = rollout.reading;
-    const [token] = rollout.advance(this.options);
+    const [token] = this.clock.time(() => rollout.advance(this.options));
     if (given) this.clock.due++;
     this.append(token);
     return true;
@@ -97,14 +102,13 @@ class TextPage extends Page {
     if (!hidden) span.textContent = this.stream(token);
     if (step.given) span.className = "given";
     else if (step.share !== null) {
-      const bits = Math.min(12, -Math.log2(step.share));
-      span.style.setProperty("--surprise", `${Math.round((bits / 12) * 60)}%`);
+      const bits = Math.max(0, Math.min(10, -Math.log2(step.share) - 2));
+      span.style.setProperty("--surprise", `${Math.round(5 * bits)}%`);
       span.title = `${percent(step.share)}`;
     }
     this.text.append(span);
     this.spans.push(span);
     if (this.spans.length > SHOWN_TEXT) this.spans.shift().remove();
-    this.text.scrollTop = this.text.scrollHeight;
   }
 
   /** Select what was expected where the pointer is: the step before that token. */
@@ -121,7 +125,16 @@ class TextPage extends Page {
     const behind = this.trail.length - (this.spans?.length ?? 0);
     this.marked = this.spans?.[this.selection.step + 1 - behind];
     this.marked?.classList.add("next");
+    if (this.selection.picked === null) this.text.scrollTop = this.text.scrollHeight;
     element("one").disabled = this.clock.running && !this.reading;
+  }
+
+  /** The end of the text up to a step. */
+  stepText(step) {
+    const behind = this.trail.length - this.spans.length;
+    const spans = this.spans.slice(Math.max(0, step - behind - 23), Math.max(0, step - behind + 1));
+    const text = spans.map((span) => span.textContent).join("").replace(/\s+/g, " ");
+    return text ? `after “${text.length > 24 ? "…" : ""}${text.slice(-24)}”` : "at the start";
   }
 
   showToken(token) {

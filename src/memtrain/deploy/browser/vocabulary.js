@@ -128,6 +128,15 @@ class Vocabulary {
     return token;
   }
 
+  /** Write the levels of a token into an image. */
+  placePatch(image, place, token) {
+    const { patch, width } = this.image;
+    const top = Math.floor(place / this.columns) * patch;
+    const left = (place % this.columns) * patch;
+    for (const [i, level] of this.patchLevels(token).entries())
+      image[(top + Math.floor(i / patch)) * width + left + (i % patch)] = level;
+  }
+
   /** Red, green and blue of a level. */
   colour(level) {
     const { levels, palette, darkInk } = this.image;

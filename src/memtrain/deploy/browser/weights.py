@@ -74,7 +74,9 @@ def pack(model: Pretrained, precision: str) -> PackedNetwork:
         MemtrainError: the page cannot run the model, or it is too large.
     """
     if precision not in get_args(Precision):
-        raise MemtrainError(f"precision={precision!r}: {did_you_mean(precision, Precision)}")
+        raise MemtrainError(
+            f"precision={precision!r}: {did_you_mean(precision, get_args(Precision))}"
+        )
     kind = check_network(model)
     _check_size(model, precision)
     tensors: list[dict[str, Any]] = []
