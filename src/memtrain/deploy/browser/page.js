@@ -138,7 +138,7 @@ class Clock {
     this.step = step;
     this.onChange = onChange;
     this.running = false;
-    this.perSecond = Infinity;
+    this.perSecond = 1e9;
     this.milliseconds = null;
   }
 
@@ -251,7 +251,7 @@ class Page {
     temperature.addEventListener("input", showTemperature);
     showTemperature();
     const pace = element("pace");
-    const setPace = () => (this.clock.perSecond = Number(pace.value) || Infinity);
+    const setPace = () => (this.clock.perSecond = Number(pace.value) || 1e9);
     pace.addEventListener("change", setPace);
     setPace();
   }

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -28,13 +28,14 @@ EXAMPLES = 6
 """Beginnings of images in a page, sampled from the model."""
 
 
-class Options(Protocol):
+@runtime_checkable
+class PageOptions(Protocol):
     """The options of `memtrain export` that a page has."""
 
     html_weights: Precision
 
 
-def write_html(model: Pretrained, path: Path, options: Options) -> list[str]:
+def write_html(model: Pretrained, path: Path, options: PageOptions) -> list[str]:
     """Write the page; returns lines that say what it holds and how exact it is.
 
     Raises:
