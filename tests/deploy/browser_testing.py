@@ -100,24 +100,32 @@ class Opened:
 
 
 @contextmanager
-def opened(path: Path, *, width: int = 1200, touch: bool = False) -> Iterator[Opened]:
-    """Open a file in chromium, with motion reduced, so that nothing starts by itself."""
+def chromium() -> Iterator[Any]:
+    """The browser; the test is skipped where there is none."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        try:
-            context = browser.new_context(
-                viewport={"width": width, "height": 800}, reduced_motion="reduce", has_touch=touch
-            )
-            shown = Opened(context.new_page())
-            shown.page.on("console", lambda message: shown.complaints.append(message.text))
-            shown.page.on("pageerror", lambda error: shown.complaints.append(str(error)))
-            shown.page.on("request", lambda request: shown.requests.append(request.url))
-            shown.page.goto(path.resolve().as_uri())
-            yield shown
-        finally:
-            browser.close()
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Any, path: Path, *, width: int = 1200, touch: bool = False) -> Iterator[Opened]:
+    """Open a file, with motion reduced, so that nothing starts by itself. At the end nothing was
+    requested but the file, and the console is empty."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, reduced_motion="reduce", has_touch=touch
+    )
+    shown = Opened(context.new_page())
+    shown.page.on("console", lambda message: shown.complaints.append(message.text))
+    shown.page.on("pageerror", lambda error: shown.complaints.append(str(error)))
+    shown.page.on("request", lambda request: shown.requests.append(request.url))
+    try:
+        shown.page.goto(path.resolve().as_uri())
+        yield shown
+    finally:
+        context.close()
     assert shown.complaints == []
     assert shown.requests == [path.resolve().as_uri()]

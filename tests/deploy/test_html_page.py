@@ -1,11 +1,13 @@
 """The page of `memtrain export --html` in chromium, opened as a file."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from browser_testing import BYTES, Opened, opened, page_of, random_tokens_of, tiny_model
+from browser_testing import BYTES, Opened, chromium, opened, page_of, random_tokens_of, tiny_model
 
 from memtrain.cli import main
 from memtrain.data.codec import TokenCodec
@@ -33,6 +35,12 @@ CLASSES = TokenCodec(
 )
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
 def set_slider(shown: Opened, name: str, value: float) -> None:
     shown.page.locator(f"#{name}").evaluate(
         "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input'));"
@@ -46,27 +54,27 @@ def wait_until_idle(shown: Opened) -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mlp", "gru", "lstm"])
-def test_logits_in_the_page_equal_those_of_torch_over_200_steps(kind: str, tmp_path: Path):
+def test_logits_in_the_page_equal_those_of_torch_over_200_steps(
+    browser: Any, kind: str, tmp_path: Path
+):
     model = tiny_model(kind)
     tokens = random_tokens_of(model)
     with torch.no_grad():
         expected = model(tokens)[0]
-    with opened(page_of(model, tmp_path)) as shown:
+    with opened(browser, page_of(model, tmp_path)) as shown:
         found = torch.tensor(shown.page.evaluate(LOGITS, tokens[0].tolist()))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_the_bundled_model_draws_in_the_page_what_it_draws_in_torch(tmp_path: Path, capsys):
+def test_the_bundled_model_draws_in_the_page_what_it_draws_in_torch(
+    browser: Any, tmp_path: Path, capsys
+):
     path = tmp_path / "page.html"
     assert main(["export", "mnist-small", "--html", str(path)]) == 0
     assert "1,250,816 parameters" in capsys.readouterr().out
     model = load_pretrained("mnist-small")
     tokens = torch.from_numpy(generate(model, count=1, temperature=0.0).tokens)
-    with torch.no_grad():
-        expected = model(tokens)[0]
-    with opened(path) as shown:
-        found = torch.tensor(shown.page.evaluate(LOGITS, tokens[0].tolist()))
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    with opened(browser, path) as shown:
         set_slider(shown, "temperature", 0)
         shown.page.locator("#count").select_option("1")
         shown.page.locator("#pace").select_option("0")
@@ -77,10 +85,10 @@ def test_the_bundled_model_draws_in_the_page_what_it_draws_in_torch(tmp_path: Pa
 
 
 @pytest.mark.parametrize("prompt", ["It was ", ""])
-def test_text_at_temperature_0_is_that_of_generate(prompt: str, tmp_path: Path):
+def test_text_at_temperature_0_is_that_of_generate(browser: Any, prompt: str, tmp_path: Path):
     model = tiny_model("transformer")
     wanted = generate(model, prompt=prompt or None, temperature=0.0, length=60).texts()[0]
-    with opened(page_of(model, tmp_path)) as shown:
+    with opened(browser, page_of(model, tmp_path)) as shown:
         set_slider(shown, "temperature", 0)
         shown.page.locator("#pace").select_option("0")
         shown.page.locator("#prompt").fill(prompt)
@@ -92,11 +100,11 @@ def test_text_at_temperature_0_is_that_of_generate(prompt: str, tmp_path: Path):
     assert text.startswith(wanted) and len(wanted) > 60 - 2
 
 
-def test_what_is_typed_is_read_at_once_and_shows_what_is_expected(tmp_path: Path):
+def test_what_is_typed_is_read_at_once_and_shows_what_is_expected(browser: Any, tmp_path: Path):
     model = tiny_model()
     with torch.no_grad():
         logits = model(torch.from_numpy(BYTES.encode_text("ab")[None]))[0, -1]
-    with opened(page_of(model, tmp_path)) as shown:
+    with opened(browser, page_of(model, tmp_path)) as shown:
         shown.page.locator("#prompt").type("ab")
         wait_until_idle(shown)
         first = shown.page.locator("#expects li").first
@@ -114,8 +122,8 @@ def test_what_is_typed_is_read_at_once_and_shows_what_is_expected(tmp_path: Path
         assert shown.page.evaluate("PAGE.trail.length") == 2  # the start token, and one
 
 
-def test_a_point_of_the_trail_shows_what_that_memory_expected(tmp_path: Path):
-    with opened(page_of(tiny_model(), tmp_path)) as shown:
+def test_a_point_of_the_trail_shows_what_that_memory_expected(browser: Any, tmp_path: Path):
+    with opened(browser, page_of(tiny_model(), tmp_path)) as shown:
         shown.page.locator("#prompt").fill("abcdefgh")
         wait_until_idle(shown)
         plane = shown.page.locator("#plane")
@@ -142,9 +150,9 @@ def test_a_point_of_the_trail_shows_what_that_memory_expected(tmp_path: Path):
         assert shown.page.evaluate("PAGE.selection.step") == 7
 
 
-def test_a_drawing_is_given_to_the_network_and_completed(tmp_path: Path):
+def test_a_drawing_is_given_to_the_network_and_completed(browser: Any, tmp_path: Path):
     model = tiny_model("transformer", DRAWINGS)
-    with opened(page_of(model, tmp_path), touch=True) as shown:
+    with opened(browser, page_of(model, tmp_path), touch=True) as shown:
         shown.page.get_by_role("button", name="Clear").click()
         shown.page.locator("#sheet").tap(position={"x": 200, "y": 40})
         wait_until_idle(shown)
@@ -168,8 +176,8 @@ def test_a_drawing_is_given_to_the_network_and_completed(tmp_path: Path):
         assert shown.page.evaluate("PAGE.trail.length") == 9
 
 
-def test_images_of_a_class_begin_with_its_token(tmp_path: Path):
-    with opened(page_of(tiny_model("lstm", CLASSES), tmp_path)) as shown:
+def test_images_of_a_class_begin_with_its_token(browser: Any, tmp_path: Path):
+    with opened(browser, page_of(tiny_model("lstm", CLASSES), tmp_path)) as shown:
         shown.page.get_by_label("Class").select_option("dog")
         wait_until_idle(shown)
         first, longest = shown.page.evaluate("[PAGE.trail[0].token, PAGE.trail.length]")
@@ -180,10 +188,40 @@ def test_images_of_a_class_begin_with_its_token(tmp_path: Path):
         assert {token for token in drawn if token > 255} <= {256, 257} and len(drawn) == 40
 
 
+def test_sequences_of_numbers_are_typed_and_written_as_numbers(browser: Any, tmp_path: Path):
+    model = tiny_model("mlp", TokenCodec(vocab_size=9, start_token=8, start_written=False))
+    wanted = generate(model, prompt="3 1", temperature=0.0, length=20).texts()[0]
+    with opened(browser, page_of(model, tmp_path)) as shown:
+        set_slider(shown, "temperature", 0)
+        shown.page.locator("#pace").select_option("0")
+        shown.page.locator("#prompt").fill("3 8")
+        assert "must be a number 0 to 7" in shown.page.locator("#status").text_content()
+        shown.page.locator("#prompt").fill("3 1")
+        shown.page.get_by_role("button", name="Continue").click()
+        wait_until_idle(shown)
+        assert shown.page.locator("#text").text_content().startswith(wanted)
+
+
+def test_colours_of_a_palette_are_pens(browser: Any, tmp_path: Path):
+    palette = tuple((3 * n, 90, 255 - 3 * n) for n in range(60))
+    image = ImageFormat(height=4, width=5, levels=60, palette=palette)
+    model = tiny_model("gru", TokenCodec(vocab_size=60, start_token=0, picture=image))
+    with opened(browser, page_of(model, tmp_path)) as shown:
+        assert 10 < shown.page.locator(".pen").count() <= 24
+        shown.page.get_by_role("button", name="colour 4", exact=True).click()
+        shown.page.locator("#sheet").click(position={"x": 10, "y": 10})
+        wait_until_idle(shown)
+        assert shown.page.evaluate("[PAGE.levels[0], PAGE.trail[0].token, PAGE.trail.length]") == [
+            3,
+            3,
+            20,
+        ]
+
+
 @pytest.mark.parametrize("codec", [BYTES, DRAWINGS], ids=["text", "images"])
-def test_a_page_fits_the_width_of_a_phone(codec: TokenCodec, tmp_path: Path):
+def test_a_page_fits_the_width_of_a_phone(browser: Any, codec: TokenCodec, tmp_path: Path):
     model = tiny_model("transformer", codec, memory_tokens=16)
-    with opened(page_of(model, tmp_path), width=360, touch=True) as shown:
+    with opened(browser, page_of(model, tmp_path), width=360, touch=True) as shown:
         shown.page.get_by_role("button", name=re.compile("Continue|Complete")).tap()
         shown.page.wait_for_function("() => PAGE.trail.length > 5")
         wide = shown.page.evaluate("document.documentElement.scrollWidth")

@@ -230,7 +230,7 @@ class Microscope {
     picture.setHeight(Math.round(rows * tall));
     const { context, width, height } = picture.clear();
     const step = this.trail[this.selected];
-    if (!step) return;
+    if (!step?.numbers) return;
     const { low, high, middle } = colours().scale;
     const image = new ImageData(columns, rows);
     for (let i = 0; i < rows * columns; i++) {

@@ -265,9 +265,10 @@ class Page {
     return this.rollout ? this.rollout.trails[this.row] : [];
   }
 
-  start(begins, count) {
-    const writable = this.vocabulary.writable;
-    this.rollout = new Rollout(this.network, this.lens, writable, begins, count, this.random);
+  start(begins, count, kept) {
+    const { network, lens, random } = this;
+    const { writable } = this.vocabulary;
+    this.rollout = new Rollout({ network, lens, writable, begins, count, kept, random });
     this.selection.picked = null;
     this.clock.milliseconds = null;
   }

@@ -1,5 +1,7 @@
 // The page of a model of images: draw the beginning, and the network draws the rest.
 
+const MOST_PENS = 24;
+
 class PicturePage extends Page {
   constructor(model, weights) {
     super(model, weights);
@@ -10,9 +12,9 @@ class PicturePage extends Page {
     this.pen = this.ink;
     this.levels = new Uint8Array(image.width * image.height).fill(this.background);
     this.example = 0;
-    this.given = element("given");
-    this.given.max = this.vocabulary.rows;
-    this.given.value = Math.floor(this.vocabulary.rows / 2);
+    this.rowsGiven = element("given");
+    this.rowsGiven.max = this.vocabulary.rows;
+    this.rowsGiven.value = Math.floor(this.vocabulary.rows / 2);
     this.sheet = new Picture(element("sheet"), () => this.drawSheet());
     this.sheet.canvas.style.aspectRatio = `${image.width} / ${image.height}`;
     this.samples = [];
@@ -53,7 +55,9 @@ class PicturePage extends Page {
   /** Pens: ink and eraser, or the colours of a palette. */
   fillPens() {
     const { palette } = this.vocabulary.image;
-    const pens = palette.length ? palette.map((_, level) => level) : [this.ink, this.background];
+    const every = Math.ceil(palette.length / MOST_PENS); // of a large palette, some colours
+    const colours = palette.map((_, level) => level).filter((level) => level % every === 0);
+    const pens = palette.length ? colours : [this.ink, this.background];
     const names = palette.length ? pens.map((one) => `colour ${one + 1}`) : ["pen", "eraser"];
     for (const [index, level] of pens.entries()) {
       const button = document.createElement("button");
@@ -66,7 +70,7 @@ class PicturePage extends Page {
       button.dataset.level = level;
       element("pens").append(button);
     }
-    this.choosePen(this.ink);
+    this.choosePen(pens.includes(this.ink) ? this.ink : pens.at(-1));
   }
 
   choosePen(level) {
@@ -92,8 +96,8 @@ class PicturePage extends Page {
       this.go();
     });
     element("class").addEventListener("change", () => this.go());
-    this.given.addEventListener("input", () => this.forget());
-    this.given.addEventListener("change", () => this.go());
+    this.rowsGiven.addEventListener("input", () => this.forget());
+    this.rowsGiven.addEventListener("change", () => this.go());
     const canvas = this.sheet.canvas;
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId);
@@ -147,7 +151,7 @@ class PicturePage extends Page {
   /** Draw a line with a round pen; between background and ink, its edge has the levels between. */
   stroke(from, to = from) {
     const { width, height, levels, palette } = this.vocabulary.image;
-    const radius = Math.max(0.5, Math.min(width, height) / 24);
+    const radius = Math.max(0.75, Math.min(width, height) / 24); // at least the pixel under the pen
     const between = !palette.length && levels > 2;
     const [dy, dx] = [to[0] - from[0], to[1] - from[1]];
     const length = dx * dx + dy * dy || 1;
@@ -174,7 +178,7 @@ class PicturePage extends Page {
   forget() {
     this.clock.stop();
     this.rollout = null;
-    element("given-value").value = `${this.given.value} of ${this.vocabulary.rows}`;
+    element("given-value").value = `${this.rowsGiven.value} of ${this.vocabulary.rows}`;
     this.sheet.request();
     for (const sample of this.samples) sample.request();
     this.refresh();
@@ -216,7 +220,7 @@ class PicturePage extends Page {
   /** Draw from the part of the sheet that is given, several times. */
   go() {
     const { vocabulary } = this;
-    const places = Number(this.given.value) * vocabulary.columns;
+    const places = Number(this.rowsGiven.value) * vocabulary.columns;
     const all = vocabulary.rows * vocabulary.columns;
     const given = Array.from({ length: Math.min(places, all - 1) }, (_, place) =>
       vocabulary.patchToken(this.levels, place),
@@ -232,8 +236,10 @@ class PicturePage extends Page {
         ...given,
       ]);
     }
-    this.start(begins, count);
+    this.start(begins, count, Infinity);
     this.before = vocabulary.startWritten ? 0 : 1; // tokens of a sequence that are no pixels
+    this.given = given.length;
+    this.drawn = this.samples.map(() => new Int16Array(this.levels.length).fill(-1));
     this.clock.start();
     this.refresh();
   }
@@ -246,6 +252,10 @@ class PicturePage extends Page {
     }
     const given = this.rollout.reading;
     this.clock.time(() => this.rollout.advance(this.options));
+    const place = this.rollout.length - 1 - this.before;
+    if (place >= 0)
+      for (const [row, trail] of this.rollout.trails.entries())
+        this.vocabulary.placePatch(this.drawn[row], place, trail.at(-1).token);
     if (given) this.clock.due += 0.9; // what is given is read faster than the rest is drawn
     return true;
   }
@@ -283,7 +293,7 @@ class PicturePage extends Page {
   drawSheet() {
     const { context, width, height } = this.sheet.clear();
     const { image, rows } = this.vocabulary;
-    const line = (Number(this.given.value) / rows) * height;
+    const line = (Number(this.rowsGiven.value) / rows) * height;
     const { selected, paper } = colours();
     drawPixels(context, this.toImage(this.levels), 0, 0, width, height);
     context.globalAlpha = 0.72; // what is below the line is not given
@@ -295,7 +305,7 @@ class PicturePage extends Page {
       context.beginPath();
       context.rect(0, line, width, height - line);
       context.clip();
-      drawPixels(context, this.toImage(this.sampleLevels(this.row).levels), 0, 0, width, height);
+      drawPixels(context, this.toImage(this.drawn[this.row]), 0, 0, width, height);
       context.restore();
     }
     context.fillStyle = selected;
@@ -308,18 +318,6 @@ class PicturePage extends Page {
     context.strokeRect(this.cursor[1] * size, this.cursor[0] * size, size, size);
   }
 
-  /** The levels of a drawing, -1 where it is not drawn yet, and how many squares were given. */
-  sampleLevels(row) {
-    const { image, columns } = this.vocabulary;
-    const levels = new Int16Array(image.width * image.height).fill(-1);
-    let given = 0;
-    for (const [place, step] of this.rollout.trails[row].slice(this.before).entries()) {
-      if (step.given) given = place + 1;
-      this.vocabulary.placePatch(levels, place, step.token);
-    }
-    return { levels, given };
-  }
-
   drawSample(row) {
     const { context, width, height } = this.samples[row].clear();
     const { rows, columns } = this.vocabulary;
@@ -327,10 +325,9 @@ class PicturePage extends Page {
     context.fillStyle = tint;
     context.fillRect(0, 0, width, height);
     if (!this.rollout) return;
-    const { levels, given } = this.sampleLevels(row);
-    drawPixels(context, this.toImage(levels), 0, 0, width, height);
+    drawPixels(context, this.toImage(this.drawn[row]), 0, 0, width, height);
     context.fillStyle = selected;
-    const line = (Math.floor(given / columns) / rows) * height;
+    const line = (Math.floor(this.given / columns) / rows) * height;
     if (line) context.fillRect(0, line - 0.5, 5, 1.5), context.fillRect(width - 5, line - 0.5, 5, 1.5);
     const next = this.selection.step + 1 - this.before;
     if (row !== this.row || next >= rows * columns || next < 0) return;

@@ -62,17 +62,19 @@ function sampleToken(logits, { temperature, topK }, random) {
   return last; // rounding left the threshold beyond the sum
 }
 
-const KEPT_STEPS = 4096;
 const SHOWN_CHOICES = 8;
+const NUMBERS_BYTES = 2 ** 26; // of memories that are kept to be shown whole
 
 /** Several sequences that are read and written at once, and what happened at each step. */
 class Rollout {
   /**
    * @param begins tokens to read first: one list for all sequences, or one each, equally long.
    * @param count sequences that are written.
+   * @param kept steps that are kept; older ones are dropped.
    */
-  constructor(network, lens, writable, begins, count, random) {
-    Object.assign(this, { network, lens, writable, count, random });
+  constructor({ network, lens, writable, begins, count, kept, random }) {
+    Object.assign(this, { network, lens, writable, count, kept, random });
+    this.whole = Math.max(1, Math.floor(NUMBERS_BYTES / (count * network.memorySize)));
     this.queue = begins;
     this.read = 0;
     this.rows = begins.length;
@@ -110,8 +112,9 @@ class Rollout {
     const steps = tokens.map((token, row) => this.describe(token, row, before, given));
     for (const [row, trail] of this.trails.entries()) {
       trail.push(steps[this.rows === 1 ? 0 : row]);
+      if (trail.length > this.whole) trail[trail.length - 1 - this.whole].numbers = null;
     }
-    if (this.trails[0].length > KEPT_STEPS) {
+    if (this.trails[0].length > this.kept) {
       for (const trail of this.trails) trail.shift();
       this.dropped++;
     }

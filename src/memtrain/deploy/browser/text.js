@@ -1,7 +1,7 @@
 // The page of a model of text, or of sequences of numbers.
 
 const PAUSE = 500;
-const SHOWN_TEXT = 3000;
+const KEPT_STEPS = 3000;
 
 class TextPage extends Page {
   constructor(model, weights) {
@@ -41,7 +41,7 @@ class TextPage extends Page {
     }
     this.prompt.removeAttribute("aria-invalid");
     say("");
-    this.start([this.vocabulary.begin(tokens)], 1);
+    this.start([this.vocabulary.begin(tokens)], 1, KEPT_STEPS);
     this.shownStart = this.vocabulary.startWritten ? 0 : 1; // the start token is not shown
     this.stream = this.vocabulary.stream();
     this.text.replaceChildren();
@@ -108,7 +108,7 @@ class TextPage extends Page {
     }
     this.text.append(span);
     this.spans.push(span);
-    if (this.spans.length > SHOWN_TEXT) this.spans.shift().remove();
+    if (this.spans.length > KEPT_STEPS) this.spans.shift().remove();
   }
 
   /** Select what was expected where the pointer is: the step before that token. */
