@@ -68,7 +68,8 @@ def run_node(code: str, given: Any) -> Any:
     """The result of code after the page's scripts that need no browser; `given` is its input."""
     assert NODE is not None
     scripts = [
-        (page.HOME / f"{name}.js").read_text() for name in ("network", "sampling", "vocabulary")
+        (page.HOME / f"{name}.js").read_text()
+        for name in ("arithmetic", "network", "sampling", "vocabulary")
     ]
     body = f"const given = JSON.parse(require('fs').readFileSync(0, 'utf8'));\n{code}"
     done = subprocess.run(

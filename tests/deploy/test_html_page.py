@@ -255,6 +255,14 @@ def test_tasks_that_ask_for_answers_are_refused(tmp_path: Path):
         page_of(model, tmp_path)
 
 
+def test_a_diverged_network_is_refused(tmp_path: Path):
+    model = tiny_model()
+    with torch.no_grad():
+        model.readout.head.weight.fill_(torch.nan)  # type: ignore[union-attr]
+    with pytest.raises(MemtrainError, match="logits are not finite"):
+        page_of(model, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["page", "page.png"])
 def test_a_page_ends_in_html(name: str, capsys, tmp_path: Path):
     assert main(["export", "mnist-small", "--html", str(tmp_path / name)]) == 2

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.data.codec import TokenCodec
-from memtrain.generation.sampling import sample
-from memtrain.models.rnn import RNN
+from memtrain.errors import MemtrainError
+from memtrain.models.rnn import RNN, Sampler
 
-SEQUENCES = 16
+SEQUENCES = 8
 STEPS = 256
 """Tokens that are sampled of each sequence, at most."""
 POINTS = 768
@@ -62,13 +62,23 @@ def sample_memories(
     """Sequences sampled from the empty memory, always the same ones, and the memory after each
     token. They include the start token, or that of the class."""
     length = STEPS if codec.picture is None else min(STEPS, codec.picture.length)
-    start = torch.full((SEQUENCES, 1), codec.start_token)
+    token = torch.full((SEQUENCES,), codec.start_token)
     if codec.classes:
-        start = torch.from_numpy(codec.writable + codec.sample_classes(SEQUENCES, 0))[:, None]
-    generator = torch.Generator().manual_seed(0)
-    rest = sample(rnn, start, max(1, length - 1), generator, allowed=codec.writable)
-    tokens = torch.cat([start, rest], dim=1)
-    return tokens, rnn.unroll(tokens)
+        token = torch.from_numpy(codec.writable + codec.sample_classes(SEQUENCES, 0))
+    uniforms = torch.rand(length, SEQUENCES, generator=torch.Generator().manual_seed(0))
+    choose, memory = Sampler(allowed=codec.writable), rnn.empty_memory(SEQUENCES)
+    tokens, memories = [], []
+    for uniform in uniforms:
+        logits, memory = rnn.step(memory, token)
+        if logits.isnan().any():
+            raise MemtrainError(
+                "--html: the network's logits are not finite; its weights are damaged or its "
+                "training diverged: take an earlier checkpoint"
+            )
+        tokens.append(token)
+        memories.append(memory)
+        token = choose(logits, uniform)
+    return torch.stack(tokens, dim=1), torch.stack(memories, dim=1)
 
 
 def describe_memories(memories: Float[Tensor, "B T M D"]) -> dict[str, Any]:

@@ -209,7 +209,6 @@ class Selection {
     this.slider = element("step");
     this.slider.addEventListener("input", () => this.pick(Number(this.slider.value)));
     element("live").addEventListener("click", () => this.pick(null));
-    element("unsure").addEventListener("click", () => this.onUnsure());
   }
 
   get step() {
@@ -242,7 +241,7 @@ class Page {
     this.row = 0;
     this.microscope = new Microscope(this.lens, memoryNames(this.network));
     this.selection = new Selection(() => this.refresh());
-    this.selection.onUnsure = () => this.pickUnsure();
+    element("unsure").addEventListener("click", () => this.pickUnsure());
     this.microscope.onPick = (step) => this.selection.pick(step);
     this.clock = new Clock(() => this.advance(), () => this.refresh());
     this.expectations = new Expectations((token) => this.showToken(token));

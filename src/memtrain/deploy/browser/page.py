@@ -23,7 +23,17 @@ from memtrain.models.teacher import count_parameters
 from memtrain.plotting.html import STYLE_SHEET, Table, escape_text
 
 HOME = Path(__file__).parent
-SCRIPTS = ("network", "sampling", "vocabulary", "microscope", "page", "text", "picture", "start")
+SCRIPTS = (
+    "arithmetic",
+    "network",
+    "sampling",
+    "vocabulary",
+    "microscope",
+    "page",
+    "text",
+    "picture",
+    "start",
+)
 EXAMPLES = 6
 """Beginnings of images in a page, sampled from the model."""
 
@@ -57,6 +67,7 @@ def write_html(model: Pretrained, path: Path, options: PageOptions) -> list[str]
 
 def _rounding(model: Pretrained, packed: PackedNetwork, tokens: Int[Tensor, "B T"]) -> str:
     """How much rounding the weights changes probabilities, over sequences of the rounded model."""
+    tokens = tokens[:2, :64]
     with torch.no_grad():
         exact, rounded = model(tokens).softmax(dim=-1), packed.kept(tokens).softmax(dim=-1)
     difference = (exact - rounded).abs()
@@ -195,7 +206,8 @@ def _stages(model: Pretrained) -> list[dict[str, Any]]:
 
 
 def _stage(stage: dict[str, Any]) -> str:
-    return f"{stage['steps']:,} steps, {stage['tokens']:,} tokens, {stage['seconds']:,.0f} s"
+    tokens, seconds = stage.get("tokens", 0), stage.get("seconds", 0)
+    return f"{stage['steps']:,} steps, {tokens:,} tokens, {seconds:,.0f} s"
 
 
 def _score_name(name: str) -> str:

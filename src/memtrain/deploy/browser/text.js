@@ -74,8 +74,6 @@ class TextPage extends Page {
   reset() {
     this.prompt.value = "";
     this.read();
-    this.clock.stop();
-    this.refresh();
     this.prompt.focus();
   }
 
