@@ -12,6 +12,7 @@ from browser_testing import BYTES, Opened, chromium, opened, page_of, random_tok
 from memtrain.cli import main
 from memtrain.data.codec import TokenCodec
 from memtrain.data.images import ImageFormat
+from memtrain.deploy.browser import microscope
 from memtrain.errors import MemtrainError
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import load_pretrained
@@ -33,6 +34,12 @@ CLASSES = TokenCodec(
     classes=("cat", "dog"),
     class_counts=(1, 3),
 )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are made from short sequences."""
+    monkeypatch.setattr(microscope, "STEPS", 24)
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ class Lens {
   }
 }
 
-const TRAIL = 60;
+const TRAIL = 48;
 const SHOWN_TOKENS = 32;
 
 /** The pictures of one sequence's memories, up to a selected step. */
@@ -131,7 +131,7 @@ class Microscope {
     context.lineJoin = "round";
     for (const [index, [x, y]] of points.entries()) {
       const ahead = index > at;
-      context.globalAlpha = ahead ? 0.18 : Math.max(0.12, 0.9 - (at - index) / 28);
+      context.globalAlpha = ahead ? 0.18 : Math.max(0.08, 0.9 - (at - index) / 24);
       if (index) {
         context.beginPath();
         context.moveTo(...points[index - 1]);
@@ -157,15 +157,12 @@ class Microscope {
     const points = this.trail.slice(from, to).map((step) => place(step.place));
     this.drawTrail(context, points, this.selected - from, 6.5, 1.75);
     this.drawLabels(context, points, from);
-    context.fillStyle = colours().soft;
-    context.font = "12px system-ui, sans-serif";
     const percent = whole.explained.map((share) => `${Math.round(100 * share)}%`);
-    context.textAlign = "right";
-    context.fillText(`first direction, ${percent[0]} of the variance →`, width - 10, height - 10);
+    note(context, `first direction, ${percent[0]} of the variance →`, width - 10, height - 10, "right");
     context.save();
     context.translate(16, 10);
     context.rotate(-Math.PI / 2);
-    context.fillText(`second, ${percent[1]} →`, 0, 0);
+    note(context, `second, ${percent[1]} →`, 0, 0, "right");
     context.restore();
   }
 
@@ -200,7 +197,7 @@ class Microscope {
     const rows = Math.ceil(this.names.length / columns);
     picture.setHeight(rows * (tall + 10) - 10);
     const { context } = picture.clear();
-    const { line, soft } = colours();
+    const { line } = colours();
     const from = Math.max(0, this.selected - 24);
     const steps = this.trail.slice(from, this.selected + 1);
     for (const [token, name] of this.names.entries()) {
@@ -215,10 +212,7 @@ class Microscope {
       context.stroke();
       this.drawCloud(context, plane, place, 1.5);
       this.drawTrail(context, steps.map((step) => place(step.places[token])), steps.length - 1, 3, 1.25);
-      context.fillStyle = soft;
-      context.textAlign = "left";
-      context.font = "12px system-ui, sans-serif";
-      context.fillText(name, left + 8, top + 17);
+      note(context, name, left + 8, top + 17, "left");
     }
   }
 
@@ -244,6 +238,18 @@ class Microscope {
     context.fillStyle = colours().paper;
     for (let row = 1; row < rows; row++) context.fillRect(0, Math.round((row * height) / rows), width, 1);
   }
+}
+
+/** A small text that stays legible over points and lines. */
+function note(context, text, x, y, align) {
+  context.font = "12px system-ui, sans-serif";
+  context.textAlign = align;
+  context.lineWidth = 4;
+  context.lineJoin = "round";
+  context.strokeStyle = colours().field;
+  context.fillStyle = colours().soft;
+  context.strokeText(text, x, y);
+  context.fillText(text, x, y);
 }
 
 function disc(context, x, y, radius) {

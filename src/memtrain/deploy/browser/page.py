@@ -212,7 +212,7 @@ def _stage(stage: dict[str, Any]) -> str:
 
 def _score_name(name: str) -> str:
     """The name of a score as it is written: rnn_nats_a_patch is "RNN, nats a patch"."""
-    words = name.replace("_", " ")
+    words = name.replace("_", " ").replace("held out", "held-out")
     for model in ("teacher", "rnn"):
         if words.startswith(f"{model} "):
             named = "RNN" if model == "rnn" else model.capitalize()
