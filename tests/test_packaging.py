@@ -17,6 +17,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = {
     "memtrain/py.typed",
     "memtrain/plotting/page.css",
+    "memtrain/deploy/browser/network.js",
+    "memtrain/deploy/browser/page.css",
+    "memtrain/deploy/browser/memory.html",
     "memtrain/generation/weights/mnist-small.safetensors",
     "memtrain/generation/weights/mnist-small.json",
     "memtrain/data/labels.py",

@@ -25,6 +25,8 @@ Number = int | float
 MAX = 1e100
 """Largest number that a chart draws; larger ones become gaps."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+STYLE_SHEET = Path(__file__).with_name("page.css")
+"""The look of all pages."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NUMBER = r"\d[\d.,]*(e[-+\u2212]?\d+)?"
 NUMERIC = re.compile(
@@ -384,7 +386,7 @@ def render_page(title: str, lead: str, parts: Sequence[Part], footer: str) -> st
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
 <title>{escape_text(title)}</title>
-<style>{Path(__file__).with_name("page.css").read_text()}</style>
+<style>{STYLE_SHEET.read_text()}</style>
 </head>
 <body>
 <main>
