@@ -14,6 +14,7 @@ GUIDES = Path(__file__).parents[2] / "docs/guides"
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["onnx", "memory-files"])
 def test_the_blocks_of_a_guide_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
