@@ -20,7 +20,7 @@ from memtrain.errors import MemtrainError, describe_error
 from memtrain.files import parse_json, read_bytes, write_output
 from memtrain.models.check_cell import memory_shape
 from memtrain.models.rnn import RNN
-from memtrain.runs.fingerprint import weights_checksum
+from memtrain.runs.fingerprint import tensors_checksum
 
 FORMAT, MEMORY_VERSION = "memtrain-memory", "1"
 MAX_MEMORY_BYTES = 2**28
@@ -158,7 +158,7 @@ class Memory:
 
     def check_model(self, rnn: RNN) -> None:
         """Refuse a network whose weights did not write this memory."""
-        found = weights_checksum(rnn.state_dict())
+        found = tensors_checksum(rnn.state_dict())
         if found == self.card.model and tuple(self.values.shape) == memory_shape(rnn.cell):
             return
         raise MemtrainError(

@@ -15,7 +15,7 @@ from memtrain.generation.generate import rnn_and_codec, sampling_mode
 from memtrain.generation.memory import Memory, MemoryCard, shortened
 from memtrain.generation.sampling import READ_STEPS
 from memtrain.generation.sources import Source, SourceReader
-from memtrain.runs.fingerprint import weights_checksum
+from memtrain.runs.fingerprint import tensors_checksum
 
 
 def remember(
@@ -83,7 +83,7 @@ def remember(
             "damaged or its training diverged: take an earlier checkpoint"
         )
     card = MemoryCard(
-        model=weights_checksum(rnn.state_dict()),
+        model=tensors_checksum(rnn.state_dict()),
         name=model.config.name,
         tokens=before + read,
         kind="text" if codec.text else "image" if codec.picture else "tokens",

@@ -56,7 +56,7 @@ def class_path(thing: object) -> str | None:
     return path if CUSTOM_PATH.fullmatch(path) else None
 
 
-def weights_checksum(tensors: Mapping[str, Tensor]) -> str:
+def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
     """A checksum of named tensors: of their bytes on the CPU."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):

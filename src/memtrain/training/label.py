@@ -16,7 +16,7 @@ from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.evaluation.evaluate import EVALUATION_SEED, encode_in_chunks
 from memtrain.models.check_cell import memory_shape
 from memtrain.models.rnn import RNN
-from memtrain.runs.fingerprint import weights_checksum
+from memtrain.runs.fingerprint import tensors_checksum
 from memtrain.shapes import Batch
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def label_run(
             "run": run.id,
             "name": run.config.name,
             "step": str(run.progress.global_step),
-            "teacher": weights_checksum(teacher.state_dict()),
-            "data": task.identity if tokens is None else weights_checksum({"inputs": tokens}),
+            "teacher": tensors_checksum(teacher.state_dict()),
+            "data": task.identity if tokens is None else tensors_checksum({"inputs": tokens}),
         },
         unit=task.unit,
         spelling=task.spelling,
