@@ -30,9 +30,20 @@ from memtrain.recipes.sizes import SIZES
 from memtrain.training.run import Run
 
 ROOT = Path(__file__).parents[1]
-LANGUAGES = {"python", "bash", "console", "text", "json", "toml", "yaml", "html", "javascript"}
+LANGUAGES = {
+    "python",
+    "bash",
+    "sh",
+    "console",
+    "text",
+    "json",
+    "toml",
+    "yaml",
+    "html",
+    "javascript",
+}
 """Languages of blocks; those after console are data or output, and are not run."""
-RUN = {"python", "bash", "console"}
+RUN = {"python", "bash", "sh", "console"}
 REASON = re.compile(r"<!-- not run: ((?:needs|takes|shows|continues) [^>]+?) -->")
 
 
