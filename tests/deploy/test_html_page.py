@@ -157,6 +157,33 @@ def test_a_point_of_the_trail_shows_what_that_memory_expected(browser: Any, tmp_
         assert shown.page.evaluate("PAGE.selection.step") == 7
 
 
+def test_a_click_keeps_a_step_and_pointing_does_not(browser: Any, tmp_path: Path):
+    with opened(browser, page_of(tiny_model(), tmp_path)) as shown:
+        shown.page.locator("#prompt").fill("abcdefgh")
+        wait_until_idle(shown)
+        letters = shown.page.locator("#text span")
+        letters.nth(3).hover()
+        assert shown.page.evaluate("PAGE.selection.step") == 2
+        letters.nth(5).hover()
+        assert shown.page.evaluate("PAGE.selection.step") == 4
+        letters.nth(5).click()
+        letters.nth(1).hover()
+        assert shown.page.evaluate("PAGE.selection.step") == 4
+        shown.page.locator("#pace").select_option("8")
+        shown.page.get_by_role("button", name="Continue").click()
+        shown.page.wait_for_function("() => PAGE.selection.step > 8")
+        letters.nth(3).hover()
+        assert shown.page.evaluate("PAGE.selection.step") == 2
+        shown.page.locator("h1").hover()
+        assert shown.page.evaluate("PAGE.selection.step") > 7
+        shown.page.get_by_role("button", name="Stop").click()
+        count = shown.page.evaluate("PAGE.trail.length")
+        shown.page.get_by_role("button", name="Least certain").click()
+        step = shown.page.evaluate("PAGE.selection.step")
+        shares = shown.page.evaluate("PAGE.trail.map((step) => step.expects[0].share)")
+        assert shares[step] == min(shares[7 : count - 1]) and step >= 7
+
+
 def test_a_drawing_is_given_to_the_network_and_completed(browser: Any, tmp_path: Path):
     model = tiny_model("transformer", DRAWINGS)
     with opened(browser, page_of(model, tmp_path), touch=True) as shown:

@@ -94,7 +94,7 @@ class Microscope {
       const distance = Math.hypot(px - x, py - y);
       if (distance <= least) [nearest, least] = [step, distance];
     }
-    if (nearest >= 0) this.onPick(nearest);
+    if (nearest >= 0) this.onPick(nearest, event);
   }
 
   /** The steps of the trail that are drawn. They stay while the pointer selects among them. */

@@ -205,6 +205,7 @@ class Selection {
   constructor(onChange) {
     this.onChange = onChange;
     this.picked = null;
+    this.pinned = false;
     this.count = 0;
     this.slider = element("step");
     this.slider.addEventListener("input", () => this.pick(Number(this.slider.value)));
@@ -215,8 +216,17 @@ class Selection {
     return this.picked === null ? this.count - 1 : Math.min(this.picked, this.count - 1);
   }
 
+  /** Select a step; null follows the newest one. */
   pick(step) {
     this.picked = step;
+    this.pinned = step !== null;
+    this.onChange();
+  }
+
+  /** Select a step while the pointer is on it. */
+  point(step) {
+    this.picked = step;
+    this.pinned = false;
     this.onChange();
   }
 
@@ -242,7 +252,8 @@ class Page {
     this.microscope = new Microscope(this.lens, memoryNames(this.network));
     this.selection = new Selection(() => this.refresh());
     element("unsure").addEventListener("click", () => this.pickUnsure());
-    this.microscope.onPick = (step) => this.selection.pick(step);
+    this.microscope.onPick = (step, event) => this.pointAt(step, event);
+    this.microscope.plane.canvas.addEventListener("pointerleave", () => this.leave());
     this.clock = new Clock(() => this.advance(), () => this.refresh());
     this.expectations = new Expectations((token) => this.showToken(token));
     const temperature = element("temperature");
@@ -268,8 +279,19 @@ class Page {
     const { network, lens, random } = this;
     const { writable } = this.vocabulary;
     this.rollout = new Rollout({ network, lens, writable, begins, count, kept, random });
-    this.selection.picked = null;
+    this.selection.pick(null);
     this.clock.milliseconds = null;
+  }
+
+  /** Select a step by pointing at it; a click keeps it. */
+  pointAt(step, event) {
+    if (event.type === "pointerdown") this.selection.pick(step);
+    else if (!this.selection.pinned) this.selection.point(step);
+  }
+
+  /** Follow the newest step again after the pointer has left, while tokens come. */
+  leave() {
+    if (this.clock.running && !this.selection.pinned) this.selection.pick(null);
   }
 
   /** Select the written token before which the network was least certain. */

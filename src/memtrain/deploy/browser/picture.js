@@ -206,7 +206,9 @@ class PicturePage extends Page {
         this.row = row;
         this.refresh();
       });
-      canvas.addEventListener("pointermove", (event) => this.pickPatch(event, row));
+      for (const name of ["pointermove", "pointerdown"])
+        canvas.addEventListener(name, (event) => this.pickPatch(event, row));
+      canvas.addEventListener("pointerleave", () => this.leave());
       return button;
     });
     element("samples").replaceChildren(...buttons);
@@ -236,10 +238,10 @@ class PicturePage extends Page {
         ...given,
       ]);
     }
-    this.start(begins, count, Infinity);
     this.before = vocabulary.startWritten ? 0 : 1; // tokens of a sequence that are no pixels
     this.given = given.length;
     this.drawn = this.samples.map(() => new Int16Array(this.levels.length).fill(-1));
+    this.start(begins, count, Infinity);
     this.clock.start();
     this.refresh();
   }
@@ -285,7 +287,7 @@ class PicturePage extends Page {
     const right = Math.floor(((event.clientX - box.left) / box.width) * columns);
     const step = down * columns + right + this.before - 1;
     if (step < 0 || step >= this.trail.length) return;
-    this.selection.pick(step === this.trail.length - 1 ? null : step);
+    this.pointAt(step, event);
   }
 
   // ----------------------------------------------------------------------------------- drawing

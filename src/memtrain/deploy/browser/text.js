@@ -23,6 +23,7 @@ class TextPage extends Page {
     element("reset").addEventListener("click", () => this.reset());
     this.text.addEventListener("pointerover", (event) => this.pickText(event));
     this.text.addEventListener("pointerdown", (event) => this.pickText(event));
+    this.text.addEventListener("pointerleave", () => this.leave());
     element("surprise").addEventListener("change", () => this.text.classList.toggle("plain"));
     this.read();
     if (!STILL.matches) this.go();
@@ -41,7 +42,6 @@ class TextPage extends Page {
     }
     this.prompt.removeAttribute("aria-invalid");
     say("");
-    this.start([this.vocabulary.begin(tokens)], 1, KEPT_STEPS);
     this.shownStart = this.vocabulary.startWritten ? 0 : 1; // the start token is not shown
     this.stream = this.vocabulary.stream();
     this.text.replaceChildren();
@@ -49,6 +49,7 @@ class TextPage extends Page {
     this.limit = Infinity;
     this.reading = true;
     this.pausing = false;
+    this.start([this.vocabulary.begin(tokens)], 1, KEPT_STEPS);
     this.clock.start();
     return true;
   }
@@ -60,14 +61,15 @@ class TextPage extends Page {
     this.limit = Math.max(this.rollout.length, this.rollout.queue[0].length) + PAUSE;
     this.pausing = true;
     say("");
+    this.selection.pick(null);
     this.clock.start();
-    this.refresh();
   }
 
   one() {
     if (this.prompt.hasAttribute("aria-invalid")) return;
     this.reading = false;
     this.limit = Math.max(this.rollout.length, this.rollout.queue[0].length) + 1;
+    this.selection.pick(null);
     this.clock.start();
   }
 
@@ -114,7 +116,7 @@ class TextPage extends Page {
     const place = this.spans.indexOf(event.target);
     if (place < 0) return;
     const behind = this.trail.length - this.spans.length; // spans that are no longer shown
-    this.selection.pick(Math.max(0, place + behind - 1));
+    this.pointAt(Math.max(0, place + behind - 1), event);
   }
 
   refresh() {
