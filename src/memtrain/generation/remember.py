@@ -48,8 +48,8 @@ def remember(
     Example: `remember(load_rnn("runs/text"), Path("book.txt")).save("book.mem")`
     """
     rnn, codec = parts_of(model)
-    several = isinstance(given, Iterable) and not isinstance(given, str | np.ndarray)
-    sources: list[Any] = list(given) if several else [given]
+    alone = isinstance(given, Source) or not isinstance(given, Iterable)
+    sources: list[Any] = [given] if alone else list(given)
     if not sources:
         raise MemtrainError("given=[]: must hold at least one text, file or array")
     for one in sources:
