@@ -48,8 +48,9 @@ def remember(
     Example: `remember(load_rnn("runs/text"), Path("book.txt")).save("book.mem")`
     """
     rnn, codec = parts_of(model)
-    alone = isinstance(given, Source) or not isinstance(given, Iterable)
-    sources: list[Any] = [given] if alone else list(given)
+    sources: list[Any] = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str | Path | np.ndarray):
+        sources = list(given)
     if not sources:
         raise MemtrainError("given=[]: must hold at least one text, file or array")
     for one in sources:
