@@ -154,6 +154,8 @@ CASES: list[Case] = [
     ("a prompt of floats", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), prompt=np.zeros(3)), "prompt: float64 of shape .*must be a text, or whole numbers"),
     ("a path for a memory", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), memory="a.mem"), r"memory=str: must be a memtrain.Memory; memtrain.Memory.load\(path\)"),  # type: ignore
     ("a name to read with", lambda _: memtrain.remember("mnist-small", "a"), r"model='mnist-small': .*load_pretrained\('mnist-small'\)"),
+    ("a list of tokens to read", lambda _: memtrain.remember(memtrain.load_pretrained("mnist-small"), [3, 1]), r"given=int: must be a text \(str\), a file .* or tokens \(numpy.array\)"),  # type: ignore
+    ("values to average", lambda _: memtrain.Memory.average([torch.zeros(2)]), "memories=Tensor: must be a memtrain.Memory"),  # type: ignore
     ("a number to shift by", lambda _: memory().shifted(2.0), r"by=float: must be a tensor of shape \(2, 4\)"),  # type: ignore
     ("a tensor to compare", lambda _: memory().distance(memory().values), "other=Tensor: must be a memtrain.Memory"),  # type: ignore
     ("a plot before training", lambda p: run_of(p).plot(), r"has no metrics to plot yet; call run.train\(\) first"),

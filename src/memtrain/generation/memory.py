@@ -113,7 +113,7 @@ class Memory:
         """The mean of memories of one model."""
         if not memories:
             raise MemtrainError("memories=[]: must hold at least one Memory")
-        first = memories[0]
+        first = _require_memory("memories", memories[0])
         for other in memories[1:]:
             first._require_same_model(other)
         names = ", ".join(one.card.source for one in memories)
@@ -146,8 +146,7 @@ class Memory:
         return replace(self, values=self.values + by)
 
     def _require_same_model(self, other: "Memory") -> None:
-        if not isinstance(other, Memory):
-            raise MemtrainError(f"other={type(other).__name__}: must be a memtrain.Memory")
+        _require_memory("other", other)
         if self.card.model != other.card.model or self.values.shape != other.values.shape:
             raise MemtrainError(
                 f"memories of two models: {_origin(self.card)} and {_origin(other.card)}; their "
@@ -166,6 +165,15 @@ class Memory:
             f"weights are {found[:8]}; a memory means something only to the weights that wrote "
             "it: write it again with memtrain remember"
         )
+
+
+def _require_memory(name: str, found: object) -> Memory:
+    if not isinstance(found, Memory):
+        raise MemtrainError(
+            f"{name}={type(found).__name__}: must be a memtrain.Memory; memtrain.Memory.load(path) "
+            "reads a file"
+        )
+    return found
 
 
 def shortened(source: str) -> str:

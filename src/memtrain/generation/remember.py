@@ -48,9 +48,17 @@ def remember(
     Example: `remember(load_rnn("runs/text"), Path("book.txt")).save("book.mem")`
     """
     rnn, codec = rnn_and_codec(model)
-    sources: list[Source] = [given] if isinstance(given, Source) else list(given)
+    sources: list[Any] = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str | Path | np.ndarray):
+        sources = list(given)
     if not sources:
         raise MemtrainError("given=[]: must hold at least one text, file or array")
+    for one in sources:
+        if not isinstance(one, Source):
+            raise MemtrainError(
+                f"given={type(one).__name__}: must be a text (str), a file (pathlib.Path) or "
+                "tokens (numpy.array), or several of these"
+            )
     if codec.picture is not None and (len(sources) > 1 or memory is not None):
         raise MemtrainError("given: this model reads one image, from the empty memory")
     device, source = rnn.readout.head.weight.device, _name(sources)
