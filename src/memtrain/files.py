@@ -36,7 +36,8 @@ def open_regular(path: Path) -> BufferedReader:
 def read_bytes(path: Path, limit: int) -> bytes:
     """Read a regular file; one of more than `limit` bytes is refused."""
     with open_regular(path) as file:
-        content = file.read(limit + 1)
+        # No more than is there: memory for all that is asked for is taken before reading.
+        content = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(content) > limit:
         raise MemtrainError(f"{path.name}: larger than {limit:,} bytes; memtrain never writes that")
     return content

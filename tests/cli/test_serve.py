@@ -121,7 +121,7 @@ def test_what_has_no_text_is_refused(tmp_path, capsys):
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
-    monkeypatch.setattr("memtrain.deploy.server.serve.PACKAGES", ("no_such_package",))
+    monkeypatch.setattr("memtrain.deploy.server.serve.SERVER_PACKAGES", ("no_such_package",))
     assert 'pip install "memtrain[serve]"' in refused(capsys, "serve", "mnist-small")
 
 

@@ -109,7 +109,6 @@ run
 --log.checkpoint-every: steps between checkpoints
 --from: a run whose weights it starts from
 --track: tensorboard, wandb, trackio, as a,b
---after-save: command to run after each checkpoint
 """
 """Sections of the short help: the options that people change first."""
 

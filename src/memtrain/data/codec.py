@@ -199,8 +199,9 @@ class TokenCodec:
             raise MemtrainError(
                 "prompt='': must hold a character; leave it off to start without one"
             )
-        for character in prompt:
-            if self.alphabet and not set(character.encode()) <= set(self.alphabet):
+        known = set(self.alphabet)
+        for character in prompt if known else "":
+            if not known.issuperset(character.encode()):
                 raise MemtrainError(
                     f"prompt={_brief(prompt)}: {character!r} does not occur in the training "
                     "text; leave it out"

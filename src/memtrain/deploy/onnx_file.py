@@ -26,7 +26,7 @@ from memtrain.generation.pretrained import Pretrained
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20
 """The first in which GELU is one operator; runtimes of 2023 and later have it."""
 MAX_BYTES = 2**31 - 2**20
@@ -67,7 +67,7 @@ def write_onnx(model: Pretrained, path: Path, options: Any) -> list[str]:
 
 def require_packages() -> None:
     """Refuse to start without the packages."""
-    for name in PACKAGES:
+    for name in ONNX_PACKAGES:
         try:
             import_module(name)
         except ImportError:

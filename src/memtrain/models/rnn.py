@@ -19,6 +19,8 @@ from memtrain.models.layers import Replaceable
 from memtrain.models.teacher import Decoder, Teacher, count_parameters
 from memtrain.shapes import Inputs, Space, Token, Values, describe_space, named, space_of
 
+LEAST_TEMPERATURE = 0.01
+"""Dividing logits by far less would overflow."""
 Choose = Callable[[Tensor, Tensor], Tensor]
 """From logits (B, V) and one uniform random number per row (B,) to one token per row."""
 
@@ -284,8 +286,11 @@ class Sampler:
     """Only tokens below this number (0: all)."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise MemtrainError(f"temperature={self.temperature}: must be at least 0 and finite")
+        if self.temperature and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise MemtrainError(
+                f"temperature={self.temperature}: must be finite and at least {LEAST_TEMPERATURE}, "
+                "or 0 for the likeliest token"
+            )
         if not 0 < self.top_p <= 1:
             raise MemtrainError(f"top_p={self.top_p}: must be above 0 and at most 1")
         if self.top_k < 0:

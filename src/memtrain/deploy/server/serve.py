@@ -15,7 +15,7 @@ from memtrain.errors import MemtrainError, printable
 from memtrain.generation.generate import rnn_and_codec, sampling_mode
 from memtrain.generation.pretrained import Pretrained
 
-PACKAGES = ("starlette", "uvicorn")
+SERVER_PACKAGES = ("starlette", "uvicorn")
 CONNECTIONS = 1024
 """Beyond which new ones are refused."""
 BACKLOG = 256
@@ -34,7 +34,7 @@ def serve(model: Pretrained, name: str, options: Any) -> None:
     Raises:
         MemtrainError: it cannot be served, or the address cannot be used.
     """
-    for package in PACKAGES:
+    for package in SERVER_PACKAGES:
         if find_spec(package) is None:
             raise MemtrainError(f'serve: needs {package}: pip install "memtrain[serve]"')
     rnn, codec = rnn_and_codec(model)
