@@ -269,7 +269,12 @@ def test_data_prepares_a_text_and_prints_the_next_command(here: Path, capsys):
 
 def readme_commands(recipe: str) -> list[list[str]]:
     """The commands of README for your own data, and eval."""
-    section = (Path(__file__).parents[2] / "README.md").read_text().split("## Your data")[1].split("\n## ")[0]
+    section = (
+        (Path(__file__).parents[2] / "README.md")
+        .read_text()
+        .split("## Your data")[1]
+        .split("\n## ")[0]
+    )
     lines = re.findall(r"^    memtrain (\w+ (?:runs/)?(\w+).*)$", section, flags=re.MULTILINE)
     commands = [shlex.split(line, comments=True) for line, name in lines if name == recipe]
     assert [command[0] for command in commands] == ["train", "generate"]
