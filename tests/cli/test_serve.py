@@ -1,5 +1,6 @@
 """`memtrain serve`: its process from the start to a signal, and what it refuses."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,11 +15,13 @@ import pytest
 from command_line import refused
 
 from conftest import TINY
+from doc_blocks import blocks_of
 from memtrain.cli import main
 from memtrain.deploy.server.serve import is_loopback, listen
 from memtrain.errors import MemtrainError
 from memtrain.training.run import Run
 
+DOCS = Path(__file__).parents[2] / "docs"
 WAIT = 60.0
 """Seconds that a test waits for what must happen; longer only if it failed."""
 
@@ -75,6 +78,28 @@ def test_a_signal_ends_running_requests_with_a_reason(book: str):
         assert rest[-1] == "data: [DONE]" and "stopping" in rest[-2]
         _, err = process.communicate(timeout=WAIT)
     assert process.returncode == 143 and err == "memtrain: stopped\n"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_requests_of_the_guide_are_answered(book: str):
+    """The blocks of docs/guides/serve.md that need a server, but for the one that needs openai."""
+    blocks = [one for one in blocks_of(DOCS / "guides/serve.md") if "server" in one.reason]
+    with started(run=book) as (_, address):
+
+        def here(code: str) -> str:
+            assert "http://127.0.0.1:8000" in code
+            return code.replace("http://127.0.0.1:8000", address).replace('"It was"', '"7 sheep"')
+
+        for block in blocks:
+            if block.language == "python":
+                exec(compile(here(block.code), str(block), "exec"), {})
+            elif "curl" in block.code:
+                for line in here(block.code).splitlines():
+                    command = line.replace("curl ", "curl --silent --fail-with-body ", 1)
+                    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+                    assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert sum("curl" in one.code for one in blocks) == 2
+    assert sum(one.language == "python" for one in blocks) == 1
 
 
 def test_another_address_than_loopback_is_warned_of():
