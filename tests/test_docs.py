@@ -24,8 +24,10 @@ PAGES = sorted(DOCS.rglob("*.md"))
 EXEMPT = {"LOG.md"}
 """History: its commands are those of their time."""
 BLOCKS = {page: blocks_of(page) for page in PAGES if page.name not in EXEMPT}
+LONG = {"DATA.md", "LIBRARY.md", "TRAINING.md", "guides/memory-files.md", "guides/onnx.md"}
+"""Pages of many commands. Together they take more than a minute."""
 RUNNABLE = [
-    page
+    pytest.param(page, marks=[pytest.mark.slow] if str(page.relative_to(DOCS)) in LONG else [])
     for page, blocks in BLOCKS.items()
     if any(b.language in RUN and not b.reason for b in blocks)
 ]

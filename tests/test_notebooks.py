@@ -11,6 +11,8 @@ from myst_nb.core.read import read_myst_markdown_notebook
 
 NOTEBOOKS = Path(__file__).parents[1] / "docs/notebooks"
 
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+"""Together they take two minutes; the warnings are the notebook client's."""
 RESULTS = {
     "first-rnn": """dict(
         smt_drift=after_smt.drift.unexplained[-1],
@@ -41,8 +43,6 @@ def test_each_notebook_is_tested():
     assert {path.stem for path in NOTEBOOKS.glob("*.md")} == set(RESULTS)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_the_first_rnn_drifts_and_dmt_repairs_it(tmp_path: Path):
     found = results_of("first-rnn", tmp_path)
     assert found["dmt_drift"] < found["smt_drift"] / 4
@@ -50,13 +50,11 @@ def test_the_first_rnn_drifts_and_dmt_repairs_it(tmp_path: Path):
     assert found["bptt_accuracy"] < 0.3
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_own_cell_solves_its_task_at_four_times_the_length(tmp_path: Path):
     found = results_of("own-cell", tmp_path)
     assert found["accuracy"] > 0.98 and found["long"] > 0.9
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_memories_hold_the_digit_while_it_is_drawn(tmp_path: Path):
     found = results_of("memories", tmp_path)
     memory, pixels = found["memory"], found["pixels"]

@@ -306,7 +306,7 @@ def test_control_characters_are_escaped_on_a_terminal_only(monkeypatch, count: i
     text = "a\x1b]0;x\x07é\u202eb\n"
     tokens = np.tile(np.frombuffer(text.encode(), np.uint8).astype(np.int64), (count, 1))
 
-    def generate_with(model, options, prompt=None, listen=None):
+    def generate_with(model, options, prompt=None, listen=None, memory=None):
         for piece in np.split(tokens, tokens.shape[1], axis=1):
             if listen is not None:
                 listen(piece)  # byte by byte: characters are split

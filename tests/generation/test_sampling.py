@@ -108,7 +108,8 @@ class TestSample:
         [
             ({"prompt": torch.empty(2, 0, dtype=torch.long)}, "prompt: must hold at least one"),
             ({"length": 0}, "length=0: must be at least 1"),
-            ({"temperature": -0.1}, "temperature=-0.1: must be at least 0 and finite"),
+            ({"temperature": -0.1}, "temperature=-0.1: must be at least 0.01 and finite, or 0"),
+            ({"temperature": 1e-300}, "temperature=1e-300: must be at least 0.01 and finite, or 0"),
             ({"top_k": -1}, "top_k=-1: must be at least 0"),
             ({"top_p": 0.0}, "top_p=0.0: must be above 0 and at most 1"),
             ({"top_p": 1.1}, "top_p=1.1: must be above 0 and at most 1"),

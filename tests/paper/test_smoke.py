@@ -20,6 +20,7 @@ def reproduce(capsys, *arguments: str) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_all_fifteen_are_run_drawn_and_judged(tmp_path: Path, capsys):
     found = reproduce(capsys, "all", "--folder", str(tmp_path))
     assert found["failed"] == {}

@@ -90,6 +90,7 @@ def assert_each_once(folder: Path, name: str) -> None:
     assert sorted(keys) == sorted(job.key for _, job in jobs_of(name, folder))
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_three_times_ends_with_every_result_once(tmp_path: Path):
     assert sweep_killed(tmp_path, "sweep_fixture:Quick", 3, processes=1) == 3
     assert_each_once(tmp_path, "sweep_fixture:Quick")

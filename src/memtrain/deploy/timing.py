@@ -18,13 +18,13 @@ from memtrain.deploy.torch_export import torch_step
 from memtrain.generation.pretrained import Pretrained
 from memtrain.models.check_cell import sample_token
 
-STEPS = 64
+TIMED_STEPS = 64
 """Steps that are timed together, each from the memory of the one before."""
 WARM_UP, ROUNDS = 2, 15
 """Every case has its turn in every round, so that other programs disturb all of them alike."""
 
 Case = Callable[[], object]
-"""Takes `STEPS` steps."""
+"""Takes `TIMED_STEPS` steps."""
 
 
 def time_steps(model: Pretrained, onnx: Path | None, pt2: Path | None) -> list[str]:
@@ -51,7 +51,7 @@ def time_steps(model: Pretrained, onnx: Path | None, pt2: Path | None) -> list[s
     heads = [f"{number} thread{'s' * (number > 1)}" for number in threads]
     lines = [_line("microseconds per step, batch 1: median (fastest)", heads)]
     for name in cases[1]:
-        rounds = [[1e6 * one / STEPS for one in taken[name, number]] for number in threads]
+        rounds = [[1e6 * one / TIMED_STEPS for one in taken[name, number]] for number in threads]
         lines.append(_line(name, [f"{median(some):,.0f} ({min(some):,.0f})" for some in rounds]))
     return lines
 
@@ -61,7 +61,7 @@ def _line(name: str, columns: list[str]) -> str:
 
 
 def _cases(model: Pretrained, onnx: Path | None, pt2: Path | None, threads: int) -> dict[str, Case]:
-    tokens = sample_token(model.space, STEPS, torch.Generator().manual_seed(0))
+    tokens = sample_token(model.space, TIMED_STEPS, torch.Generator().manual_seed(0))
     cases: dict[str, Case] = {}
     if onnx is not None:
         cases["ONNX Runtime"] = _stepping(model, onnx_step(onnx.read_bytes(), threads), tokens)

@@ -288,7 +288,7 @@ class Sampler:
     def __post_init__(self) -> None:
         if self.temperature and not LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise MemtrainError(
-                f"temperature={self.temperature}: must be finite and at least {LEAST_TEMPERATURE}, "
+                f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE} and finite, "
                 "or 0 for the likeliest token"
             )
         if not 0 < self.top_p <= 1:

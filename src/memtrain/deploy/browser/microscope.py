@@ -13,7 +13,7 @@ from memtrain.errors import MemtrainError
 from memtrain.models.rnn import RNN, Sampler
 
 SEQUENCES = 8
-STEPS = 256
+SAMPLED_STEPS = 256
 """Tokens that are sampled of each sequence, at most."""
 POINTS = 768
 """Memories that the directions are found from, and that are drawn in the background."""
@@ -61,7 +61,7 @@ def sample_memories(
 ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T M D"]]:
     """Sequences sampled from the empty memory, always the same ones, and the memory after each
     token. They include the start token, or that of the class."""
-    length = STEPS if codec.picture is None else min(STEPS, codec.picture.length)
+    length = SAMPLED_STEPS if codec.picture is None else min(SAMPLED_STEPS, codec.picture.length)
     token = torch.full((SEQUENCES,), codec.start_token)
     if codec.classes:
         token = torch.from_numpy(codec.writable + codec.sample_classes(SEQUENCES, 0))
