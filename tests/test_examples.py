@@ -30,6 +30,7 @@ def test_torchs_lstm_is_trained_without_unrolling(tmp_path: Path):
     assert run_path(str(EXAMPLES / "published_cell.py"))["main"](tmp_path / "run") > 0.98
 
 
+@pytest.mark.slow
 def test_dmt_steadies_a_world_model(tmp_path: Path):
     example = run_path(str(EXAMPLES / "world_model.py"))
     task, config = example["Pendulum"](), example["config"](25, 25)

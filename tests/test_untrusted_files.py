@@ -264,6 +264,7 @@ def test_a_hundred_damaged_files_are_accepted_or_refused_with_a_reason():
     assert "100 cases, 0 failed" in script("fuzz.py", "--cases", "100", "--seed", "3")
 
 
+@pytest.mark.slow
 def test_a_repeatedly_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path):
     folder = str(tmp_path / "kills")
     output = script("kill_test.py", "--kills", "3", "--steps", "20", "--folder", folder)

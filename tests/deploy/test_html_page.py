@@ -39,7 +39,7 @@ CLASSES = TokenCodec(
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are made from short sequences."""
-    monkeypatch.setattr(microscope, "STEPS", 24)
+    monkeypatch.setattr(microscope, "SAMPLED_STEPS", 24)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from memtrain.deploy.timing import time_steps
 
 
 def test_the_table_has_a_positive_time_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(timing, "STEPS", 4)
+    monkeypatch.setattr(timing, "TIMED_STEPS", 4)
     monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(timing.os, "cpu_count", lambda: 2)
     model, proto = exported("gru")

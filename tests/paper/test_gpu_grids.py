@@ -118,6 +118,7 @@ def kinds(setup: Setup) -> Iterator[tuple[str, RunConfig]]:
                 yield name, config
 
 
+@pytest.mark.slow
 def test_a_run_of_every_kind_takes_a_step(setup: Setup, tmp_path: Path, monkeypatch):
     # Counted elsewhere; under the checks of shapes it takes most of the time.
     monkeypatch.setattr("memtrain.training.stages.sequential_ops", lambda step: 1)

@@ -433,6 +433,7 @@ def test_a_continued_run_that_was_interrupted_ends_with_the_same_numbers(tmp_pat
     assert again.results[0].cost["steps"] == whole.results[0].cost["steps"] == 20
 
 
+@pytest.mark.slow
 def test_a_sweep_of_continued_runs_killed_in_between_ends_with_every_result_once(tmp_path: Path):
     sweep_killed(tmp_path, "sweep_fixture:Continued", 1, processes=2)
     assert_each_once(tmp_path, "sweep_fixture:Continued")

@@ -73,6 +73,7 @@ def end(process: subprocess.Popen) -> str:
     return out.decode()
 
 
+@pytest.mark.slow
 def test_killed_comparison_resumes_and_ends_with_a_table(tmp_path: Path, data: Path):
     folder = tmp_path / "beside"
     first = start(
