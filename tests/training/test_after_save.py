@@ -15,7 +15,17 @@ from memtrain.training.after_save import AfterSave, read_command
 from memtrain.training.run import Run
 from run_testing import CountingReporter, StopAt, assert_same_weights, comparable
 
-COPY = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"
+COPY = """
+import shutil, sys
+
+for attempt in range(100):
+    try:
+        shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)
+        break
+    except shutil.Error:  # training removes drafts and old checkpoints meanwhile
+        if attempt == 99:
+            raise
+"""
 
 
 def command(code: str, *arguments: object) -> str:
