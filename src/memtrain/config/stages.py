@@ -22,6 +22,8 @@ BETAS, DECAY = (0.9, 0.95), 0.2
 
 FutureLength = Annotated[int, Bounds(1, 2**20, hint="the paper uses 64")]
 UniformitySamples = Annotated[int, Bounds(2, hint="the loss compares pairs")]
+Rollout = Literal["unrolled", "carried", "picard"]
+SWEEPS = 8
 STREAM_ROLLOUT = 256
 """Steps per rollout on a stream unless the config sets it; other sequences have an end."""
 
@@ -196,8 +198,14 @@ class DMTConfig(StageConfig):
     schedule: Schedule = "cosine"
     """Learning rate after the warm-up: constant, cosine or linear to the floor, or wsd, which stays
     at the peak and falls linearly at the end."""
+    rollout: Rollout = "unrolled"
+    """Where the memories to train on come from: unrolled, one step after another (the paper);
+    carried, each row's memory is kept from one training step to the next, which takes `segment`
+    steps; picard, `sweeps` steps from all of the teacher's memories at once."""
     rollout_length: Annotated[int, Bounds(0)] = 0
     """Steps per rollout (0: the whole sequence; on a stream 256)."""
+    sweeps: Annotated[int, Bounds(1)] = SWEEPS
+    """Steps of the cell from each of the teacher's memories, with rollout=picard."""
     empty_start: Fraction = 1.0
     """Fraction of the rollouts that start from the empty memory; the others start from the
     teacher's."""
@@ -228,6 +236,23 @@ class DMTConfig(StageConfig):
     """Weight of the teacher's uniformity loss, if it is trained."""
     uniformity_samples: UniformitySamples = 512
     """Largest number of memory tokens in the uniformity loss."""
+
+    def check(self) -> None:
+        StageConfig.check(self)
+        if self.rollout != "unrolled" and self.through_time:
+            raise MemtrainError(
+                f"through_time=True with rollout={self.rollout}: no rollout to pass gradients "
+                "through; set segment to the number of steps that they pass through"
+            )
+        if self.rollout == "carried" and self.accumulate > 1:
+            raise MemtrainError(
+                f"accumulate={self.accumulate} with rollout=carried: each row's memory is kept, so "
+                "a batch cannot be split; set accumulate=1 and a smaller batch_size"
+            )
+        if self.rollout != "picard" and self.sweeps != SWEEPS:
+            raise MemtrainError(
+                f"sweeps={self.sweeps}: belongs to rollout=picard, and rollout={self.rollout}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

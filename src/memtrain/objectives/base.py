@@ -186,6 +186,13 @@ class Objective(nn.Module, ABC):
         """How many rows of a batch, the first ones, start from the empty memory."""
         return 0
 
+    def kept_tensors(self) -> dict[str, Tensor]:
+        """Tensors that this objective keeps between steps, by name; a checkpoint has them too."""
+        return {}
+
+    def keep_tensors(self, named: Mapping[str, Tensor]) -> None:
+        """Continue from what `kept_tensors` returned; from nothing if it is empty."""
+
     @property
     def capturable(self) -> bool:
         """Whether a step can be captured as a CUDA graph: it never reads values on the host.

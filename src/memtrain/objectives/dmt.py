@@ -4,9 +4,11 @@ The rollout runs without autograd. One step from each rolled-out memory is train
 teacher's next memory, all steps at once; the teacher is frozen. The readout learns the targets from
 the same memories, and its loss does not reach the cell. Beyond the paper, `decode_weight` adds the
 teacher's decoding loss on the cell's memories, and with `train_teacher` the teacher keeps
-learning by its own decoding and uniformity loss.
+learning by its own decoding and uniformity loss; rollouts.py has two kinds of rollout that need
+few sequential steps.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,6 +24,7 @@ from memtrain.models.teacher import Teacher
 from memtrain.objectives.arguments import check_models, stage_settings
 from memtrain.objectives.base import Objective
 from memtrain.objectives.futures import decode_futures, readout_loss
+from memtrain.objectives.rollouts import ROLLOUTS, Begun
 from memtrain.shapes import Batch, Losses, at_steps, keep_targets
 
 
@@ -59,6 +62,7 @@ class DMT(Objective):
         self.config = config
         self.teacher = teacher
         self.rnn = rnn
+        self.rollouts = ROLLOUTS[config.rollout](rnn, config)
 
     def trained(self) -> dict[str, nn.Module]:
         trained: dict[str, nn.Module] = {"cell": self.rnn.cell, "readout": self.rnn.readout}
@@ -74,27 +78,29 @@ class DMT(Objective):
     def empty_start_rows(self, rows: int) -> int:
         return round(self.config.empty_start * rows)
 
+    def kept_tensors(self) -> dict[str, Tensor]:
+        return self.rollouts.state
+
+    def keep_tensors(self, named: Mapping[str, Tensor]) -> None:
+        self.rollouts.state = dict(named)
+
     def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
-        memory, steps = self._start(batch, generator)
+        begun = Begun(batch, *self._start(batch, generator))
+        batch, memory, steps = self.rollouts.begin(begun, self.shard)
         # Steps of a rollout beyond the end of its sequence do not count.
         inside = steps < batch.inputs.shape[1]
         steps = steps.clamp(max=batch.inputs.shape[1] - 1)
-        inputs = at_steps(batch.inputs, steps)
         targets = keep_targets(at_steps(batch.targets, steps), inside)
 
         labelled, counts = self._labelled(steps.shape[1], generator, steps.device)
         with self.overlap(), nullcontext() if config.train_teacher else torch.no_grad():
             taught = self._memories(batch, steps[:, labelled])
             labels = taught.detach()
-        with torch.set_grad_enabled(config.through_time):
-            rollout = self.rnn.unroll(inputs, memory)  # (B, R, M, D)
+        rollout, predicted = self.rollouts.roll(
+            Begun(batch, memory, steps), labelled, lambda every: self._memories(batch, every)
+        )
         self.overlap.join()
-        if config.through_time:
-            predicted = rollout[:, labelled]
-        else:
-            before = torch.cat([memory[:, None], rollout[:, :-1]], dim=1)
-            predicted = self._segments(before, inputs, labelled)
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
         dynamics = dynamics_loss(predicted, labels, weight, self.shard)
         read_at = self._readout_steps(steps.shape[1], generator, steps.device)
@@ -184,26 +190,6 @@ class DMT(Objective):
         offset = torch.randint(stride, (), generator=generator, device=generator.device)
         return offset.to(device) + stride * torch.arange(rollout // stride, device=device)
 
-    def _segments(
-        self,
-        before: Float[Tensor, "B R M D"],
-        inputs: Int[Tensor, "B R"] | Float[Tensor, "B R X"],
-        labelled: Int[Tensor, " S"],
-    ) -> Float[Tensor, "B S M D"]:
-        """Repeat the last steps before each label with autograd, all segments in parallel.
-
-        `before` holds the input memory of each step of the rollout.
-        """
-        length = self._segment(inputs.shape[1])
-        first = labelled - (length - 1)
-        steps = first + torch.arange(length, device=first.device)[:, None]  # (K, S)
-        read = inputs[:, steps].transpose(1, 2).flatten(0, 1)  # (B·S, K)
-        memory = self.rnn.unroll_last(read, before[:, first].flatten(0, 1))
-        return memory.unflatten(0, (len(inputs), len(labelled)))
-
-    def _segment(self, rollout: int) -> int:
-        return min(self.config.segment, rollout)
-
     def _labelled(
         self, rollout: int, generator: torch.Generator, device: torch.device
     ) -> tuple[Int[Tensor, " S"], Float[Tensor, " S"]]:
@@ -216,4 +202,4 @@ class DMT(Objective):
         labelled = offset.to(device) + torch.arange(0, rollout, stride, device=device)
         counts = (labelled < rollout).float()
         # A segment that would begin before the rollout is moved to its start.
-        return labelled.clamp(self._segment(rollout) - 1, rollout - 1), counts
+        return labelled.clamp(self.rollouts.first_label(rollout), rollout - 1), counts

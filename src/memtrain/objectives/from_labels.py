@@ -14,6 +14,7 @@ from memtrain.models.rnn import RNN
 from memtrain.objectives.base import Objective
 from memtrain.objectives.dmt import DMT
 from memtrain.objectives.futures import gather_window, readout_loss
+from memtrain.objectives.rollouts import ROLLOUTS
 from memtrain.objectives.smt import SMT
 from memtrain.shapes import Batch, Losses
 
@@ -72,6 +73,7 @@ class DMTFromLabels(DMT):
         Objective.__init__(self)
         self.config, self.rnn = config, rnn
         self.rollout_length = config.rollout_length
+        self.rollouts = ROLLOUTS[config.rollout](rnn, config)
 
     def trained(self) -> dict[str, nn.Module]:
         trained: dict[str, nn.Module] = {"cell": self.rnn.cell}

@@ -188,5 +188,8 @@ class Training:
         run, generator = self.run, torch.Generator().manual_seed(0)
         task = run.task.windows(objective.tokens_needed(), objective.empty_start_rows(2))
         batch = task.sample(2, generator).to(run.engine.device)
-        with run.engine.reference(run.models):  # kernels and graphs hide operations
-            return sequential_ops(lambda: objective(batch, generator).total)
+        try:
+            with run.engine.reference(run.models):  # kernels and graphs hide operations
+                return sequential_ops(lambda: objective(batch, generator).total)
+        finally:
+            objective.keep_tensors({})

@@ -29,6 +29,9 @@ from memtrain.training import optimizer as optim
 from memtrain.training.batches import make_batches
 from memtrain.training.schedule import StageClock, learning_rate
 
+KEPT = "objective."
+"""Begins the names of tensors in a checkpoint that the objective keeps between steps."""
+
 
 def check_batch_size(stage: StageConfig, processes: int, name: str = "") -> None:
     """Refuse a batch that processes and micro-batches cannot divide evenly."""
@@ -45,6 +48,11 @@ def check_batch_sizes(config: RunConfig, processes: int) -> None:
     for name, stage in config.stages().items():
         if stage.steps:
             check_batch_size(stage, processes, f"{name}.")
+    if config.dmt.steps and config.dmt.rollout == "carried" and processes > 1:
+        raise MemtrainError(
+            f"dmt.rollout=carried: keeps each row's memory in one process, not in {processes}; "
+            "train in one, or set dmt.rollout=unrolled"
+        )
 
 
 class Trainer:
@@ -181,11 +189,13 @@ class Trainer:
     def rehearse(self) -> None:
         """Forward and backward of a step that leaves nothing behind, to compile its kernels."""
         state = self.generator.get_state()
+        kept = {name: value.clone() for name, value in self.objective.kept_tensors().items()}
         batch = self.batches.batch().to(self.engine.device)
         with self.engine.autocast():
             losses = self.forward(batch, self.generator)
         losses.total.backward()
         self.generator.set_state(state)
+        self.objective.keep_tensors(kept)
         self.optimizer.zero_grad()
 
     @contextmanager
@@ -249,6 +259,7 @@ class Trainer:
         """Optimizer and RNG state as named tensors, unsharded; a collective call."""
         named = self.optimizer.tensors()
         named["random.stage"] = self.generator.get_state()
+        named |= {KEPT + name: value for name, value in self.objective.kept_tensors().items()}
         return full_tensors(named) | optim.rng_state(self.engine.device)
 
     def load_tensors(self, named: Mapping[str, Tensor]) -> None:
@@ -260,6 +271,13 @@ class Trainer:
         try:
             self.optimizer.load_tensors(named)
             self.generator.set_state(named["random.stage"].cpu())
+            self.objective.keep_tensors(
+                {
+                    name.removeprefix(KEPT): value.to(self.engine.device)
+                    for name, value in named.items()
+                    if name.startswith(KEPT)
+                }
+            )
             optim.set_rng_state(named, self.engine.device)
         except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
