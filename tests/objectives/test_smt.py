@@ -1,3 +1,4 @@
+from itertools import product
 from typing import Any
 
 import pytest
@@ -233,15 +234,14 @@ class TestEquations:
     @TIMESTEPS
     def test_the_total_weights_its_parts(self, timesteps, joint):
         batch = random_batch(3, 6)
-        weights = (0.3, 7.0, 0.02, 0.5, 0.4)
-        names = ("decode", "dynamics", "uniformity", "next", "token")
+        weights = (0.3, 7.0, 0.02, 0.5, 0.4, 0.6)
+        names = ("decode", "dynamics", "uniformity", "next", "token", "cell_decode")
         options: dict[str, Any] = {
             f"{name}_weight": w for name, w in zip(names, weights, strict=True)
         }
         losses = tiny_smt(timesteps=timesteps, joint=joint, **options)(batch, seeded())
-        plain = tiny_smt(timesteps=timesteps, joint=joint, next_weight=1.0, token_weight=1.0)(
-            batch, seeded()
-        )
+        every: dict[str, Any] = {name: 1.0 for name in options}
+        plain = tiny_smt(timesteps=timesteps, joint=joint, **every)(batch, seeded())
         assert not any(shard.requires_grad for shard in losses.parts.values())
         for name in names:
             assert_close(losses.parts[name], plain.parts[name])
@@ -536,6 +536,13 @@ def test_the_step_from_the_empty_memory_counts_by_its_weight():
 # ------------------------------------------------------------------- options past the paper
 
 
+def dynamics_of(
+    objective: SMT, batch: Batch, memory: Tensor, steps: Tensor, generator: torch.Generator
+) -> Tensor:
+    """The dynamics loss of given memories after the given steps."""
+    return objective._dynamics(objective._step(batch, memory, steps, generator), memory)
+
+
 class TestDynamicsOptions:
     @BOTH
     @pytest.mark.parametrize("steps", [2, 3])
@@ -564,10 +571,10 @@ class TestDynamicsOptions:
         memory = objective.teacher.encode(batch.inputs, steps)
         crossing = (steps[:, 1:] != steps[:, :-1] + 1).cumsum(1) > 0
         assert crossing.any() and not crossing.all()
-        loss = objective._dynamics(batch, memory, steps, seeded())
+        loss = dynamics_of(objective, batch, memory, steps, seeded())
         spoiled = memory.clone()
         spoiled[:, 1:][crossing] += 100
-        assert_close(objective._dynamics(batch, spoiled, steps, seeded()), loss)
+        assert_close(dynamics_of(objective, batch, spoiled, steps, seeded()), loss)
 
     @pytest.mark.parametrize("steps", [1, 4])
     def test_stream_windows_are_long_enough_for_the_steps(self, steps):
@@ -576,6 +583,55 @@ class TestDynamicsOptions:
         chosen, *_ = objective._timesteps(batch, seeded())
         assert chosen.shape == (8, steps + 1) and int(chosen.max()) < batch.inputs.shape[1]
         assert objective(batch, seeded()).total.isfinite()
+
+    @BOTH
+    @pytest.mark.parametrize("steps", [1, 2])
+    def test_decoding_after_the_cells_steps_equals_a_loop_over_them(self, encoder, steps):
+        weights: dict[str, Any] = dict(decode_weight=0.0, uniformity_weight=0.0)
+        weights |= dict(dynamics_weight=0.0, cell_decode_weight=0.3, future_length=3)
+        objective = tiny_smt(encoder, timesteps=0, dynamics_steps=steps, **weights)
+        assert not objective.applies_once  # the decoder is applied twice
+        teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(2, 6)
+        found = objective(batch, seeded())
+        total, count = torch.zeros(()), 0
+        for row, first in product(range(2), range(0, 6 - steps + 1)):
+            memory = naive_memory(teacher, batch, row, first - 1)[None]
+            for t in range(first, first + steps):
+                memory = rnn.cell(memory, batch.inputs[row, t : t + 1])
+            last = first + steps - 1
+            logits = teacher.decode(memory, batch.inputs[row : row + 1, last + 1 : last + 3])[0]
+            due = batch.targets[row, last : last + 3]
+            total = total + F.cross_entropy(
+                logits[: len(due)], due, ignore_index=IGNORE_INDEX, reduction="sum"
+            )
+            count += int((due != IGNORE_INDEX).sum())
+        assert_close(found.parts["cell_decode"], (total / count).detach())
+        assert_same_loss_and_gradients(objective, found.total, 0.3 * total / count)
+
+    def test_decoding_after_the_cells_steps_takes_as_many_memories_as_of_the_teacher(self):
+        objective, calls = tiny_smt(timesteps=0, decode_timesteps=2, cell_decode_weight=1.0), []
+        objective.teacher.decode = recorded(calls, objective.teacher.decode)
+        objective(random_batch(3, 6), seeded())
+        assert [len(memory) for memory, *_ in calls] == [6, 6]
+
+    def test_after_the_end_of_a_sequence_nothing_is_decoded(self):
+        """A run of timesteps on the ring of all states goes from the end to the start."""
+        objective = tiny_smt(timesteps=3, cell_decode_weight=1.0, decode_weight=0.0)
+        batch = random_batch(64, 5, target_rate=1.0)
+        steps, *_ = objective._timesteps(batch, seeded())
+        memory = objective.teacher.encode(batch.inputs, steps)
+        stepped = objective._step(batch, memory, steps, seeded())
+        crossing = steps[:, 1:] != steps[:, :-1] + 1
+        assert crossing.any() and (stepped.last[crossing] == 5).all()
+        assert torch.equal(stepped.last[~crossing], steps[:, 1:][~crossing])
+
+    def test_with_a_frozen_teacher_it_trains_the_cell(self):
+        objective = tiny_smt(train_teacher=False, cell_decode_weight=1.0, dynamics_weight=0.0)
+        for parameter in objective.teacher.parameters():
+            parameter.requires_grad_(False)  # as the trainer does
+        losses = objective(random_batch(3, 6), seeded())
+        assert set(losses.parts) == {"dynamics", "cell_decode"}
+        assert receives_gradient(losses.total, objective.rnn.cell)
 
     def test_normalized_dynamics_does_not_reward_smaller_memories(self):
         options: dict[str, Any] = dict(timesteps=0, normalize_dynamics=True)
@@ -586,7 +642,7 @@ class TestDynamicsOptions:
         unmoved.unroll_last = lambda token, start: start  # type: ignore[assignment]
         objective.rnn = unmoved  # type: ignore[assignment]
         for scale in (1.0, 0.1):
-            loss = objective._dynamics(batch, scale * memory, states, seeded())
+            loss = dynamics_of(objective, batch, scale * memory, states, seeded())
             assert_close(loss, torch.tensor(1.0))  # an identity cell explains nothing
 
     def test_normalized_dynamics_is_the_plain_loss_over_a_constant(self):
@@ -597,9 +653,9 @@ class TestDynamicsOptions:
         memory = plain.teacher.encode(batch.inputs)
         distance = (memory[:, 1:] - memory[:, :-1]).square().mean()
         steps = torch.arange(6).expand(2, 6)
-        expected = plain._dynamics(batch, memory, steps, seeded()) / distance.detach()
+        expected = dynamics_of(plain, batch, memory, steps, seeded()) / distance.detach()
         again = normal.teacher.encode(batch.inputs)
-        found = normal._dynamics(batch, again, steps, seeded())
+        found = dynamics_of(normal, batch, again, steps, seeded())
         assert_close(found, expected)
         for one, other in zip(
             gradients(found, list(normal.parameters())),
@@ -615,7 +671,7 @@ class TestDynamicsOptions:
         batch, states = random_batch(512, 6), torch.arange(-1, 6).expand(512, 7)
         memory = torch.zeros(512, 7, 2, 8)
         before = memory.clone()
-        objective._dynamics(batch, memory, states, seeded())
+        dynamics_of(objective, batch, memory, states, seeded())
         deviation = seen[0].std(dim=(1, 2))
         assert_close(memory, before)
         assert_close(seen[0].mean(), torch.tensor(0.0), atol=0.01, rtol=0)

@@ -147,6 +147,7 @@ class RunConfig(Checked):
             "smt.train_teacher": bool(self.smt.steps and self.smt.train_teacher),
             "smt.next_weight": self.smt.next_weight,
             "smt.token_weight": self.smt.token_weight,
+            "smt.cell_decode_weight": self.smt.cell_decode_weight,
             "dmt.train_teacher": self.dmt.train_teacher,
             "dmt.decode_weight": self.dmt.decode_weight,
         }

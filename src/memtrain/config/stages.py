@@ -169,6 +169,9 @@ class SMTConfig(StageConfig):
     memory_noise: Weight = 0.0
     """Noise on the memories that the cell steps from, so that it learns to correct errors: normal,
     with a standard deviation drawn per memory between 0 and this (the paper: 0)."""
+    cell_decode_weight: Weight = 0.0
+    """Weight of the decoding loss on the memories after the cell's own steps, of as many as are
+    decoded of the teacher's (the paper: 0)."""
     uniformity_weight: Weight = 0.001
     """Weight of the uniformity loss."""
     uniformity_samples: UniformitySamples = 512

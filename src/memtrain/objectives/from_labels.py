@@ -55,7 +55,7 @@ class SMTFromLabels(SMT):
         steps, _, decoded = self._timesteps(batch, generator)
         memory = memories_at(batch, steps)
         with self.overlap(urgent=True):
-            dynamics = self._dynamics(batch, memory, steps, generator)
+            dynamics = self._dynamics(self._step(batch, memory, steps, generator), memory)
         parts = {"dynamics": (config.dynamics_weight, dynamics)}
         if config.decode_weight:
             rows = torch.arange(len(steps), device=steps.device)[:, None]

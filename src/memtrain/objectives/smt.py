@@ -7,7 +7,7 @@ no gradient passes through more than one application of it. The paper's theory h
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,11 +25,25 @@ from memtrain.objectives.futures import decode_futures, prediction_loss
 from memtrain.shapes import Batch, Losses, at_steps
 
 
+class CellSteps(NamedTuple):
+    """K steps of the cell from each of P memories of the teacher."""
+
+    memory: Float[Tensor, "B P K M D"]
+    weight: Float[Tensor, "B P K"]
+    """In the dynamics loss."""
+    real: Float[Tensor, "B A"]
+    """1 for each pair of successive memories, and 0 for the end of a sequence and its start."""
+    last: Int[Tensor, "B P"]
+    """The timestep of the last memory; beyond the end, where nothing is to be predicted, if the
+    sequence ends before it."""
+
+
 class SMT(Objective):
     """decode_weight · L^dec + dynamics_weight · L^dyn + uniformity_weight · L^unif, and
-    next_weight · L^dec of the next target, token_weight · that of the encoder's tokens.
+    next_weight · L^dec of the next target, token_weight · that of the encoder's tokens,
+    cell_decode_weight · L^dec of the memories after the cell's steps.
 
-    With a frozen teacher, dynamics_weight · L^dyn alone.
+    With a frozen teacher, dynamics_weight · L^dyn and cell_decode_weight · L^dec alone.
 
     Example:
         smt = SMT(teacher, rnn, future_length=16, timesteps=0)
@@ -99,8 +113,9 @@ class SMT(Objective):
     def applies_once(self) -> bool:
         """A user's cell may use a matrix several times."""
         built_in = type(self.rnn.cell) in CELL_CLASSES.values()
-        once = self.config.dynamics_steps == 1 and not self.config.token_weight  # two heads
-        return built_in and once
+        config = self.config
+        decoded_twice = config.token_weight or config.cell_decode_weight  # the head, the decoder
+        return built_in and config.dynamics_steps == 1 and not decoded_twice
 
     def sync_readout(
         self, gather: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
@@ -120,7 +135,10 @@ class SMT(Objective):
         parts: dict[str, Tensor] = {}
         if self.trains_cell:
             with self.overlap(urgent=True):
-                parts["dynamics"] = self._dynamics(batch, memory, steps, generator)
+                stepped = self._step(batch, memory, steps, generator)
+                parts["dynamics"] = self._dynamics(stepped, memory)
+                if config.cell_decode_weight:
+                    parts["cell_decode"] = self._decode_cell(batch, stepped, generator)
         if self.trains_teacher:
             rows = torch.arange(len(steps), device=steps.device)[:, None]
             with self.overlap():
@@ -148,6 +166,7 @@ class SMT(Objective):
             "uniformity": config.uniformity_weight,
             "next": config.next_weight,
             "token": config.token_weight,
+            "cell_decode": config.cell_decode_weight,
         }
         return total_loss(
             {name: (weight, parts[name]) for name, weight in weights.items() if name in parts}
@@ -203,15 +222,15 @@ class SMT(Objective):
             first[:some], decoded[:some] = -1, 1
         return first + torch.arange(self.config.dynamics_steps + 1, device=device), decoded
 
-    def _dynamics(
+    def _step(
         self,
         batch: Batch,
         memory: Float[Tensor, "B S M D"],
         steps: Int[Tensor, "B S"],
         generator: torch.Generator,
-    ) -> Float[Tensor, ""]:
+    ) -> CellSteps:
         """Steps of the cell from every memory to the next ones, all at once."""
-        config = self.config
+        config, length = self.config, self.config.dynamics_steps
         if not config.joint:
             memory = memory.detach()
         before, after = steps[:, :-1], steps[:, 1:]
@@ -219,24 +238,46 @@ class SMT(Objective):
         # From the end of the sequence back to its start there is no step.
         real = (after == before + 1).float()
         weight = real.where(before >= 0, real * config.start_weight)
-        length = config.dynamics_steps
+        start = self._noisy(memory[:, :-length].flatten(0, 1), generator)
+        tokens = _windows(token, length).flatten(0, 1)  # (B·P, K)
         if length == 1:
-            start = self._noisy(memory[:, :-1].flatten(0, 1), generator)
-            predicted = self.rnn.unroll_last(token.flatten(0, 1)[:, None], start)
-            following, weight = memory[:, 1:].flatten(0, 1), weight.flatten()
+            predicted = self.rnn.unroll_last(tokens, start)[:, None]
         else:
-            start = self._noisy(memory[:, :-length].flatten(0, 1), generator)
-            tokens = token.unfold(1, length, 1).movedim(-1, 2).flatten(0, 1)  # (B·(S-K), K)
-            predicted = self.rnn.unroll(tokens, start)  # (B·(S-K), K, M, D)
-            following = memory[:, 1:].unfold(1, length, 1).movedim(-1, 2).flatten(0, 1)
-            reached = real.unfold(1, length, 1).cumprod(-1)
-            weight = (weight.unfold(1, length, 1) * reached).flatten(0, 1)
-        loss = dynamics_loss(predicted, following, weight, self.shard)
+            predicted = self.rnn.unroll(tokens, start)
+        reached = _windows(real, length).cumprod(-1)
+        return CellSteps(
+            predicted.unflatten(0, reached.shape[:2]),
+            _windows(weight, length) * reached,
+            real,
+            after[:, length - 1 :].where(reached[..., -1] > 0, batch.inputs.shape[1]),
+        )
+
+    def _dynamics(self, stepped: CellSteps, memory: Float[Tensor, "B S M D"]) -> Float[Tensor, ""]:
+        """L^dyn of the cell's steps and the teacher's memories."""
+        config = self.config
+        if not config.joint:
+            memory = memory.detach()
+        following = _windows(memory[:, 1:], config.dynamics_steps)
+        loss = dynamics_loss(stepped.memory, following, stepped.weight, self.shard)
         if config.normalize_dynamics:
             still = memory.detach()
-            distance = dynamics_loss(still[:, :-1], still[:, 1:], real, self.shard)
+            distance = dynamics_loss(still[:, :-1], still[:, 1:], stepped.real, self.shard)
             loss = loss / distance.clamp(min=1e-6)
         return loss
+
+    def _decode_cell(
+        self, batch: Batch, stepped: CellSteps, generator: torch.Generator
+    ) -> Float[Tensor, ""]:
+        """L^dec of the memories after the cell's last steps, of as many as of the teacher's."""
+        memory, after = stepped.memory[:, :, -1], stepped.last
+        count, pairs = self.config.decode_timesteps, after.shape[1]
+        if 0 < count < pairs:
+            rows = self.shard.whole(len(after))
+            chosen = sample_steps(rows, count, pairs, generator, after.device)
+            chosen = self.shard.rows(chosen)
+            memory, after = at_steps(memory, chosen), after.gather(1, chosen)
+        futures = decode_futures(self.teacher, batch, memory, after, self.config.future_length)
+        return futures.loss(self.shard)
 
     def _noisy(
         self, memory: Float[Tensor, "N M D"], generator: torch.Generator
@@ -250,6 +291,13 @@ class SMT(Objective):
         deviation = largest * torch.rand(rows, 1, 1, **drawn)
         noise = deviation * torch.randn(rows, *memory.shape[1:], **drawn)
         return memory + self.shard.rows(noise).to(memory)
+
+
+def _windows(tensor: Tensor, length: int) -> Tensor:
+    """Every `length` successive entries of the second axis, (B, A, ...) -> (B, A-K+1, K, ...)."""
+    if length == 1:  # there may be no entries
+        return tensor[:, :, None]
+    return tensor.unfold(1, length, 1).movedim(-1, 2)
 
 
 class Pretrain(SMT):
