@@ -1,7 +1,8 @@
-"""Memories that a cell can follow: options of SMT's dynamics loss on TinyStories at a small size.
+"""Memories that a cell can follow: options of SMT and DMT on TinyStories at a small size.
 
 Teacher and cell of 4/2/4 layers of width 128, eight memory tokens, context 128; the encoder is
-causal and learns at every token. DMT's gradients pass through segments of eight steps.
+causal and learns at every token. DMT's gradients pass through segments of eight steps. The names
+with "carried" keep memories between training steps instead of rolling out, in half of the seconds.
 `TINYSTORIES` names the prepared data.
 """
 
@@ -76,6 +77,25 @@ def gru(**changes) -> RunConfig:
     )
 
 
+def carried(config: RunConfig, segment: int, **changes) -> RunConfig:
+    """DMT without rollouts, in half of the seconds; its steps are many, so the rate is halved."""
+    return replace(
+        config,
+        dmt=replace(
+            config.dmt,
+            rollout="carried",
+            rollout_length=256,
+            segment=segment,
+            label_stride=segment,
+            steps=100_000,
+            seconds=DMT_SECONDS / 2,
+            batch_size=128,
+            learning_rate=config.dmt.learning_rate / 2,
+            **changes,
+        ),
+    )
+
+
 RUNS = {
     "plain": smt(),
     "no-token-loss": smt(token_weight=0.0),
@@ -86,6 +106,14 @@ RUNS = {
     "normalized-steps-4": smt(normalize_dynamics=True, dynamics_steps=4),
     "normalized-weight-1": smt(normalize_dynamics=True, dynamics_weight=1.0),
     "weight-1": smt(dynamics_weight=1.0),
+    "cell-decode": smt(cell_decode_weight=1.0),
+    "cell-decode-steps-4": smt(cell_decode_weight=1.0, dynamics_steps=4),
+    "carried-8": carried(smt(), 8),
+    "carried-32": carried(smt(), 32),
+    "steps-4-carried-8": carried(smt(dynamics_steps=4), 8),
+    "gru-carried-8": carried(gru(), 8),
+    "gru-carried-32": carried(gru(), 32),
+    "gru-carried-32-without-labels": carried(gru(), 32, dynamics_weight=0.0),
     "gru-plain": gru(),
     "gru-normalized": gru(normalize_dynamics=True),
     "gru-normalized-steps-4": gru(normalize_dynamics=True, dynamics_steps=4),
