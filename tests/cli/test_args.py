@@ -54,6 +54,11 @@ def test_a_missing_argument_has_the_same_name_in_help_and_error(
         ("train digits --smt.steps", "--smt.steps: needs a value"),
         ("train digits --smt.betas 0.9", "--smt.betas: needs 2 values"),
         ("train digits --smt.betas 0.9 x", "--smt.betas=x: must be a number"),
+        ("train copy --smt.curriculum", "--smt.curriculum: needs a value"),
+        ("train copy --smt.curriculum 4 9 8", "=4 9 8: takes pairs, here are 3 values"),
+        ("train copy --smt.curriculum 4 x", "--smt.curriculum=x: must be a whole number"),
+        ("train copy --smt.curriculum 8 9 4 9", "memtrain: smt: curriculum=8 9 4 9: its lengths"),
+        ("train copy --smt.curriculum 5 9", "smt.curriculum=5: sequence_length=5: must be even"),
         ("train digits --smt.joint --smt.no-joint", "--smt.joint: given twice"),
         ("train digits --smt.joint 3", "'3': unexpected argument"),
         ("train digits --seed -1", "memtrain: seed=-1: must be at least 0"),
@@ -117,6 +122,20 @@ def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
     # The source breaks the line after "for comparison, in".
     assert "trained by BPTT alone, for comparison, in" in lines
     assert "runs/NAME-bptt. --bptt.seconds limits it to the time" in lines
+
+
+def test_a_curriculum_is_pairs_in_one_option_or_several(capsys):
+    from memtrain.cli.train import _parse_train
+
+    for arguments in ("8 20 12 30", "8 20 --smt.curriculum 12 30"):
+        words = f"--smt.curriculum {arguments} --bptt.curriculum=2 1 --bptt.steps 5".split()
+        _, default, configure = _parse_train("copy", words)
+        config = configure(default)
+        assert config.smt.curriculum == ((8, 20), (12, 30))
+        assert config.bptt.curriculum == ((2, 1),)
+    with pytest.raises(SystemExit):
+        main(["train", "copy", "--help-all"])
+    assert "--smt.curriculum N N ..." in capsys.readouterr().out
 
 
 PROMISED = """

@@ -144,6 +144,8 @@ class TestRoundTrip:
         config = recipe(name)
         assert from_json(to_json(config)) == config
 
+    # The tests' own check of types looks at a random pair of a curriculum.
+    @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
     @settings(max_examples=60, deadline=None)
     @given(config=configs)
     def test_every_valid_config_survives_json(self, config):
@@ -192,6 +194,21 @@ class TestRoundTrip:
         read = json.loads(to_json(from_json(json.dumps(plain))))
         before = json.loads(json.dumps(ADDED_FIELDS[name]))  # tuples are lists
         assert place(read)[field_name] == before
+
+    def test_a_curriculum_is_read_as_pairs(self):
+        pairs = ((32, 1000), (64, 500))
+        config = RunConfig(smt=SMTConfig(steps=2000, curriculum=pairs))
+        assert from_json(to_json(config)) == config and hash(config.smt.curriculum)
+        for wrong, words in (
+            ([[32]], "must be 2 values"),
+            ([[32, "x"]], "must be a whole number"),
+            ([32, 1000], "must be a list"),
+            ("32 1000", "must be a list"),
+        ):
+            plain = json.loads(to_json(config))
+            plain["smt"]["curriculum"] = wrong
+            with pytest.raises(MemtrainError, match=f"smt.curriculum.*{words}"):
+                from_json(json.dumps(plain))
 
     def test_integers_are_accepted_as_floats(self):
         rate = from_json('{"smt": {"steps": 7, "learning_rate": 1}}').smt.learning_rate
@@ -511,6 +528,14 @@ WRONG_TYPES: list[tuple[type, dict[str, Any], str]] = [
     (SMTConfig, dict(schedule="sine"), "schedule='sine': must be one of 'constant', 'cosine'"),
     (SMTConfig, dict(betas=0.9), "betas=0.9: must be 2 numbers"),
     (SMTConfig, dict(betas=(0.9, "x")), "betas=(0.9, 'x'): must be 2 numbers"),
+    *(
+        (
+            SMTConfig,
+            dict(curriculum=wrong),
+            f"curriculum={wrong!r}: must be a tuple of pairs of whole numbers, as ((32, 1000), (64",
+        )
+        for wrong in ([(4, 2)], ((4, 2.0),), ((4, 2, 1),), (4, 2))
+    ),
     (CellConfig, dict(kind=3), "kind=3: must be a string"),
     (CellConfig, dict(options={"a": [1]}), "options={'a': [1]}: must be a dict from names to"),
     (Custom, dict(options=[1]), "options=[1]: must be a dict from names to"),

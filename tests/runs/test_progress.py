@@ -3,10 +3,12 @@
 import json
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from memtrain.config import RunConfig, SMTConfig
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.runs.progress import (
     Best,
@@ -88,6 +90,7 @@ STAGE = {"name": "smt", "tokens": 8, "seconds": 0.5, "sequential_ops_a_step": 7}
         ({"stages": [{"name": "smt"}]}, "progress.stages: tokens: is missing"),
         ({"stages": [STAGE | {"skipped_in_a_row": 2**70}]}, "skipped_in_a_row=.*: must be a non-"),
         ({"stages": [STAGE | {"skipped": 0.5}]}, "progress.stages: skipped=0.5: must be a non-neg"),
+        ({"stages": [STAGE | {"lengths_over": -1}]}, "lengths_over=-1: must be a non-neg"),
         ({"best": {"global_step": "../../etc"}}, "progress.best"),
         ({"best": {"global_step": "../../etc", "nats": 1}}, "progress.best.global_step"),
         ({"data": 7}, "progress.data"),
@@ -110,6 +113,16 @@ def test_progress_of_another_version_is_read_and_saved_again():
     assert plain["colour"] == "red" and plain["stages"][0]["watts"] == 3.5
     assert {"spelling", "made_of", "best", "metrics_lost"}.isdisjoint(plain)
     assert read_progress(json.loads(json.dumps(plain))) == old
+
+
+def test_progress_beyond_the_curriculum_does_not_fit(tmp_path: Path):
+    smt = SMTConfig(steps=9, curriculum=((4, 2),))
+    for over in (0, 1, 2):
+        progress = Progress(step=5, stages=[StageProgress("smt", 1, lengths_over=over)])
+        with nullcontext() if over < 2 else pytest.raises(CheckpointError, match="does not fit"):
+            progress.check_fits(RunConfig(smt=smt), tmp_path)
+    stage = json.loads(json.dumps(progress.to_json()))["stages"][0]
+    assert stage["lengths_over"] == 2
 
 
 def test_the_best_is_the_lowest_finite_loss():

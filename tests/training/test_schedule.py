@@ -4,7 +4,7 @@ import pytest
 
 from memtrain.config import DMTConfig, StageConfig
 from memtrain.errors import MemtrainError
-from memtrain.training.schedule import learning_rate
+from memtrain.training.schedule import learning_rate, lengths_over
 
 
 def rates(**fields) -> list[float]:
@@ -50,11 +50,23 @@ def test_a_clock_moves_every_schedule():
         ({"optimizer_options": {"lr": 1.0}}, "lr has its own field; set learning_rate"),
         ({"optimizer_options": {"betas": 1.0}}, "betas has its own field"),
         ({"patience": -1}, "patience=-1: must be at least 0"),
+        ({"curriculum": ((0, 2),)}, "curriculum=0 2: 0 tokens for 2 steps; both must be at least"),
+        ({"curriculum": ((4, 0),)}, "curriculum=4 0: 4 tokens for 0 steps; both must be at least"),
+        ({"curriculum": ((8, 2), (8, 2))}, "curriculum=8 2 8 2: its lengths must rise"),
+        ({"curriculum": ((8, 2), (4, 2))}, "curriculum=8 2 4 2: its lengths must rise"),
+        ({"curriculum": ((4, 5), (8, 5))}, "takes 10 steps of steps=10, .*; raise steps"),
     ],
 )
 def test_wrong_schedules_and_optimizers_are_refused(fields: dict, words: str):
     with pytest.raises(MemtrainError, match=words):
         StageConfig(steps=10, **fields)
+
+
+def test_a_curriculum_moves_on_after_its_steps_or_by_the_clock():
+    stage = StageConfig(steps=100, curriculum=((4, 10), (8, 20)), seconds=9.0)
+    assert [lengths_over(stage, step) for step in (0, 9, 10, 29, 30, 99)] == [0, 0, 1, 1, 2, 2]
+    assert [lengths_over(stage, 5, part) for part in (0.0, 0.09, 0.1, 0.3)] == [0, 0, 1, 2]
+    assert lengths_over(StageConfig(steps=100), 50) == 0
 
 
 def test_dmt_takes_every_schedule():

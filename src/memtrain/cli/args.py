@@ -79,7 +79,7 @@ class Option(NamedTuple):
             return f"{self.name}, {off}" if self.default else self.name
         if get_origin(self.kind) is Literal:
             return f"{self.name} {'|'.join(get_args(self.kind))}"
-        kinds = get_args(self.kind) if get_origin(self.kind) is tuple else [self.kind]
+        kinds = _kinds(self.kind)
         names = [METAVARS.get(get_origin(kind) or kind, "...") for kind in kinds]
         return " ".join([self.name, *names])
 
@@ -89,6 +89,13 @@ class Option(NamedTuple):
         hidden = self.default is False or default in ("", math.inf)
         shown = isinstance(default, str | int | float | Path) and not hidden
         return f"{self.help} [{default}]" if shown else self.help
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """The kinds of an option's values; ... where any number may follow."""
+    if get_origin(kind) is not tuple:
+        return [kind]
+    return [one for part in get_args(kind) for one in _kinds(part)]
 
 
 def options_of(
@@ -234,8 +241,11 @@ def _bad_value(arguments: list[str], options: list[Option]) -> str:
         origin = get_origin(option.kind)
         if origin is dict and (not values or len(values) % 2):
             return f"{name}: takes pairs of a name and a value, for example {name} size 28"
-        kinds = get_args(option.kind) if origin is tuple else [option.kind]
-        kinds = [kind for kind in kinds if kind is not ...]
+        kinds = [kind for kind in _kinds(option.kind) if kind is not ...]
+        if ... in get_args(option.kind) and len(kinds) > 1:  # of pairs
+            if len(values) % len(kinds):
+                return f"{name}={' '.join(values)}: takes pairs, here are {len(values)} values"
+            kinds = kinds * (len(values) // len(kinds))
         if len(values) < len(kinds):
             return f"{name}: needs {'a value' if len(kinds) == 1 else f'{len(kinds)} values'}"
         for one, text in zip(kinds, values, strict=False):

@@ -43,6 +43,7 @@ ADDED_FIELDS: dict[str, Any] = {
             "optimizer": "adamw",
             "optimizer_options": {},
             "patience": 0,
+            "curriculum": (),
         }.items()
     },
 }

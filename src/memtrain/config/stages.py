@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from memtrain.config.validation import (
@@ -70,7 +71,11 @@ class StageConfig(Checked):
     """With skip: stop after this many such steps in a row."""
     patience: Annotated[int, Bounds(0)] = 0
     """End the stage after this many evaluations in a row without a lower held-out loss of what it
-    trains, the RNN or in pretraining the teacher (0: never)."""
+    trains, the RNN or in pretraining the teacher (0: never). With a curriculum, those after it."""
+    curriculum: tuple[tuple[int, int], ...] = ()
+    """Train on shorter sequences first: pairs of a length and its steps, in rising order. 32 1000
+    64 500: 1,000 steps at 32 tokens, 500 at 64, and the rest of `steps` at the length of the data
+    (of a stream: at `sequence_length` of BPTT or `rollout_length` of DMT)."""
 
     def check(self) -> None:
         if self.seconds and not self.steps:
@@ -89,6 +94,7 @@ class StageConfig(Checked):
             raise MemtrainError(f"betas={self.betas}: each must be at least 0 and below 1")
         self._check_optimizer()
         self._check_schedule()
+        self._check_curriculum()
 
     def _check_optimizer(self) -> None:
         named = self.optimizer in OPTIMIZERS
@@ -127,6 +133,24 @@ class StageConfig(Checked):
             raise MemtrainError(
                 f"warmup={self.warmup} with decay={self.decay}: are fractions of the same steps, "
                 "so their sum must be at most 1"
+            )
+
+    def _check_curriculum(self) -> None:
+        shown = f"curriculum={' '.join(str(one) for pair in self.curriculum for one in pair)}"
+        for length, steps in self.curriculum:
+            if not (1 <= length <= 2**24 and steps >= 1):
+                raise MemtrainError(
+                    f"{shown}: {length} tokens for {steps} steps; both must be at least 1, and a "
+                    "length at most 16,777,216"
+                )
+        lengths = [length for length, _ in self.curriculum]
+        if any(one >= other for one, other in pairwise(lengths)):
+            raise MemtrainError(f"{shown}: its lengths must rise; give pairs of a length and steps")
+        taken = sum(steps for _, steps in self.curriculum)
+        if self.curriculum and taken >= self.steps:
+            raise MemtrainError(
+                f"{shown}: takes {taken} steps of steps={self.steps}, which leaves none for the "
+                "whole length; raise steps"
             )
 
 

@@ -123,6 +123,11 @@ def _broken_rule(kind: Any, value: Any) -> str:
     if get_origin(kind) is Literal:
         names = get_args(kind)
         return "" if value in names else f"one of {', '.join(map(repr, names))}"
+    if get_origin(kind) is tuple and ... in get_args(kind):  # of pairs
+        pairs = isinstance(value, tuple) and all(
+            isinstance(pair, tuple) and [type(one) for one in pair] == [int, int] for pair in value
+        )
+        return "" if pairs else "a tuple of pairs of whole numbers, as ((32, 1000), (64, 500))"
     if get_origin(kind) is tuple:
         right = isinstance(value, (tuple, list)) and len(value) == len(get_args(kind))
         return "" if right and all(map(_is_number, value)) else f"{len(get_args(kind))} numbers"

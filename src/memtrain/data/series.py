@@ -6,6 +6,8 @@ The end of every series is held out. Rows are numbered through all series, one a
 import hashlib
 import json
 import math
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,13 @@ class SeriesTask(Task):
         self._inputs, self._training = self._inputs.to(device), self._training.to(device)
         self._sampler = None
         return self
+
+    def of_length(self, length: int) -> "SeriesTask":
+        """Shorter windows of the same numbers."""
+        replace(self.config, window=length)  # checks it
+        shorter = copy(self)
+        shorter.sequence_length, shorter._sampler = length, None
+        return shorter
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         """Windows anywhere in the training parts; a batch repeats none while there are others."""

@@ -11,9 +11,10 @@ paper's worked examples test. In addition to the letters of `shapes.py`:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import factorial
 from string import ascii_letters
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Int
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from memtrain.config import S5, Arithmetic, Copy, Parity, Recall, Retrieval, Stack
 from memtrain.data.task import Task
+from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
 
 MAX_RANKED_KEYS = 4096
@@ -32,6 +34,10 @@ class SyntheticTask(Task):
     """A task sampled on its generator's device, so that a CUDA graph of a step can include it."""
 
     _device = torch.device("cpu")
+    config: Any
+
+    def of_length(self, length: int) -> Task:
+        return TASKS[type(self.config)](replace(self.config, sequence_length=length))
 
     @property
     def device(self) -> torch.device:
@@ -59,6 +65,7 @@ class RetrievalTask(SyntheticTask):
     """x = [3,4,0,2,1,3,1,0] -> y = [·,·,·,·,·,·,·,2]"""
 
     def __init__(self, config: Retrieval):
+        self.config = config
         self.vocab_size = config.vocab_size
         self.sequence_length = config.sequence_length
         self.noise = config.noise
@@ -97,6 +104,7 @@ class CopyTask(SyntheticTask):
     """x = [3,4,1,2,0,0,0,0] -> y = [·,·,·,·,2,1,4,3]"""
 
     def __init__(self, config: Copy):
+        self.config = config
         self.vocab_size = config.vocab_size
         self.sequence_length = config.sequence_length
 
@@ -126,6 +134,7 @@ class StackTask(SyntheticTask):
     """x = [1,0,2,3,0,1,0,0] -> y = [·,1,·,·,3,·,1,2]"""
 
     def __init__(self, config: Stack):
+        self.config = config
         self.vocab_size = config.vocab_size
         self.sequence_length = config.sequence_length
         self.depth = config.depth
@@ -206,6 +215,18 @@ class RecallTask(SyntheticTask):
         self.sequence_length = (config.pairs + 1) * pair_length - 1
         self.config = config
 
+    def of_length(self, length: int) -> Task:
+        """With fewer pairs."""
+        size = self.config.key_length + self.config.value_length
+        pairs, rest = divmod(length + 1, size)
+        if rest or pairs < 2:
+            possible = ", ".join(str(size * count - 1) for count in (2, 3, 4))
+            raise MemtrainError(
+                f"sequences of {length} tokens: every pair of a key and a value takes {size}, the "
+                f"query {size - 1}; possible are {possible}, ..."
+            )
+        return RecallTask(replace(self.config, pairs=pairs - 1))
+
     def to(self, device: torch.device) -> Task:
         return super().to(device) if key_count(self.config) <= MAX_RANKED_KEYS else self
 
@@ -252,6 +273,12 @@ class ArithmeticTask(SyntheticTask):
         self.sequence_length = 2 * config.examples
         self.config = config
 
+    def of_length(self, length: int) -> Task:
+        """With fewer examples."""
+        if length % 2:
+            raise MemtrainError(f"sequences of {length} tokens: must be even, pairs of x and y")
+        return ArithmeticTask(replace(self.config, examples=length // 2))
+
     def sample(self, count: int, generator: torch.Generator) -> Batch:
         config = self.config
         drawn = {"generator": generator, "device": generator.device}
@@ -270,6 +297,7 @@ class ParityTask(SyntheticTask):
     vocab_size = 2
 
     def __init__(self, config: Parity):
+        self.config = config
         self.sequence_length = config.sequence_length
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:
@@ -300,6 +328,7 @@ class S5Task(SyntheticTask):
     vocab_size = factorial(5)
 
     def __init__(self, config: S5):
+        self.config = config
         self.sequence_length = config.sequence_length
 
     def sample(self, count: int, generator: torch.Generator) -> Batch:

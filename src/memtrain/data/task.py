@@ -119,6 +119,17 @@ class Task(ABC):
         """
         return self
 
+    def of_length(self, length: int) -> "Task":
+        """The same task in sequences of another length, for a curriculum (`smt.curriculum`).
+
+        Raises:
+            MemtrainError: it has no sequences of that length.
+        """
+        raise MemtrainError(
+            f"all sequences of {type(self).__name__} have {self.sequence_length} tokens; leave the "
+            "curriculum out, or define of_length(length) if the task is yours"
+        )
+
     def describe(self, inputs: list[int], targets: list[int]) -> str:
         """One sequence as readable text."""
         answers = " ".join("·" if y == IGNORE_INDEX else str(y) for y in targets)

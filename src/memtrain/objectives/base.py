@@ -115,6 +115,8 @@ class Objective(nn.Module, ABC):
 
     shard: BatchShard = WHOLE_BATCH
     """The shard of the batch that the next call gets; set by the trainer."""
+    rollout_length: int = 0
+    """Steps that each row of a stream is unrolled, which a curriculum changes; 0: it cannot."""
     overlap: Overlap = NO_OVERLAP
     """Runs work that can overlap with the rest of the step; set by the trainer."""
 
@@ -181,6 +183,10 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def tokens_needed(self) -> int:
         """Tokens per window to draw from a stream; other data have sequences of their own."""
+
+    def shortest_length(self) -> int:
+        """Tokens that a sequence must have."""
+        return 1
 
     def empty_start_rows(self, rows: int) -> int:
         """How many rows of a batch, the first ones, start from the empty memory."""

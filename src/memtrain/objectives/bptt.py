@@ -33,13 +33,14 @@ class BPTT(Objective):
         check_models(self, None, rnn)
         config = stage_settings(BPTTConfig, config, settings)
         self.config = config
+        self.rollout_length = config.sequence_length
         self.rnn = rnn
 
     def trained(self) -> dict[str, nn.Module]:
         return {"rnn": self.rnn}
 
     def tokens_needed(self) -> int:
-        return self.config.sequence_length
+        return self.rollout_length
 
     def empty_start_rows(self, rows: int) -> int:
         return rows

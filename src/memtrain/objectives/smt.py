@@ -106,6 +106,9 @@ class SMT(Objective):
             )
         return batch
 
+    def shortest_length(self) -> int:
+        return self.config.dynamics_steps + (not self.config.learn_start) if self.trains_cell else 1
+
     def empty_start_rows(self, rows: int) -> int:
         return round(self.config.short_contexts * rows)
 

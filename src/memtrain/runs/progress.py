@@ -20,7 +20,7 @@ class StageProgress:
 
     name: str
     sequential_ops_a_step: int
-    """Operations on the critical path of one step."""
+    """Operations on the critical path of one step, at the current length of a curriculum."""
     steps: int = 0
     tokens: int = 0
     sequential_ops: int = 0
@@ -36,6 +36,8 @@ class StageProgress:
     """The lowest held-out loss of what the stage trains."""
     since_lowest: int = 0
     """Evaluations since then."""
+    lengths_over: int = 0
+    """Lengths of the stage's curriculum that are over."""
     ended_of: int = 0
     """The steps that the stage should have had when a callback ended it; 0 if none did."""
     other: dict[str, float] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class StageProgress:
         unset = set() if self.skipped else {"skipped", "skipped_in_a_row"}
         unset |= {"start_up_seconds"} if self.start_up_seconds is None else set()
         unset |= {"lowest", "since_lowest"} if self.lowest is None else set()
+        unset |= set() if self.lengths_over else {"lengths_over"}
         unset |= set() if self.ended_of else {"ended_of"}
         return _to_json(self, unset)
 
@@ -150,6 +153,10 @@ class Progress:
             or done != names[: len(done)]
             or len(done) != self.stage + (self.step > 0)
             or (self.step and self.step > steps[names[self.stage]])
+            or any(
+                stage.lengths_over > len(config.stages()[stage.name].curriculum)
+                for stage in self.stages
+            )
         ):
             raise CheckpointError(f"{folder}: the checkpoint's progress does not fit the config")
 
@@ -196,7 +203,7 @@ def _read_stage(plain: Any) -> StageProgress:
     for key, value in plain.items():
         right = isinstance(value, str) if key == "name" else _is_number(value)
         _require(right, f"{where}: {key}={value!r}", "has the wrong type")
-    for key in ("skipped", "skipped_in_a_row", "since_lowest", "ended_of"):
+    for key in ("skipped", "skipped_in_a_row", "since_lowest", "lengths_over", "ended_of"):
         _require_count(plain.get(key, 0), f"{where}: {key}")
     known, other = _split(plain, StageProgress)
     return StageProgress(**known, other=other)

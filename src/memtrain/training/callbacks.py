@@ -114,6 +114,8 @@ class EarlyStopping(Callback):
         teacher = metrics.stage == "pretrain"  # which trains nothing else
         loss = metrics.held_out_teacher if teacher else metrics.held_out
         progress = self.run.progress.stages[-1]
+        if progress.lengths_over < len(stage.curriculum):
+            return  # whole sequences, on which it is scored, are still to come
         if loss is None or not progress.note_loss(loss) or not stage.patience:
             return
         if progress.since_lowest >= stage.patience and metrics.step < metrics.steps:

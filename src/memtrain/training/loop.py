@@ -85,6 +85,8 @@ class StageLoop:
     """Returns the run's models as a checkpoint stores them."""
     evaluate: Callable[[int], Evaluation]
     """Scores the models on this many held-out sequences."""
+    sequential_ops: Callable[[Trainer], int]
+    """Counts the operations on the critical path of one step."""
     newest: list[Evaluation] = field(default_factory=list)
     """The stage's last evaluation."""
 
@@ -98,8 +100,10 @@ class StageLoop:
         """
         trainer = self.trainer
         self.hooks.tell("on_stage_start", self.name, trainer.step, trainer.stage.steps)
+        announced = not trainer.stage.curriculum
         while trainer.step < trainer.stage.steps:
             self.writer.check()
+            announced = self._update_length(announced)
             trainer.group.step = self.progress.global_step + 1
             with self._explained_errors():
                 metrics = trainer.train_step()
@@ -111,6 +115,21 @@ class StageLoop:
                 self.writer.wait()
                 raise self.stop.interrupted(f"after step {trainer.step} of {self.name}", number)
         trainer.objective.sync_readout(full_tensors)
+
+    def _update_length(self, announced: bool) -> bool:
+        """Move on in the curriculum if that is due, and count the steps to come as they cost."""
+        trainer = self.trainer
+        with self._explained_errors():
+            changed = trainer.update_length()
+        if changed:
+            stage = self.progress.stages[self.progress.stage]
+            stage.lengths_over = trainer.lengths_over
+            stage.sequential_ops_a_step = self.sequential_ops(trainer)
+        if changed or not announced:
+            self.reporter.say(
+                f"{self.name}: sequences of {trainer.length} tokens from step {trainer.step + 1}"
+            )
+        return True
 
     def after_step(self, metrics: Mapping[str, Tensor]) -> None:
         """Count the step; log, evaluate and save if that is due."""
@@ -126,13 +145,15 @@ class StageLoop:
         progress.global_step += 1
         stage = progress.stages[progress.stage]
         stage.steps, stage.tokens = trainer.step, trainer.tokens
-        stage.sequential_ops = trainer.step * stage.sequential_ops_a_step
+        stage.sequential_ops += stage.sequential_ops_a_step
         stage.seconds, stage.start_up_seconds = trainer.clock.seconds, trainer.clock.start_up
         problem = None
         if logged or evaluated:
             values = {key: float(value) for key, value in metrics.items()}
             record = {"stage": self.name, "step": trainer.step, **progress.totals(), **values}
             record["learning_rate"] = trainer.rate
+            if trainer.stage.curriculum:
+                record["length"] = trainer.length
             saved |= self._evaluate(record) if evaluated else False
             if trainer.group.main:
                 self.metrics.append(record)

@@ -47,6 +47,7 @@ from memtrain.training import initial as warm_start
 from memtrain.training import notebook
 from memtrain.training.callbacks import Callback, check_callbacks
 from memtrain.training.console import Reporter, make_reporter
+from memtrain.training.curriculum import Curriculum
 from memtrain.training.label import start_from_labels
 from memtrain.training.optimizer import check_optimizer
 from memtrain.training.schedule import describe_new_schedule
@@ -110,6 +111,8 @@ class Run:
             series=asdict(self.series) if self.series else None,
             made_of=self.made_of,
         )
+        for name in self.stages:
+            Curriculum(self.objective(name), config.stages()[name], self.task).check(name)
         self.pending: Checkpoint | None = None
         self._newest = -1
 

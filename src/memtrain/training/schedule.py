@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
 
@@ -40,6 +41,15 @@ def learning_rate(stage: StageConfig, step: int, elapsed: float = 0.0) -> float:
     done = min(1.0, max(0.0, (at - falls_from) / max(1, stage.steps - falls_from)))
     left = 0.5 * (1 + math.cos(math.pi * done)) if stage.schedule == "cosine" else 1 - done
     return peak * (stage.floor + (1 - stage.floor) * left)
+
+
+def lengths_over(stage: StageConfig, step: int, elapsed: float = 0.0) -> int:
+    """How many lengths of a stage's curriculum are over before a step.
+
+    A time limit shortens the curriculum as it does the schedule. Arguments as of `learning_rate`.
+    """
+    at = max(step, elapsed * stage.steps)
+    return sum(at >= end for end in accumulate(steps for _, steps in stage.curriculum))
 
 
 def _elapsed(limit: float, seconds: float, start_up: float | None) -> float:

@@ -9,7 +9,6 @@ import torch
 from memtrain.config import CUSTOM_PATH
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import sequential_ops
-from memtrain.objectives.base import Objective
 from memtrain.runs import run_folder
 from memtrain.runs.distributed import full_tensors, last_saved, lost_worker
 from memtrain.runs.processes import stop_signals
@@ -168,6 +167,7 @@ class Training:
             stop=stop,
             weights=lambda: full_tensors(run.models.state_dict()),
             evaluate=run.evaluate,
+            sequential_ops=self._sequential_ops,
         )
 
     def _start_stage(self, loop: StageLoop) -> None:
@@ -179,14 +179,15 @@ class Training:
             trainer.restore(progress.step, progress.stages[progress.stage])
         else:
             torch.manual_seed(trainer.generator.initial_seed())
-            cost = self._sequential_ops(trainer.objective)
+            cost = self._sequential_ops(trainer)
             progress.stages.append(StageProgress(loop.name, sequential_ops_a_step=cost))
         self.run.pending = None
 
-    def _sequential_ops(self, objective: Objective) -> int:
+    def _sequential_ops(self, trainer: Trainer) -> int:
         """Operations on the critical path of one step, counted with two training sequences."""
-        run, generator = self.run, torch.Generator().manual_seed(0)
-        task = run.task.windows(objective.tokens_needed(), objective.empty_start_rows(2))
+        run, objective = self.run, trainer.objective
+        generator = torch.Generator().manual_seed(0)
+        task = trainer.task.windows(objective.tokens_needed(), objective.empty_start_rows(2))
         batch = task.sample(2, generator).to(run.engine.device)
         try:
             with run.engine.reference(run.models):  # kernels and graphs hide operations

@@ -27,7 +27,8 @@ from memtrain.runs.progress import StageProgress
 from memtrain.shapes import Batch, Losses
 from memtrain.training import optimizer as optim
 from memtrain.training.batches import make_batches
-from memtrain.training.schedule import StageClock, learning_rate
+from memtrain.training.curriculum import Curriculum
+from memtrain.training.schedule import StageClock, learning_rate, lengths_over
 
 KEPT = "objective."
 """Begins the names of tensors in a checkpoint that the objective keeps between steps."""
@@ -69,9 +70,8 @@ class Trainer:
     ) -> None:
         check_batch_size(stage, group.size)
         self.objective, self.stage, self.engine, self.group = objective, stage, engine, group
-        empty_starts = objective.empty_start_rows(stage.batch_size)
-        self.task = task.windows(objective.tokens_needed(), empty_starts)
-        self.generator = torch.Generator(self.task.device).manual_seed(seed)
+        self.curriculum = Curriculum(objective, stage, task)
+        self.generator = torch.Generator(task.device).manual_seed(seed)
         self.trained = {
             name: [p for p in module.parameters() if p.requires_grad]
             for name, module in objective.trained().items()
@@ -94,19 +94,46 @@ class Trainer:
         """The step after which a callback ends the stage."""
         self.clock = StageClock(stage.seconds, engine.device, group)
         self.forward: Callable[[Batch, torch.Generator], Losses] = objective.compute
-        self.run_step: Callable[[], dict[str, Tensor]] = self.compute
-        self.batches = make_batches(self.task, stage.batch_size, self.generator, engine.device)
         objective.overlap = NO_OVERLAP
         whole = group.size * stage.accumulate == 1
-        on_gpu = on_gpu and self.task.device.type == "cuda"
+        on_gpu = on_gpu and task.device.type == "cuda"
         self.captured = engine.fast and whole and objective.capturable and on_gpu
         """Whether steps become a CUDA graph, which only launches work on the device."""
         if self.captured:
-            warm_up = partial(engine.precompile, objective, self.rehearse)
             self.forward = engine.captured_forward(objective)
-            self.run_step = engine.capture(
-                self.compute, self.generator, warm_up if objective.short_step else None
+        self._use_length(0)
+
+    def _use_length(self, index: int) -> None:
+        """Take the next steps on sequences of one of the curriculum's lengths."""
+        self.lengths_over = index
+        """How many lengths of the curriculum are over."""
+        self.task = self.curriculum.use(index)
+        self.batches = make_batches(
+            self.task, self.stage.batch_size, self.generator, self.engine.device
+        )
+        self.run_step: Callable[[], dict[str, Tensor]] = self.compute
+        if self.captured:  # each length anew: a CUDA graph has one shape
+            warm_up = partial(self.engine.precompile, self.objective, self.rehearse)
+            self.run_step = self.engine.capture(
+                self.compute, self.generator, warm_up if self.objective.short_step else None
             )
+
+    @property
+    def length(self) -> int:
+        """Tokens per sequence now; of a stream, steps per rollout (0: not unrolled)."""
+        return self.curriculum.lengths[self.lengths_over]
+
+    def update_length(self) -> bool:
+        """Move on in the curriculum if that is due before the next step; returns whether it was.
+
+        It never goes back, also when a time limit was raised.
+        """
+        due = lengths_over(self.stage, self.step, self.clock.elapsed)
+        if due <= self.lengths_over:
+            return False
+        self.check()  # waits: a graph's last replay is over before the graph is deleted
+        self._use_length(due)
+        return True
 
     def train_step(self) -> dict[str, Tensor]:
         """Take one optimizer step; returns the loss, its parts and the gradient norms.
@@ -286,6 +313,8 @@ class Trainer:
     def restore(self, step: int, progress: StageProgress) -> None:
         """Continue from the counters of a checkpoint."""
         self.step, self.tokens = step, progress.tokens
+        if progress.lengths_over:
+            self._use_length(progress.lengths_over)
         self.clock.restore(progress.seconds, progress.start_up_seconds, step)
         self._bad_steps.fill_(progress.skipped)
         self._bad_in_a_row.fill_(progress.skipped_in_a_row)
