@@ -2,11 +2,10 @@
 
     python scripts/many_runs.py scripts/plans/retrieval.py --folder runs/many --processes 12
 
-A plan is a Python file that defines `RUNS`, a dict from names to `RunConfig`s. A list of configs is
-a curriculum: each run starts from the weights of the one before. Processes share an NVIDIA GPU
-through its Multi-Process Service where that can be started. An existing run is resumed, so the same
-command continues a plan; `--only` selects runs. Results are appended to FOLDER/results.jsonl, one
-line per run: the evaluation at the end of each stage, and its cost.
+A plan is a Python file that defines `RUNS`, a dict from names to `RunConfig`s. Processes share an
+NVIDIA GPU through its Multi-Process Service where that can be started. An existing run is resumed,
+so the same command continues a plan; `--only` selects runs. Results are appended to
+FOLDER/results.jsonl, one line per run: the evaluation at the end of each stage, and its cost.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -30,32 +28,12 @@ from memtrain.training.console import Reporter
 from memtrain.training.run import Run
 
 
-def train(
-    name: str, configs: RunConfig | list[RunConfig], folder: Path, sequences: int
-) -> Iterator[dict[str, Any]]:
-    """Train a run, or the runs of a curriculum, to the end; yields the scores and costs of each."""
+def train(name: str, config: RunConfig, place: Path, sequences: int) -> dict[str, Any]:
+    """Train a run to the end; returns the scores and cost of each stage."""
     import torch
 
     torch.set_num_threads(1)
-    if isinstance(configs, RunConfig):
-        yield _train_one(name, configs, None, folder / name, sequences)[0]
-        return
-    run = None
-    for number, config in enumerate(configs):
-        part = f"{name}-{number}"
-        result, run = _train_one(part, config, run, folder / part, sequences)
-        yield result
-
-
-def _train_one(
-    name: str, config: RunConfig, before: Run | None, place: Path, sequences: int
-) -> tuple[dict[str, Any], Run]:
-    if (place / "config.json").exists():
-        run = Run.open(place)
-    else:
-        run = Run.create(config, place)
-        if before is not None:
-            run.models.load_state_dict(before.models.state_dict())
+    run = Run.open(place) if (place / "config.json").exists() else Run.create(config, place)
     scores = {}
     for stage in run.stages[run.progress.stage :]:
         run.train(Reporter(), until=stage)
@@ -65,7 +43,7 @@ def _train_one(
             "rnn": _brief(found["rnn"]),
             "unexplained": _unexplained(found["drift"]),
         }
-    return {"name": name, "scores": scores, "stages": run.progress.stages_json()}, run
+    return {"name": name, "scores": scores, "stages": run.progress.stages_json()}
 
 
 def _brief(score: dict[str, Any] | None) -> dict[str, float] | None:
@@ -80,20 +58,16 @@ def _unexplained(drift: dict[str, Any] | None) -> dict[str, float] | None:
     return {"one_step": drift["one_step_unexplained"], "rollout": sum(late) / len(late)}
 
 
-def _attempt(
-    name: str, configs: RunConfig | list[RunConfig], folder: Path, sequences: int
-) -> list[dict[str, Any]]:
-    results = []
+def _attempt(name: str, config: RunConfig, folder: Path, sequences: int) -> dict[str, Any]:
     try:
-        for result in train(name, configs, folder, sequences):
-            results.append(result)
-            with (folder / "results.jsonl").open("a") as file:  # one write: lines stay whole
-                file.write(json.dumps(result) + "\n")
+        result = train(name, config, folder / name, sequences)
     except MemtrainError as error:
-        results.append({"name": name, "failed": str(error)})
+        return {"name": name, "failed": str(error)}
     except Exception as error:  # a failed run must not end the others
-        results.append({"name": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"})
-    return results
+        return {"name": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    with (folder / "results.jsonl").open("a") as file:  # one write: lines stay whole
+        file.write(json.dumps(result) + "\n")
+    return result
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -126,7 +100,7 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=512, help="held-out sequences to score")
     parser.add_argument("--only", nargs="*", help="runs of the plan to train")
     options = parser.parse_args()
-    runs: dict[str, RunConfig | list[RunConfig]] = runpy.run_path(str(options.plan))["RUNS"]
+    runs: dict[str, RunConfig] = runpy.run_path(str(options.plan))["RUNS"]
     chosen = {name: runs[name] for name in options.only or runs}
     options.folder.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
@@ -137,11 +111,11 @@ def main() -> int:
         ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool,
     ):
         jobs = [
-            pool.submit(_attempt, name, configs, options.folder, options.sequences)
-            for name, configs in chosen.items()
+            pool.submit(_attempt, name, config, options.folder, options.sequences)
+            for name, config in chosen.items()
         ]
         for job in as_completed(jobs):
-            results += job.result()
+            results.append(job.result())
             print(f"{time.monotonic() - began:.0f} s: {results[-1]['name']}", file=sys.stderr)
     print(table(results))
     return 1 if any("failed" in result for result in results) else 0
