@@ -128,8 +128,8 @@ def test_a_curriculum_is_pairs_in_one_option_or_several(capsys):
     from memtrain.cli.train import _parse_train
 
     for arguments in ("8 20 12 30", "8 20 --smt.curriculum 12 30"):
-        words = f"--smt.curriculum {arguments} --bptt.curriculum=2 1 --bptt.steps 5".split()
-        _, default, configure = _parse_train("copy", words)
+        words = ["--smt.curriculum", *arguments.split(), "--bptt.curriculum=2", "1"]
+        _, default, configure = _parse_train("copy", [*words, "--bptt.steps", "5"])
         config = configure(default)
         assert config.smt.curriculum == ((8, 20), (12, 30))
         assert config.bptt.curriculum == ((2, 1),)

@@ -12,6 +12,7 @@ import torch
 from conftest import TINY
 from memtrain.config import (
     Arithmetic,
+    BPTTConfig,
     Copy,
     DataConfig,
     Digits,
@@ -153,6 +154,22 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert [vars(one) | {"seconds": 0} for one in run.progress.stages] == [
         vars(one) | {"seconds": 0} for one in whole.progress.stages
     ]
+
+
+@pytest.mark.parametrize("rollout", ["carried", "picard"])
+def test_other_rollouts_of_dmt_go_through_a_curriculum(tmp_path: Path, rollout: Any):
+    """Carried memories, of sequences of one length, are dropped where it changes."""
+    dmt = replace(TINY.dmt, steps=10, rollout=rollout, curriculum=((3, 3), (4, 4)))
+    config = replace(TINY, smt=replace(TINY.smt, steps=1), dmt=dmt, bptt=BPTTConfig())
+    config = replace(config, log=replace(TINY.log, every=1))
+    whole = Run.create(config, tmp_path / "whole").train(Reporter())
+    assert [line["length"] for line in whole.metrics.read()[-10:]] == 3 * [3] + 4 * [4] + 3 * [6]
+    for step in (2, 3, 4):
+        with pytest.raises(Interrupted):
+            Run.create(config, tmp_path / f"{step}").train(StopAt("dmt", step))
+        run = Run.open(tmp_path / f"{step}").train(Reporter())
+        assert_same_weights(whole, run)
+        assert comparable(run) == comparable(whole)
 
 
 def test_the_run_says_when_the_length_changes(tmp_path: Path):

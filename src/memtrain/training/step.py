@@ -132,6 +132,7 @@ class Trainer:
         if due <= self.lengths_over:
             return False
         self.check()  # waits: a graph's last replay is over before the graph is deleted
+        self.objective.keep_tensors({})  # they are of sequences of the length before
         self._use_length(due)
         return True
 
