@@ -12,6 +12,7 @@ from torch import Tensor
 from memtrain.data.series_format import SeriesFormat
 from memtrain.losses import value_losses
 from memtrain.models.likelihood import Distribution
+from memtrain.objectives.large_vocabulary import positions_at_once
 from memtrain.shapes import IGNORE_INDEX, Values
 
 ROWS = 2**13
@@ -57,14 +58,20 @@ class ScoreAccumulator:
     Args:
         length: the number of positions.
         device: where the sums are.
+        vocab_size: the number of tokens; with many of them, fewer memories are decoded at once.
         text_bytes: the bytes of text that all targets at each position stand for, if it is a text.
     """
 
     def __init__(
-        self, length: int, device: torch.device, text_bytes: Float[Tensor, " T"] | None = None
+        self,
+        length: int,
+        device: torch.device,
+        vocab_size: int,
+        text_bytes: Float[Tensor, " T"] | None = None,
     ) -> None:
         zeros = torch.zeros(3, length, dtype=torch.float64, device=device)
         self.nats, self.correct, self.targets = zeros
+        self.rows = min(ROWS, positions_at_once(vocab_size, device))
         self.text_bytes = text_bytes
 
     def add(
@@ -75,8 +82,8 @@ class ScoreAccumulator:
         first: int = 0,
     ) -> None:
         """Score memories, a bounded number at a time; `first` is the position of the first."""
-        parts = zip(memories.flatten(0, 1).split(ROWS), targets.flatten().split(ROWS), strict=True)
-        scored = [_token_scores(predict(part), target) for part, target in parts]
+        flat = memories.flatten(0, 1).split(self.rows), targets.flatten().split(self.rows)
+        scored = [_token_scores(predict(part), target) for part, target in zip(*flat, strict=True)]
         nats, correct = (torch.cat(one).view(targets.shape) for one in zip(*scored, strict=True))
         self.nats[first:] += nats.double().sum(0)
         self.correct[first:] += correct.double().sum(0)
