@@ -82,11 +82,16 @@ class ScoreAccumulator:
         first: int = 0,
     ) -> None:
         """Score memories, a bounded number at a time; `first` is the position of the first."""
-        flat = memories.flatten(0, 1).split(self.rows), targets.flatten().split(self.rows)
-        scored = [_token_scores(predict(part), target) for part, target in zip(*flat, strict=True)]
-        nats, correct = (torch.cat(one).view(targets.shape) for one in zip(*scored, strict=True))
-        self.nats[first:] += nats.double().sum(0)
-        self.correct[first:] += correct.double().sum(0)
+        flat, wanted = memories.flatten(0, 1), targets.flatten()
+        # Made beforehand: small tensors kept from each part would lie between the freed logits of
+        # a CPU's heap, which could then not be used again.
+        scored = torch.empty(2, len(flat), dtype=torch.float64, device=targets.device)
+        for begin in range(0, len(flat), self.rows):
+            part = slice(begin, begin + self.rows)
+            scored[0, part], scored[1, part] = _token_scores(predict(flat[part]), wanted[part])
+        nats, correct = scored.view(2, *targets.shape)
+        self.nats[first:] += nats.sum(0)
+        self.correct[first:] += correct.sum(0)
         self.targets[first:] += (targets != IGNORE_INDEX).double().sum(0)
 
     def score(self, first: int = 0) -> Score:
