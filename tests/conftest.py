@@ -153,10 +153,10 @@ def other_token(tokens: Tensor) -> Tensor:
 
 
 def recorded(calls: list[tuple], function: Callable) -> Callable:
-    """The function, which also notes its arguments and its result."""
+    """The function, which also notes its arguments (without those by name) and its result."""
 
-    def call(*args: Any) -> Any:
-        result = function(*args)
+    def call(*args: Any, **named: Any) -> Any:
+        result = function(*args, **named)
         calls.append((*args, result))
         return result
 

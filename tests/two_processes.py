@@ -12,6 +12,7 @@ from torch import Tensor
 from conftest import TINY
 from memtrain.config import EngineConfig, LogConfig, PretrainConfig, RunConfig
 from memtrain.errors import EndStage, MemtrainError
+from memtrain.objectives.large_vocabulary import LOGITS_AT_ONCE
 from memtrain.runs import heartbeat
 from memtrain.runs.distributed import Group, join
 from memtrain.runs.processes import Interrupted, end_if_one_of_several
@@ -109,6 +110,10 @@ def train(group: Group, folder: Path) -> None:
     Run.create(PAPER, folder / "spread", group=group).train()
     Run.create(CAUSAL, folder / "spread causal", group=group).train()
     Run.create(TWO_STAGES, folder / "spread stages", group=group).train()
+    whole = LOGITS_AT_ONCE["cpu"]
+    LOGITS_AT_ONCE["cpu"] = 20  # as with a large vocabulary
+    Run.create(CAUSAL, folder / "spread chunks", group=group).train()
+    LOGITS_AT_ONCE["cpu"] = whole
     run = Run.create(SHORT, folder / "stopped", group=group)
     stage.EXCHANGE = 0.0  # after every step
     try:

@@ -9,10 +9,21 @@ MAX_MESSAGE = 800
 
 
 class MemtrainError(ValueError):
-    """An error the user can fix. The command line prints its message as one line."""
+    """An error the user can fix.
 
-    def __init__(self, message: str) -> None:
+    Attributes:
+        command_line: the message with the remedy as a command or option, which the command line
+            prints as one line.
+    """
+
+    def __init__(self, message: str, command_line: str = "") -> None:
+        """
+        Args:
+            message: names the remedy, in Python if that is another than on the command line.
+            command_line: then the whole message for the command line.
+        """
         super().__init__(_shortened(printable(message)))
+        self.command_line = _shortened(printable(command_line or message))
 
 
 class CellContractError(MemtrainError):

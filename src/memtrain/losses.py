@@ -56,12 +56,17 @@ def decode_loss(
     try:
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     except IndexError:  # on a GPU the kernel itself asserts this
-        outside = (targets != IGNORE_INDEX) & ((targets < 0) | (targets >= logits.shape[1]))
-        raise MemtrainError(
-            f"targets={int(targets[outside][0])}: must be 0..{logits.shape[1] - 1}, the classes of "
-            f"logits, or {IGNORE_INDEX} where there is no target"
-        ) from None
+        raise wrong_target(targets, logits.shape[1]) from None
     return shard.sum(total) / shard.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)
+
+
+def wrong_target(targets: Int[Tensor, "*rows"], classes: int) -> MemtrainError:
+    """The error for targets of which one is no class."""
+    outside = (targets != IGNORE_INDEX) & ((targets < 0) | (targets >= classes))
+    return MemtrainError(
+        f"targets={int(targets[outside][0])}: must be 0..{classes - 1}, the classes of logits, or "
+        f"{IGNORE_INDEX} where there is no target"
+    )
 
 
 def value_loss(

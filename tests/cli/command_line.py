@@ -1,10 +1,14 @@
 """Helpers for tests that run commands."""
 
+import re
 from pathlib import Path
 
 from memtrain.cli import main
 from memtrain.config import RunConfig
 from memtrain.config.serialize import to_json
+
+PYTHON = re.compile(r"overwrite=True|allow_code=True|recipe\(|memtrain\.\w+\(|Run\.create")
+"""Remedies for readers of Python, which an answer to a command must not name."""
 
 
 def save(config: RunConfig, path: Path = Path("tiny.json")) -> str:
@@ -18,4 +22,5 @@ def refused(capsys, *arguments: str) -> str:
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and captured.err.startswith("memtrain: ")
     assert "Traceback" not in captured.err
+    assert not PYTHON.search(captured.err), captured.err
     return captured.err

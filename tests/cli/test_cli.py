@@ -222,7 +222,9 @@ def test_existing_run_folder_is_not_overwritten(here: Path, capsys):
     before = Path("runs/tiny/metrics.jsonl").read_text()
     capsys.readouterr()
     line = refused(capsys, "train", "tiny.json")
-    assert "--resume" in line and "--overwrite" in line
+    assert "runs/tiny: a run is there already; memtrain resume runs/tiny continues it" in line
+    assert line.endswith(", --overwrite replaces it, --folder takes another place\n")
+    assert "Run.open" not in line
     assert Path("runs/tiny/metrics.jsonl").read_text() == before
     assert "choose one" in refused(capsys, "train", "tiny.json", "--resume", "--overwrite")
     assert main(["train", "tiny.json", "--smt.steps", "3", "--overwrite"]) == 0
@@ -498,7 +500,7 @@ def test_readme_commands_for_your_images_run(here: Path, capsys):
     for path in capsys.readouterr().out.splitlines():
         assert imread(path).ndim == 3
     for options, message in {
-        ("--prompt", "a"): "this model generates images; pass the first tokens of an image",
+        ("--prompt", "a"): "this model generates images; complete one with --image FILE",
         ("--given", "1.5"): "given=1.5: must be above 0 and below 1",
         ("--given", "0"): "given=0.0: must be above 0 and below 1",
         ("--length", "9"): "images have 25 tokens",

@@ -37,7 +37,7 @@ def test_a_prompt_of_tokens_is_written_as_they_are_shown():
         (TEXT, "", "prompt='': must hold a character"),
         (TEXT, "cab", "'b' does not occur in the training text"),
         (TEXT, "caf\u00e8", "'è' does not occur"),
-        (PICTURE, "3", "prompt='3': this model generates images; complete one with --image"),
+        (PICTURE, "3", "prompt='3': this model generates images; complete one with its first"),
         (TOKENS, "a", "prompt='a': this model generates tokens; must be numbers 0..8"),
         (TOKENS, "1 9", "must be numbers 0..8"),
         (TOKENS, "-1", "must be numbers 0..8"),

@@ -191,7 +191,7 @@ def test_identity_is_of_content_and_options(tmp_path):
         ({"held_out": 0.02}, "data.held_out=0.02: holds out 1 of the 50 rows of"),
         (
             {"window": 40},
-            "series 's0' has 40 rows, enough for windows of 39 steps; --data.window 39",
+            "series 's0' has 40 rows, enough for windows of 39 steps; set data.window to",
         ),
         ({"path": ""}, "memtrain train series --data FILE --data.targets y"),
         ({"targets": "z"}, "data.targets='z'"),

@@ -402,14 +402,14 @@ def test_only_positions_with_a_target_count():
     right = torch.nn.functional.one_hot(batch.targets.clamp(min=0), VOCAB).float()
     for sign, accuracy in ((9.0, 1.0), (-9.0, 0.0)):
         logits = (sign * right).where(valid[..., None], 0).flatten(0, 1)
-        tally = ScoreAccumulator(5, CPU)
+        tally = ScoreAccumulator(5, CPU, VOCAB)
         tally.add(lambda _, logits=logits: logits, normal(3, 5, 2, 16), batch.targets)
         assert tally.score().accuracy == accuracy
         assert int(tally.targets.sum()) == int(valid.sum())
 
 
 def test_a_score_without_targets_is_zero():
-    tally = ScoreAccumulator(3, CPU)
+    tally = ScoreAccumulator(3, CPU, VOCAB)
     targets = torch.full((2, 3), IGNORE_INDEX)
     rnn = tiny_rnn()
     with torch.no_grad():

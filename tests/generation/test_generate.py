@@ -4,6 +4,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 
 import memtrain.generation.generate
-from conftest import TINY, random_tokens, seeded
+from conftest import TINY, random_tokens, seeded, tiny_rnn
 from memtrain.cli.generate import Generate, generate_images, generate_text
 from memtrain.data.codec import TokenCodec
 from memtrain.data.images import ImageFormat
@@ -279,9 +280,17 @@ def test_a_name_instead_of_a_model_explains_how_to_load_it(wrong: Any, message: 
 
 def test_a_text_prompt_for_images_names_the_argument_and_the_option():
     with pytest.raises(
-        MemtrainError, match=r"pass the first tokens .* \(on the command line: --image"
-    ):
+        MemtrainError, match="complete one with its first tokens, an array"
+    ) as caught:
         generate(model(PICTURE), prompt="a")
+    assert caught.value.command_line.endswith("complete one with --image FILE")
+
+
+def test_a_model_that_samples_no_tokens_names_what_it_does_instead():
+    wrong = SimpleNamespace(rnn=tiny_rnn(), spelling=None)
+    with pytest.raises(MemtrainError, match=r"asks for answers .* model.rnn\(tokens\)") as caught:
+        generate(wrong)
+    assert caught.value.command_line.endswith("to sample; memtrain eval scores its answers")
 
 
 @pytest.mark.parametrize("part", ["readout", "cell"])

@@ -98,7 +98,7 @@ def test_the_recipe_has_as_many_parameters_as_that_of_the_recurrent_cell(size: s
 
 
 def test_it_is_refused_where_it_cannot_be_trained():
-    with pytest.raises(MemtrainError, match="cell.kind=attention: .* --method bptt"):
+    with pytest.raises(MemtrainError, match="cell.kind=attention: .* method bptt of a recipe"):
         recipe("text", cell="attention")
     with pytest.raises(MemtrainError, match="a series is numbers; use transformer"):
         RunConfig(cell=CELL, data=Series(), bptt=BPTTConfig(steps=1))

@@ -112,6 +112,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("shared", "one"),
         ("spread", "paper"),
         ("spread causal", "causal"),
+        ("spread chunks", "causal"),
         ("spread stages", "stages"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_run_opens_with_the_same_objects(trained: Run, either: Path):
 
 def test_evaluation_and_training_need_the_task(either: Path, capsys):
     before = {path: path.stat().st_mtime_ns for path in either.rglob("*")}
-    needs = r"test_fingerprint:Echo; pass --allow-code .*Run\.open\('.*', task=\.\.\.\)"
+    needs = r"test_fingerprint:Echo; pass allow_code=True .*or the object itself, task=\.\.\."
     with pytest.raises(MemtrainError, match=needs):
         Run.open(either, cell=Cell(normalize=True))
     for command in ("eval", "resume", "generate"):

@@ -585,7 +585,7 @@ def test_wrong_python_arguments_are_refused_with_a_reason(tmp_path: Path, run: P
         create(Run, "digits", tmp_path / "new")
     with pytest.raises(MemtrainError, match=r"cell=Linear: is a class; pass an object"):
         create(Run, SHORT, tmp_path / "new", cell=torch.nn.Linear)
-    with pytest.raises(MemtrainError, match="Run.open continues it, overwrite=True replaces it"):
+    with pytest.raises(MemtrainError, match="continues it, overwrite=True replaces it"):
         Run.create(SHORT, run)
     with pytest.raises(MemtrainError, match="until='SMT': this run's stages are smt"):
         Run.open(run).train(until="SMT")
@@ -607,7 +607,7 @@ def test_resume_refuses_options_that_the_run_does_not_have(run: Path, tmp_path: 
     before = files_of(run)
     again = ["train", path, "--folder", str(run), "--resume"]
     message = refused(capsys, *again, "--smt.batch-size", "100")
-    assert "smt.batch_size=100: " in message and "a run keeps its config; leave the" in message
+    assert "smt.batch_size=100: " in message and "a run keeps its config; leave that" in message
     assert "seed=3: the run has seed=0" in refused(capsys, *again, "--seed", "3")
     message = refused(capsys, "resume", str(run), "--smt.batch-size", "100")
     assert "smt.batch_size=100: " in message and "a run keeps its config" in message

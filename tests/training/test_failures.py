@@ -202,7 +202,11 @@ def test_out_of_memory_names_the_setting_and_the_size(tmp_path: Path, monkeypatc
         run.train()
     text = str(caught.value)
     assert "Tried to allocate 20.00 GiB" in text and "\n" not in text
-    assert "--smt.accumulate 2 takes 2 at a time" in text and "optimizer need 0.00 GiB" in text
+    assert """; changes={"smt.accumulate": 2} of Run.open takes 2 at a time""" in text
+    assert "optimizer need 0.00 GiB" in text and "--" not in text
+    assert "; --smt.accumulate 2 takes 2 at a time" in caught.value.command_line
+    again = Run.open(run.folder, changes={"smt.accumulate": 2})  # what the message says
+    assert again.config.smt.accumulate == 2
 
 
 def test_out_of_memory_with_one_sequence_at_a_time_suggests_a_smaller_model():

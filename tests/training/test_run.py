@@ -1,5 +1,6 @@
 """Whole runs on tiny models: stages, resume, interruption, divergence, a user's own cell."""
 
+import re
 import signal
 import threading
 from dataclasses import replace
@@ -264,8 +265,9 @@ def test_user_cells_and_tasks_are_found_by_name(tmp_path: Path, monkeypatch):
     run = Run.create(config, tmp_path / "run").train()
     assert run.rnn.empty_memory(1).shape == (1, 1, 7)
     assert run.task.sequence_length == 4
-    with pytest.raises(MemtrainError, match="their_code:Elman; pass --allow-code"):
+    with pytest.raises(MemtrainError, match="their_code:Elman; pass allow_code=True") as caught:
         Run.open(tmp_path / "run")
+    assert "their_code:Elman; pass --allow-code" in caught.value.command_line
     assert_same_weights(run, Run.open(tmp_path / "run", allow_code=True))
 
 
@@ -284,7 +286,11 @@ def test_a_cell_that_breaks_the_contract_is_refused_before_anything_is_written(t
 
 def test_a_folder_with_a_run_is_refused_without_overwrite(tmp_path: Path):
     Run.create(TINY, tmp_path / "run").train()
-    with pytest.raises(MemtrainError, match="a run is there already"):
+    place = re.escape(str(tmp_path / "run"))
+    remedy = (
+        rf"Run.open\('{place}'\) continues it, overwrite=True replaces it, or .* another folder$"
+    )
+    with pytest.raises(MemtrainError, match=f"^{place}: a run is there already; {remedy}"):
         Run.create(TINY, tmp_path / "run")
     again = Run.create(TINY, tmp_path / "run", overwrite=True)
     assert not again.finished and not again.metrics.read()

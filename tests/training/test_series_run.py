@@ -173,7 +173,7 @@ def test_commands(tmp_path, capsys, monkeypatch):
             "did you mean --data.targets",
         ),
         (["train", "series", "--data", "x.csv", "--data.targets", "z"], "has no such column"),
-        (["train", "series", "--data", "x.csv", "--data.window", "99"], "--data.window 95"),
+        (["train", "series", "--data", "x.csv", "--data.window", "99"], "windows of 95 steps"),
         (["train", "series", "--data", "x.csv", "--data.held-out", "2"], "between 0 and 1"),
         (["train", "series", "--data", "x.csv", "--data.time-gap"], "needs the times"),
         (["train", "digits", "--data", "x.csv"], "labels and series take --data"),

@@ -28,8 +28,9 @@ class VocabProjectedDecoder:
         memory: Float[Tensor, "N M D"],
         future_inputs: Int[Tensor, "N K"],
         target_positions: Int[Tensor, "N A"] | None,
-    ) -> Float[Tensor, "N F V"]:
-        """Logits of the K + 1 targets, or of those at `target_positions`."""
+        hidden: bool = False,
+    ) -> Float[Tensor, "N F _"]:
+        """Logits of the K + 1 targets or of those at `target_positions`, or the hidden states."""
         decoder, stack = teacher.decoder, teacher.decoder.stack
         first = memory.shape[1] - 1  # the last memory position predicts the first target
         stack.rotary.reserve(memory.shape[1] + future_inputs.shape[1])
@@ -43,7 +44,8 @@ class VocabProjectedDecoder:
             for block in inner[1:]:
                 x, update = block(x, update, stack.rotary, None, True)
             x, update = last(x, update, stack.rotary, queries, True)
-        return decoder.head(stack.norm(x + update))
+        x = stack.norm(x + update)
+        return x if hidden else decoder.head(x)
 
 
 class _Rows:

@@ -220,14 +220,17 @@ def out_of_memory(
         known = f", the peak was {peak:.1f} of {total:.1f} GiB"
     rows = stage.batch_size // stage.accumulate
     finer = next((n for n in range(2 * stage.accumulate, 2**20) if stage.batch_size % n == 0), 0)
-    remedy = (
-        f"--{name}.accumulate {finer} takes {stage.batch_size // finer} at a time, the same step"
-        if 0 < finer <= stage.batch_size
-        else "a smaller model is needed"
-    )
+    remedy = option = "a smaller model is needed"
+    if 0 < finer <= stage.batch_size:
+        at_a_time = f"takes {stage.batch_size // finer} at a time, the same step"
+        remedy = f'changes={{"{name}.accumulate": {finer}}} of Run.open {at_a_time}'
+        option = f"--{name}.accumulate {finer} {at_a_time}"
     reason = str(error).splitlines()[0] if str(error) else "out of memory"
-    return DeviceMemoryError(
+    problem = (
         f"{device}: out of memory in {name} with {rows} sequences at a time ({reason}); weights, "
-        f"gradients and optimizer need {fixed:.2f} GiB{known}, the rest grows with the sequences; "
-        f"{remedy}; resume goes on from the last checkpoint"
+        f"gradients and optimizer need {fixed:.2f} GiB{known}, the rest grows with the sequences"
+    )
+    return DeviceMemoryError(
+        f"{problem}; {remedy}; it goes on from the last checkpoint",
+        f"{problem}; {option}; resume goes on from the last checkpoint",
     )

@@ -118,7 +118,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return 1
     except MemtrainError as error:
-        message = str(error)
+        message = error.command_line
     except OSError as error:
         message = f"{error.filename or 'file'}: {error.strerror}"
     except (MemoryError, RuntimeError) as error:

@@ -103,7 +103,8 @@ class RunConfig(Checked):
         if self.cell.kind == "attention" and (self.has_labels or self.has_teacher):
             raise MemtrainError(
                 "cell.kind=attention: has no memory that a teacher could make, it is trained by "
-                "BPTT alone; --method bptt, or bptt.steps with steps=0 in the other stages"
+                "BPTT alone; take the method bptt of a recipe, or bptt.steps with steps=0 in the "
+                "other stages"
             )
         for name, stage in self.stages().items():
             if self.engine.shard_teacher and stage.steps and stage.optimizer != "adamw":

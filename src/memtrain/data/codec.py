@@ -189,9 +189,9 @@ class TokenCodec:
             MemtrainError: the model generates images, or never saw one of the characters.
         """
         if self.picture:
+            problem = f"prompt={_brief(prompt)}: this model generates images; complete one with "
             raise MemtrainError(
-                f"prompt={_brief(prompt)}: this model generates images; complete one with "
-                "--image FILE"
+                f"{problem}its first tokens, an array of numbers", f"{problem}--image FILE"
             )
         if not self.text:
             return self._read_numbers(prompt)

@@ -68,7 +68,7 @@ class SeriesTask(Task):
         if bool(self._inputs.isinf().any()):
             raise MemtrainError(
                 f"{config.path}: has numbers too far from those of its training part for 32 bits; "
-                "leave that column out, --data.targets, or correct them"
+                "leave that column out of data.targets or data.known, or correct them"
             )
         self._training = torch.from_numpy(np.flatnonzero(training))
         """The rows that are not held out."""
@@ -99,7 +99,7 @@ class SeriesTask(Task):
         named = f"{config.path}{table.name(shortest) and ', ' + table.name(shortest)}"
         if held < FEWEST:
             least = FEWEST / int(rows.min())
-            remedy = f"--data.held-out {math.ceil(100 * least) / 100:g} or more"
+            remedy = f"hold out {math.ceil(100 * least) / 100:g} or more"
             raise MemtrainError(
                 f"data.held_out={config.held_out:g}: holds out {held} of the {rows.min():,} rows "
                 f"of {named}, {FEWEST} are needed; "
@@ -110,7 +110,7 @@ class SeriesTask(Task):
             raise MemtrainError(
                 f"data.window={config.window}: the training part of {named} has {trained:,} rows, "
                 + (
-                    f"enough for windows of {trained - 1:,} steps; --data.window {trained - 1}"
+                    f"enough for windows of {trained - 1:,} steps; set data.window to at most that"
                     if trained > FEWEST
                     else "too few for any window; take more rows, or hold out less"
                 )

@@ -447,10 +447,13 @@ def require_tokens(store: Store, split: str, needed: int) -> None:
     found = store.splits[split].tokens
     if found < needed:
         hold = "" if split == "train" else ", hold out more of it (--option held_out 0.2)"
-        raise MemtrainError(
+        problem = (
             f"{store.folder}: {split} holds {found:,} tokens, at least {needed:,} are needed; "
-            f"prepare more data{hold}, or take shorter sequences (eval --length, "
-            "--data.evaluate-length)"
+        )
+        problem += f"prepare more data{hold}, or take shorter sequences"
+        raise MemtrainError(
+            f"{problem} (data.evaluate_length)",
+            f"{problem} (eval --length, --data.evaluate-length)",
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,8 +20,8 @@ from memtrain.deploy.step import RunStep, token_type
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import EVALUATION_SEED
 from memtrain.generation.pretrained import Pretrained
-from memtrain.losses import decode_loss, value_loss
-from memtrain.shapes import Batch, Values, has_target
+from memtrain.losses import value_losses
+from memtrain.shapes import IGNORE_INDEX, Batch, Space, Values, count_targets, has_target
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -231,18 +232,22 @@ def _meaning(codec: object) -> tuple[object, ...]:
 
 
 def _losses(model: Pretrained, step: RunStep, batch: Batch) -> Float[Tensor, " B"]:
-    """The mean loss of each sequence, read step by step."""
+    """The mean loss of each sequence, read step by step; only one step's logits are held."""
     losses = []
     kind = token_type(model.space)
     for inputs, targets in zip(batch.inputs.split(ROWS), batch.targets.split(ROWS), strict=True):
         memory = model.empty_memory(len(inputs)).numpy()
-        logits = []
-        for token in inputs.unbind(1):
+        total = torch.zeros(len(inputs), dtype=torch.float64)
+        for token, target in zip(inputs.unbind(1), targets.unbind(1), strict=True):
             found, memory = step(memory, token.numpy().astype(kind))
-            logits.append(torch.from_numpy(found))
-        for row, target in zip(torch.stack(logits, dim=1), targets, strict=True):
-            if isinstance(model.space, Values):
-                losses.append(value_loss(row, target, model.space.likelihood))
-            else:
-                losses.append(decode_loss(row, target))
-    return torch.stack(losses).double()
+            total += _step_losses(torch.from_numpy(found), target, model.space)
+        counts = torch.stack([count_targets(row[None]).sum() for row in targets])
+        losses.append(total / counts.clamp(min=1))
+    return torch.cat(losses)
+
+
+def _step_losses(outputs: Float[Tensor, "B V"], targets: Tensor, space: Space) -> Tensor:
+    """The loss of each row's target, 0 without one."""
+    if isinstance(space, Values):
+        return value_losses(outputs, targets, space.likelihood).sum(-1)
+    return F.cross_entropy(outputs, targets, ignore_index=IGNORE_INDEX, reduction="none")

@@ -309,7 +309,7 @@ def _accumulator(
     task: Task, length: int, device: torch.device, text_bytes: Float[Tensor, " T"] | None
 ) -> ScoreAccumulator | ValueScoreAccumulator:
     if task.values is None:
-        return ScoreAccumulator(length, device, text_bytes)
+        return ScoreAccumulator(length, device, task.vocab_size, text_bytes)
     return ValueScoreAccumulator(length, device, task.values, series_format(task))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from memtrain.data.series_format import SeriesFormat
 from memtrain.losses import value_losses
 from memtrain.models.likelihood import Distribution
+from memtrain.objectives.large_vocabulary import positions_at_once
 from memtrain.shapes import IGNORE_INDEX, Values
 
 ROWS = 2**13
@@ -57,14 +58,20 @@ class ScoreAccumulator:
     Args:
         length: the number of positions.
         device: where the sums are.
+        vocab_size: the number of tokens; with many of them, fewer memories are decoded at once.
         text_bytes: the bytes of text that all targets at each position stand for, if it is a text.
     """
 
     def __init__(
-        self, length: int, device: torch.device, text_bytes: Float[Tensor, " T"] | None = None
+        self,
+        length: int,
+        device: torch.device,
+        vocab_size: int,
+        text_bytes: Float[Tensor, " T"] | None = None,
     ) -> None:
         zeros = torch.zeros(3, length, dtype=torch.float64, device=device)
         self.nats, self.correct, self.targets = zeros
+        self.rows = min(ROWS, positions_at_once(vocab_size, device))
         self.text_bytes = text_bytes
 
     def add(
@@ -75,11 +82,16 @@ class ScoreAccumulator:
         first: int = 0,
     ) -> None:
         """Score memories, a bounded number at a time; `first` is the position of the first."""
-        parts = zip(memories.flatten(0, 1).split(ROWS), targets.flatten().split(ROWS), strict=True)
-        scored = [_token_scores(predict(part), target) for part, target in parts]
-        nats, correct = (torch.cat(one).view(targets.shape) for one in zip(*scored, strict=True))
-        self.nats[first:] += nats.double().sum(0)
-        self.correct[first:] += correct.double().sum(0)
+        flat, wanted = memories.flatten(0, 1), targets.flatten()
+        # Made beforehand: small tensors kept from each part would lie between the freed logits of
+        # a CPU's heap, which could then not be used again.
+        scored = torch.empty(2, len(flat), dtype=torch.float64, device=targets.device)
+        for begin in range(0, len(flat), self.rows):
+            part = slice(begin, begin + self.rows)
+            scored[0, part], scored[1, part] = _token_scores(predict(flat[part]), wanted[part])
+        nats, correct = scored.view(2, *targets.shape)
+        self.nats[first:] += nats.sum(0)
+        self.correct[first:] += correct.sum(0)
         self.targets[first:] += (targets != IGNORE_INDEX).double().sum(0)
 
     def score(self, first: int = 0) -> Score:

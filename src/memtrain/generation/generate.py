@@ -193,10 +193,9 @@ def _check_memory(memory: Memory | None, rnn: RNN, codec: TokenCodec) -> None:
             "memtrain.Memory.load(path) reads a file"
         )
     if codec.picture is not None:
-        raise MemtrainError(
-            "memory: this model generates images, and a memory holds no pixels of the part that "
-            "was read; complete an image with its first tokens as the prompt (--image FILE)"
-        )
+        problem = "memory: this model generates images, and a memory holds no pixels of the part "
+        problem += "that was read; complete an image with its first tokens as the prompt"
+        raise MemtrainError(problem, f"{problem} (--image FILE)")
     memory.check_model(rnn)
 
 
@@ -242,14 +241,17 @@ def rnn_and_codec(model: Any) -> tuple[RNN, TokenCodec]:
             "load_rnn"
         )
     if isinstance(rnn.space, Values):
+        problem = f"model={type(model).__name__}: reads numbers and has no tokens to sample; "
         raise MemtrainError(
-            f"model={type(model).__name__}: reads numbers and has no tokens to sample; "
-            "memtrain.forecast(model, inputs, steps) forecasts them"
+            f"{problem}memtrain.forecast(model, inputs, steps) forecasts them",
+            f"{problem}memtrain generate forecasts them",
         )
     if codec is None:
+        problem = f"model={type(model).__name__}: its task asks for answers and has no sequences "
+        problem += "to sample; "
         raise MemtrainError(
-            f"model={type(model).__name__}: its task asks for answers and has no sequences to "
-            "sample; model.rnn(tokens) gives the logits of its answers"
+            f"{problem}model.rnn(tokens) gives the logits of its answers",
+            f"{problem}memtrain eval scores its answers",
         )
     return rnn, codec
 
@@ -280,11 +282,6 @@ def _given(
     """The prompt as tokens, one row per sequence."""
     if prompt is None:
         return np.zeros((count, 0), np.int64)
-    if isinstance(prompt, str) and codec.picture is not None:
-        raise MemtrainError(
-            f"prompt={prompt[:20]!r}: this model generates images; pass the first tokens of an "
-            "image (on the command line: --image FILE)"
-        )
     tokens = codec.encode_text(prompt) if isinstance(prompt, str) else np.asarray(prompt)
     if not tokens.size:
         raise MemtrainError("prompt: must hold at least one token")

@@ -139,5 +139,15 @@ class AttentionReadout(nn.Module):
         self.space: Space = vocab_size
         self.head = nn.Linear(width, vocab_size, bias=False)
 
-    def forward(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N M V"]:
-        return self.head(memory[..., -self.head.in_features :])
+    def forward(
+        self, memory: Float[Tensor, "N M D"], hidden: bool = False
+    ) -> Float[Tensor, "N M _"]:
+        """Logits, or with `hidden` what the head makes them of."""
+        state = memory[..., -self.head.in_features :]
+        return state if hidden else self.head(state)
+
+    def with_head(
+        self, compute: Callable[[nn.Linear, Tensor], Tensor], hidden: Float[Tensor, "*rows W"]
+    ) -> Tensor:
+        """`compute(head, hidden)`, as of a Decoder."""
+        return compute(self.head, hidden)

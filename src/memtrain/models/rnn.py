@@ -203,13 +203,19 @@ class RNN(Replaceable):
                 f"{name}.to({str(device)!r})"
             ) from None
 
-    def predict(self, memory: Float[Tensor, "*rows M D"]) -> Float[Tensor, "*rows V"]:
-        """Logits of the next target, or the parameters of its distribution."""
+    def predict(
+        self, memory: Float[Tensor, "*rows M D"], hidden: bool = False
+    ) -> Float[Tensor, "*rows _"]:
+        """Logits of the next target, or the parameters of its distribution.
+
+        With `hidden`, the hidden states of which the readout's head makes them.
+        """
         rows = memory.shape[:-2]
         # Attention kernels of GPUs refuse batches of more than 65,535 rows.
-        parts = [self.readout(part)[:, 0] for part in memory.flatten(0, -3).split(2**15)]
-        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return logits.unflatten(0, rows)
+        every = memory.flatten(0, -3).split(2**15)
+        parts = [self.readout(part, hidden=hidden)[:, 0] for part in every]
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return outputs.unflatten(0, rows)
 
     def write(
         self,

@@ -4,6 +4,7 @@
 (the paper's) reads one window per memory, the causal one reads a sequence once for all memories.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -241,18 +242,33 @@ class Decoder(nn.Module):
         memory: Float[Tensor, "N M D"],
         future: Float[Tensor, "N K W"] | None = None,
         target_positions: Int[Tensor, "N A"] | None = None,
-    ) -> Float[Tensor, "N F V"]:
-        """Logits of F = K + 1 targets (the first from the memory alone), or of some of them."""
+        hidden: bool = False,
+    ) -> Float[Tensor, "N F _"]:
+        """Logits of F = K + 1 targets (the first from the memory alone), or of some of them.
+
+        With `hidden`, the hidden states of width W of which the head makes the logits.
+        """
         x = self.from_memory(memory)
         first = x.shape[1] - 1  # the last memory position predicts the first target
         if future is not None:
             x = torch.cat([x, future.to(x.dtype)], dim=1)  # (N, M+K, W)
         queries = slice(first, None) if target_positions is None else target_positions + first
-        return self.stack(x, queries=queries, causal=self.causal, head=self.head)
+        head = None if hidden else self.head
+        return self.stack(x, queries=queries, causal=self.causal, head=head)
 
-    def to_logits(self, x: Float[Tensor, "*rows W"]) -> Float[Tensor, "*rows V"]:
-        """Apply the final norm and head to hidden states of another stack."""
-        return self.head(self.stack.norm(x))
+    def to_logits(
+        self, x: Float[Tensor, "*rows W"], hidden: bool = False
+    ) -> Float[Tensor, "*rows _"]:
+        """Apply the final norm and head to hidden states of another stack; with `hidden`, the norm
+        alone."""
+        x = self.stack.norm(x)
+        return x if hidden else self.head(x)
+
+    def with_head(
+        self, compute: Callable[[nn.Linear, Tensor], Tensor], hidden: Float[Tensor, "*rows W"]
+    ) -> Tensor:
+        """`compute(head, hidden)`: with sharded weights, only a method finds the head whole."""
+        return compute(self.head, hidden)
 
 
 class Teacher(Replaceable):
@@ -323,13 +339,14 @@ class Teacher(Replaceable):
         return self._memory(self.encoder(inputs, steps, self.embedding), steps)
 
     def encode_with_logits(
-        self, inputs: Inputs, steps: Int[Tensor, "B S"]
-    ) -> tuple[Float[Tensor, "B S M D"], Float[Tensor, "B T V"]]:
+        self, inputs: Inputs, steps: Int[Tensor, "B S"], hidden: bool = False
+    ) -> tuple[Float[Tensor, "B S M D"], Float[Tensor, "B T _"]]:
         """`encode`, and the logits of every token's target from the causal encoder's hidden states
-        before its last block, through the decoder's norm and head."""
+        before its last block, through the decoder's norm and head; with `hidden`, without the head.
+        """
         read = self.encoder(inputs, steps, self.embedding)
         assert read.tokens is not None, "the bidirectional encoder's tokens see the future"
-        return self._memory(read, steps), self.decoder.to_logits(read.tokens)
+        return self._memory(read, steps), self.decoder.to_logits(read.tokens, hidden)
 
     def _memory(self, read: EncoderOutput, steps: Int[Tensor, "B S"]) -> Float[Tensor, "B S M D"]:
         memory = normalize_memory(read.memory) if self.config.normalize_memory else read.memory
@@ -340,15 +357,17 @@ class Teacher(Replaceable):
         memory: Float[Tensor, "N M D"],
         future_inputs: Int[Tensor, "N K"] | Float[Tensor, "N K X"],
         target_positions: Int[Tensor, "N A"] | None = None,
-    ) -> Float[Tensor, "N F V"]:
+        hidden: bool = False,
+    ) -> Float[Tensor, "N F _"]:
         """Logits of the K + 1 targets that follow the memory, the k-th after k inputs.
 
-        With `target_positions`, only of those targets; the last block skips all others.
+        With `target_positions`, only of those targets; the last block skips all others. With
+        `hidden`, the hidden states of which the decoder's head makes the logits.
         """
         if self.fast is not None and self.fast.serves(self, memory):
-            return self.fast(self, memory, future_inputs, target_positions)
+            return self.fast(self, memory, future_inputs, target_positions, hidden)
         future = _embed(self.embedding, self.lookup, future_inputs)
-        return self.decoder(memory, future, target_positions)
+        return self.decoder(memory, future, target_positions, hidden)
 
     def predict(self, memory: Float[Tensor, "N M D"]) -> Float[Tensor, "N V"]:
         """Logits of the next target alone."""

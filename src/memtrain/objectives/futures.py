@@ -9,7 +9,9 @@ from torch import Tensor
 from memtrain.losses import decode_loss, value_loss
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
+from memtrain.objectives.large_vocabulary import LargeLogits, has_many_logits
 from memtrain.shapes import (
+    IGNORE_INDEX,
     WHOLE_BATCH,
     Batch,
     BatchShard,
@@ -53,12 +55,15 @@ def target_positions(
 
 
 def prediction_loss(
-    outputs: Float[Tensor, "*rows V"],
+    outputs: Float[Tensor, "*rows V"] | LargeLogits,
     targets: Tensor,
     space: Space,
     shard: BatchShard = WHOLE_BATCH,
 ) -> Float[Tensor, ""]:
     """L^dec of tokens or of numbers."""
+    if isinstance(outputs, LargeLogits):
+        total = shard.sum(outputs.cross_entropy(targets))
+        return total / shard.sum((targets != IGNORE_INDEX).sum()).clamp(min=1)
     if isinstance(space, Values):
         return value_loss(outputs, targets, space.likelihood, shard)
     return decode_loss(outputs, targets, shard)
@@ -78,13 +83,26 @@ def readout_loss(
     if targets.device.type == "cpu":
         there = has_target(targets)
         memories, targets = memories[there], targets[there]
-    return prediction_loss(rnn.predict(memories), targets, rnn.space, shard)
+    many = has_many_logits(targets.numel(), rnn.space, targets.device)
+    outputs = rnn.predict(memories, hidden=many)
+    if many:
+        outputs = LargeLogits(outputs, rnn.readout)
+    return prediction_loss(outputs, targets, rnn.space, shard)
+
+
+def encode_and_predict(
+    teacher: Teacher, batch: Batch, steps: Int[Tensor, "B S"]
+) -> tuple[Float[Tensor, "B S M D"], Float[Tensor, "B T V"] | LargeLogits]:
+    """The memories after `steps`, and the predictions of every token's target by the encoder."""
+    many = has_many_logits(batch.targets.numel(), teacher.space, batch.targets.device)
+    memory, outputs = teacher.encode_with_logits(batch.inputs, steps, hidden=many)
+    return memory, LargeLogits(outputs, teacher.decoder) if many else outputs
 
 
 class DecodedFutures(NamedTuple):
     """The teacher's predictions of the futures of N memories, and the targets."""
 
-    outputs: Float[Tensor, "N A V"]
+    outputs: Float[Tensor, "N A V"] | LargeLogits
     targets: Int[Tensor, "N A"] | Float[Tensor, "N A Y"]
     first: Int[Tensor, "N _"] | Float[Tensor, "N _ Y"]
     """Only each memory's first target, which is predicted from the memory alone."""
@@ -114,5 +132,8 @@ def decode_futures(
     if targets.device.type == "cpu":
         positions, targets = target_positions(targets)
         first = keep_targets(targets, positions == 0)
-    outputs = teacher.decode(memory.flatten(0, 1), inputs, positions)
+    many = has_many_logits(targets.numel(), teacher.space, targets.device)
+    outputs = teacher.decode(memory.flatten(0, 1), inputs, positions, hidden=many)
+    if many:
+        outputs = LargeLogits(outputs, teacher.decoder)
     return DecodedFutures(outputs, targets, first, teacher.space)

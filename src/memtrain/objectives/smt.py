@@ -21,7 +21,7 @@ from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.arguments import check_models, check_readout, stage_settings
 from memtrain.objectives.base import Objective, sample_steps
-from memtrain.objectives.futures import decode_futures, prediction_loss
+from memtrain.objectives.futures import decode_futures, encode_and_predict, prediction_loss
 from memtrain.shapes import Batch, Losses, at_steps
 
 
@@ -129,10 +129,10 @@ class SMT(Objective):
     def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
         steps, current, decoded = self._timesteps(batch, generator)
-        token_logits = None
+        predicted = None
         with nullcontext() if self.trains_teacher else torch.no_grad():
             if config.token_weight and self.trains_teacher:
-                memory, token_logits = self.teacher.encode_with_logits(batch.inputs, steps)
+                memory, predicted = encode_and_predict(self.teacher, batch, steps)
             else:
                 memory = self.teacher.encode(batch.inputs, steps)
         parts: dict[str, Tensor] = {}
@@ -159,9 +159,9 @@ class SMT(Objective):
             parts["decode"] = futures.loss(self.shard)
             if config.next_weight:
                 parts["next"] = futures.next_loss(self.shard)
-            if token_logits is not None:
+            if predicted is not None:
                 space = self.teacher.space
-                parts["token"] = prediction_loss(token_logits, batch.targets, space, self.shard)
+                parts["token"] = prediction_loss(predicted, batch.targets, space, self.shard)
         self.overlap.join()
         weights = {
             "decode": config.decode_weight,

@@ -26,7 +26,7 @@ STAGE_FIELDS = (
 )
 LOG_FIELDS = ("every", "evaluate_every", "checkpoint_every", "keep")
 ENGINE_FIELDS = ("threads", "compile")
-KEEPS = "and a run keeps its config; leave the option out, or train a new run with --folder"
+KEEPS = "and a run keeps its config; leave that out, or train a new run in another folder"
 
 
 def differences(one: Any, other: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
@@ -94,7 +94,7 @@ def check_changes(old: RunConfig, new: RunConfig, progress: Progress, folder: Pa
     ):
         raise MemtrainError(
             f"{folder}: its stages so far are {', '.join(begun) or 'none'}, and a stage that comes "
-            "before them cannot be added; train a new run with --folder"
+            "before them cannot be added; train a new run in another folder"
         )
     return messages
 
@@ -115,7 +115,7 @@ def _check_stage(
     if name != last:
         raise MemtrainError(
             f"{shown}: {folder} has trained {name} and then {last}; only {last} can be changed, "
-            f"for example {last}.steps, or train a new run with --folder"
+            f"for example {last}.steps, or train a new run in another folder"
         )
     if leaf not in STAGE_FIELDS:
         raise MemtrainError(

@@ -174,7 +174,8 @@ class Group:
             unit.set_force_sum_reduction_for_comms(True)
         for method in ("encode", "encode_with_logits", "decode", "predict"):
             register_fsdp_forward_method(teacher, method)
-        register_fsdp_forward_method(teacher.decoder, "to_logits")
+        for method in ("to_logits", "with_head"):
+            register_fsdp_forward_method(teacher.decoder, method)
 
 
 def _without_views(module: nn.Module, inputs: object, output: Any) -> Any:

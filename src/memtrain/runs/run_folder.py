@@ -7,6 +7,7 @@ lock of its folder; the kernel releases it when the process dies.
 
 import json
 import secrets
+import shlex
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,9 +118,12 @@ def _check_free(folder: Path, overwrite: bool) -> None:
         found = read_run_file(folder) if not overwrite else None
         incomplete = found is not None and not found.id
         if not overwrite and not incomplete:
+            problem = f"{folder}: a run is there already"
             raise MemtrainError(
-                f"{folder}: a run is there already; Run.open continues it, overwrite=True replaces "
-                "it (command line: --resume, --overwrite, or --folder for another place)"
+                f"{problem}; Run.open({str(folder)!r}) continues it, overwrite=True replaces it, "
+                "or create this one in another folder",
+                f"{problem}; memtrain resume {shlex.quote(str(folder))} continues it, --overwrite "
+                "replaces it, --folder takes another place",
             )
         return
     others = [name for name in names if name not in (LOCK, RUN_FILE) and not name.startswith(OURS)]
@@ -273,9 +277,10 @@ def check_imports(folder: Path, config: RunConfig, *, cell_given: bool, task_giv
     named += [config.data.path] if config.data.kind == "custom" and not task_given else []
     if named:
         part = "cell" if named[0] == config.cell.kind else "task"
+        problem = f"{folder}: this run imports {named[0]}; pass"
         raise MemtrainError(
-            f"{folder}: this run imports {named[0]}; pass --allow-code if you trust it (in Python "
-            f"allow_code=True, or the object itself: Run.open({str(folder)!r}, {part}=...))"
+            f"{problem} allow_code=True if you trust it, or the object itself, {part}=...",
+            f"{problem} --allow-code if you trust it",
         )
 
 

@@ -168,9 +168,10 @@ def load_initial(
         }
         if not found and part == "teacher":
             if needs_teacher:
+                problem = f"initial={initial.source}: has no teacher, which this run needs, "
+                problem += "because it trains none; set smt.steps, or use "
                 raise MemtrainError(
-                    f"initial={initial.source}: has no teacher, which this run needs, because it "
-                    "trains none; set smt.steps, or use --method bptt"
+                    f'{problem}recipe(..., method="bptt")', f"{problem}--method bptt"
                 )
             messages.append(f"{initial.source}: has no teacher; this run's starts from nothing")
             continue

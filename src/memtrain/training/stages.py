@@ -90,9 +90,10 @@ class Training:
         for name, stage in self.run.config.stages().items():
             foreign = CUSTOM_PATH.fullmatch(stage.optimizer) and stage.steps
             if foreign and not stage.optimizer.startswith("torch.") and not self.run.allow_code:
+                problem = f"{self.run.folder}: {name} imports its optimizer, {stage.optimizer}"
                 raise MemtrainError(
-                    f"{self.run.folder}: {name} imports its optimizer, {stage.optimizer}; pass "
-                    "--allow-code if you trust it (in Python Run.open(folder, allow_code=True))"
+                    f"{problem}; Run.open(folder, allow_code=True) if you trust it",
+                    f"{problem}; pass --allow-code if you trust it",
                 )
 
     def _prepare_engine(self) -> None:

@@ -67,15 +67,10 @@ class Tracker(Callback):
         try:
             self.begin(run)
         except ImportError as error:
-            raise MemtrainError(
-                f"track={self.name}: {error}; install it with pip install "
-                f'"memtrain[{self.extra}]", or train without it (--track none)'
-            ) from None
+            problem = f'{error}; install it with pip install "memtrain[{self.extra}]"'
+            raise self._failed(problem) from None
         except Exception as error:  # the tracker's own code
-            raise MemtrainError(
-                f"track={self.name}: {describe_error(error)}; fix that, or train without it "
-                "(--track none)"
-            ) from error
+            raise self._failed(f"{describe_error(error)}; fix that") from error
         for record in run.metrics.read():
             self._send(record)
 
@@ -93,6 +88,10 @@ class Tracker(Callback):
         notes = _read_notes(self.folder, self.run_id) | {self.name: step}
         plain = {"run": self.run_id, "steps": notes}
         write_atomic(self.folder / NOTES, (json.dumps(plain, indent=2) + "\n").encode())
+
+    def _failed(self, problem: str) -> MemtrainError:
+        problem = f"track={self.name}: {problem}, or train without it"
+        return MemtrainError(problem, f"{problem} (--track none)")
 
     @abstractmethod
     def begin(self, run: "Run") -> None:
