@@ -35,8 +35,6 @@ SOURCE = TESTS.parent / "src"
 CLOSE = 1e-5
 Hanging = tuple[Path, dict[int, list[subprocess.Popen[str]]]]
 
-pytestmark = pytest.mark.xdist_group("distributed")  # they share a run that takes its time
-
 
 def environment() -> dict[str, str]:
     path = os.pathsep.join([str(SOURCE), str(TESTS)])
