@@ -2,12 +2,14 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,8 @@ from memtrain.models.cells import build_cell
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Decoder, Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
+from memtrain.training.console import Reporter
+from memtrain.training.run import Run
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too
@@ -57,6 +61,23 @@ TINY = RunConfig(
     log=LogConfig(every=2, evaluate_every=5, evaluate_sequences=8, checkpoint_every=5),
 )
 """A whole run of all three stages in well under a second."""
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Ctrl-C and a hang-up do what they do in a terminal, here and in processes that are started;
+    a shell has processes in its background ignore the one, nohup the other."""
+    wanted = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def trained_tiny(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """`TINY`, trained to its end. Tests only read it; one that writes copies its folder."""
+    return Run.create(TINY, tmp_path_factory.mktemp("tiny") / "run").train(Reporter())
 
 
 def seeded(seed: int = 0) -> torch.Generator:

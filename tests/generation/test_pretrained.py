@@ -125,9 +125,8 @@ def test_load_rnn_explains_why_it_cannot_load(tmp_path: Path):
         load_rnn(tmp_path / "begun")
 
 
-def test_load_rnn_of_a_task_without_sequences_loads_but_does_not_generate(tmp_path: Path):
-    run = Run.create(TINY, tmp_path / "answers").train()
-    model = load_rnn(tmp_path / "answers")
+def test_load_rnn_of_a_task_without_sequences_loads_but_does_not_generate(trained_tiny: Run):
+    run, model = trained_tiny, load_rnn(trained_tiny.folder)
     assert model.spelling is None
     tokens = random_tokens(4, 5) % run.task.vocab_size
     assert_close(model.rnn.read(tokens), run.rnn.read(tokens))
