@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from memtrain.config import (
     BPTTConfig,
     CellConfig,
+    Digits,
     DMTConfig,
     LogConfig,
     Retrieval,
@@ -78,6 +80,15 @@ def default_signals() -> Iterator[None]:
 def trained_tiny(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """`TINY`, trained to its end. Tests only read it; one that writes copies its folder."""
     return Run.create(TINY, tmp_path_factory.mktemp("tiny") / "run").train(Reporter())
+
+
+@pytest.fixture(scope="session")
+def trained_digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of digits, trained for a step each of SMT and DMT. Tests only read it."""
+    once = {name: replace(getattr(TINY, name), steps=1) for name in ("smt", "dmt")}
+    bptt = replace(TINY.bptt, steps=0)
+    config = replace(TINY, name="digits", data=Digits(), bptt=bptt, **once)
+    return Run.create(config, tmp_path_factory.mktemp("digits") / "trained").train(Reporter())
 
 
 def seeded(seed: int = 0) -> torch.Generator:
