@@ -124,7 +124,9 @@ def test_every_rate_is_trained_at_its_rate(demo, folder: Path):
     assert [Run.open(one).config.bptt.learning_rate for one in folders] == [*RATES]
 
 
-def test_the_rate_is_chosen_on_other_sequences_than_the_table_is_about(demo, table_seeds: list[int]):
+def test_the_rate_is_chosen_on_other_sequences_than_the_table_is_about(
+    demo, table_seeds: list[int]
+):
     """With the highest accuracy on the validation sequences, the second rate is chosen, whatever
     the test sequences say."""
     rows, _, _ = demo
