@@ -7,10 +7,10 @@ demo: .venv/installed
 	$(BIN)/memtrain demo
 
 test: .venv/dev
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow and not gpu"
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-all: .venv/dev
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not gpu"
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not gpu"
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

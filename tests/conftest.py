@@ -2,18 +2,22 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from memtrain.config import (
     BPTTConfig,
     CellConfig,
+    Digits,
     DMTConfig,
     LogConfig,
     Retrieval,
@@ -26,6 +30,8 @@ from memtrain.models.cells import build_cell
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Decoder, Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch
+from memtrain.training.console import Reporter
+from memtrain.training.run import Run
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too
@@ -57,6 +63,32 @@ TINY = RunConfig(
     log=LogConfig(every=2, evaluate_every=5, evaluate_sequences=8, checkpoint_every=5),
 )
 """A whole run of all three stages in well under a second."""
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Ctrl-C and a hang-up do what they do in a terminal, here and in processes that are started;
+    a shell has processes in its background ignore the one, nohup the other."""
+    wanted = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def trained_tiny(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """`TINY`, trained to its end. Tests only read it; one that writes copies its folder."""
+    return Run.create(TINY, tmp_path_factory.mktemp("tiny") / "run").train(Reporter())
+
+
+@pytest.fixture(scope="session")
+def trained_digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of digits, trained for a step each of SMT and DMT. Tests only read it."""
+    once = {name: replace(getattr(TINY, name), steps=1) for name in ("smt", "dmt")}
+    bptt = replace(TINY.bptt, steps=0)
+    config = replace(TINY, name="digits", data=Digits(), bptt=bptt, **once)
+    return Run.create(config, tmp_path_factory.mktemp("digits") / "trained").train(Reporter())
 
 
 def seeded(seed: int = 0) -> torch.Generator:

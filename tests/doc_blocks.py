@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
@@ -27,7 +27,9 @@ from memtrain.cli import COMMANDS, main
 from memtrain.cli.args import check_names, options_of
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES
+from memtrain.training.loop import StageLoop
 from memtrain.training.run import Run
+from memtrain.training.stages import Training
 
 ROOT = Path(__file__).parents[1]
 LANGUAGES = {
@@ -134,13 +136,20 @@ def _plain_command(line: str) -> list[str] | None:
 
 @contextmanager
 def short_stages() -> Iterator[None]:
-    """End each stage of every run after its first steps, and take the smallest models."""
+    """End each stage of every run after its first steps, and take the smallest models.
+
+    Operations are not counted: under the checks of shapes that takes as long as the steps.
+    """
 
     class Short(memtrain.Callback):
         def on_stage_start(self, stage: str, step: int, steps: int) -> None:
             raise memtrain.EndStage("only its first steps are trained here")
 
-    train, evaluate = Run.train, Run.evaluate
+    train, evaluate, stage_loop = Run.train, Run.evaluate, Training._stage_loop
+
+    def logged_at_once(training: Training, *arguments) -> StageLoop:
+        loop = stage_loop(training, *arguments)
+        return replace(loop, log=replace(loop.log, every=1))  # then the stage can end
 
     def train_shortly(run: Run, *arguments, callbacks=(), **options):
         return train(run, *arguments, callbacks=[*callbacks, Short()], **options)
@@ -151,6 +160,8 @@ def short_stages() -> Iterator[None]:
     with (
         patch.object(Run, "train", train_shortly),
         patch.object(Run, "evaluate", evaluate_shortly),
+        patch.object(Training, "_stage_loop", logged_at_once),
+        patch("memtrain.training.stages.sequential_ops", lambda step: 1),
         patch.dict(SIZES, dict.fromkeys(SIZES, SIZES["tiny"])),
     ):
         yield

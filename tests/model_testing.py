@@ -9,13 +9,21 @@ import memtrain
 from conftest import TINY
 from memtrain.config import CellConfig
 from memtrain.data.codec import TokenCodec
+from memtrain.data.images import ImageFormat
 from memtrain.generation.pretrained import Pretrained
 from memtrain.models.attention import AttentionReadout
+from memtrain.models.build import build_rnn
 from memtrain.models.rnn import RNN
 from memtrain.shapes import Values
 
 SIZES: dict[str, Any] = dict(width=16, heads=2, head_dim=8)
 VALUES = Values(features=3, targets=2)
+TEXT = TokenCodec(vocab_size=256, start_token=10, text=True)
+"""A text of bytes; `text_codec` has an alphabet."""
+PICTURE = TokenCodec(
+    vocab_size=16, start_token=3, picture=ImageFormat(height=4, width=6, levels=2, patch=2)
+)
+"""Images of six tokens, each a patch of 2 x 2 pixels."""
 
 
 def tiny_model(kind: str = "transformer", spelling: TokenCodec | None = None) -> Pretrained:
@@ -52,3 +60,30 @@ def text_codec(alphabet: str = "abc \n", **options: Any) -> TokenCodec:
     """A text of ASCII bytes."""
     known = tuple(sorted(alphabet.encode()))
     return TokenCodec(vocab_size=128, start_token=10, text=True, alphabet=known, **options)
+
+
+def decided_model(
+    codec: TokenCodec | None = TEXT,
+    kind: str = "transformer",
+    readout_attention: Any = "causal",
+    **teacher: Any,
+) -> Pretrained:
+    """A model whose choices lie far apart: rounding does not change what it generates.
+
+    Args:
+        codec: None for a task without sequences, of 4 tokens.
+        kind: that of the cell.
+        readout_attention: as in a RunConfig.
+        teacher: fields of the TeacherConfig, after which its readout is built.
+    """
+    config = replace(
+        TINY,
+        cell=replace(TINY.cell, kind=kind),
+        teacher=replace(TINY.teacher, **teacher),
+        readout_attention=readout_attention,
+    )
+    rnn = build_rnn(config, codec.vocab_size if codec else 4)
+    with torch.no_grad():
+        rnn.readout.head.weight.mul_(20)
+    stages = [{"name": "smt", "steps": 3, "tokens": 12, "seconds": 0.5, "lowest": 1.25}]
+    return Pretrained("tiny", rnn, codec, config, {"stages": stages}).eval()

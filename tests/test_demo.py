@@ -12,7 +12,7 @@ from conftest import TINY
 from memtrain.config import RunConfig
 from memtrain.demo import TEST_SEED, run_demo
 from memtrain.demo.baselines import RATES, BaselineQueue, BaselineTraining
-from memtrain.demo.page import GUESSING, Results, verdict
+from memtrain.demo.page import GUESSING, SEQUENCES, Results, verdict
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import EVALUATION_SEED, Score
 from memtrain.runs.progress import MetricsFile
@@ -58,10 +58,31 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def demo(folder: Path):
+def table_seeds() -> list[int]:
+    """Those of the sequences that the demo's table is about."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path, table_seeds: list[int]):
+    """A demo in which the second rate is the best on the validation sequences."""
+    evaluate, evaluate_run = memtrain.demo.evaluate, Run.evaluate
+
+    def test_score(*models, seed: int, **options):
+        table_seeds.append(seed)
+        return evaluate(*models, seed=seed, **options)
+
+    def validation_score(run: Run, *arguments):
+        found = evaluate_run(run, *arguments)
+        if arguments != (SEQUENCES,):  # during training
+            return found
+        return replace(found, rnn=Score(1.0, 0.9 if run.folder.name == "bptt-0.001" else 0.1))
+
     output = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
         patch.setattr(memtrain.demo, "recipe", tiny_recipe)
+        patch.setattr(memtrain.demo, "evaluate", test_score)
+        patch.setattr(Run, "evaluate", validation_score)
         rows = run_demo(folder, 0, 6, Reporter)
     return rows, output.getvalue(), (folder / "index.html").read_text()
 
@@ -103,27 +124,15 @@ def test_every_rate_is_trained_at_its_rate(demo, folder: Path):
     assert [Run.open(one).config.bptt.learning_rate for one in folders] == [*RATES]
 
 
-def test_the_rate_is_chosen_on_other_sequences_than_the_table_is_about(tmp_path: Path, monkeypatch):
+def test_the_rate_is_chosen_on_other_sequences_than_the_table_is_about(
+    demo, table_seeds: list[int]
+):
     """With the highest accuracy on the validation sequences, the second rate is chosen, whatever
     the test sequences say."""
-    monkeypatch.setattr(memtrain.demo, "recipe", tiny_recipe)
-    seeds = []
-
-    def test_score(task, rnn, teacher, *, sequences, device, seed):
-        seeds.append(seed)
-        return original(task, rnn, teacher, sequences=sequences, device=device, seed=seed)
-
-    def validation_score(run: Run, sequences: int):
-        found = evaluate_run(run, sequences)
-        good = run.folder.name == "bptt-0.001"
-        return replace(found, rnn=Score(1.0, 0.9 if good else 0.1))
-
-    original, evaluate_run = memtrain.demo.evaluate, Run.evaluate
-    monkeypatch.setattr(memtrain.demo, "evaluate", test_score)
-    monkeypatch.setattr(Run, "evaluate", validation_score)
-    rows = run_demo(tmp_path, 0, 6, Reporter)
+    rows, _, _ = demo
     assert rows[6].score == rows[4].score and rows[6].score.accuracy != 0.9
-    assert set(seeds) == {TEST_SEED} and TEST_SEED != EVALUATION_SEED and len(seeds) == 5
+    assert set(table_seeds) == {TEST_SEED} and TEST_SEED != EVALUATION_SEED
+    assert len(table_seeds) == 5
 
 
 def test_the_page_loads_nothing_from_elsewhere(demo):

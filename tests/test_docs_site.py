@@ -10,9 +10,6 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-pytestmark = pytest.mark.xdist_group("docs site")
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, with notebooks that are not run: tests/test_notebooks.py runs them."""

@@ -3,10 +3,7 @@ did. fixtures/run-9b37a44/make.py made them with that memtrain, and recorded wha
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import torch
 
 import memtrain
 from conftest import TINY
+from memtrain.cli import main
 
 OLD = Path(__file__).parent / "fixtures" / "run-9b37a44"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -58,16 +56,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    source = str(Path(memtrain.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "memtrain", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command prints."""
+    capsys.readouterr()
+    assert main(arguments) == 0
+    return capsys.readouterr().out
 
 
 @all_runs
@@ -113,18 +106,18 @@ def test_an_old_run_of_images_generates_the_recorded_samples():
 
 
 @pytest.mark.parametrize("folder", ["task"], indirect=True)
-def test_the_command_line_resumes_and_evaluates_an_old_run(folder: Path):
+def test_the_command_line_resumes_and_evaluates_an_old_run(folder: Path, capsys):
     before, expected = len(metrics(folder)), EXPECTED[folder.name]
-    command("resume", str(folder))
+    command(capsys, "resume", str(folder))
     assert_close(metrics(folder)[before:], expected["resumed"])
     sequences = expected["finished"]["evaluation"]["sequences"]
-    output = command("eval", str(folder), "--json", "--sequences", str(sequences))
-    assert_close(json.loads(output.stdout), expected["finished"]["evaluation"])
+    output = command(capsys, "eval", str(folder), "--json", "--sequences", str(sequences))
+    assert_close(json.loads(output), expected["finished"]["evaluation"])
 
 
 @pytest.mark.parametrize("folder", ["digits", "gru"], indirect=True)
-def test_the_command_line_evaluates_old_runs_finished_and_interrupted(folder: Path):
-    output = json.loads(command("eval", str(folder), "--json", "--sequences", "8").stdout)
+def test_the_command_line_evaluates_old_runs_finished_and_interrupted(folder: Path, capsys):
+    output = json.loads(command(capsys, "eval", str(folder), "--json", "--sequences", "8"))
     assert math.isfinite(output["rnn"]["nats"])
 
 

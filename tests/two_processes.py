@@ -1,9 +1,10 @@
-"""What one of two processes does: `python two_processes.py JOB FOLDER`, started by the tests."""
+"""What one of two processes does: `python two_processes.py FOLDER JOB...`, started by the tests."""
 
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def stop_alone(config: RunConfig, folder: Path, stage: str, step: int) -> None:
     raise AssertionError("it was not stopped")
 
 
+@contextmanager
+def exchanging_after_every_step() -> Iterator[None]:
+    """The processes agree on a stop at the next step, not only once per second."""
+    before, stage.EXCHANGE = stage.EXCHANGE, 0.0
+    try:
+        yield
+    finally:
+        stage.EXCHANGE = before
+
+
 def train(group: Group, folder: Path) -> None:
     """Both ways of sharing the work, then a run that is stopped: one process gets the signal."""
     Run.create(SHARED, folder / "shared", group=group).train()
@@ -115,9 +126,14 @@ def train(group: Group, folder: Path) -> None:
     Run.create(CAUSAL, folder / "spread chunks", group=group).train()
     LOGITS_AT_ONCE["cpu"] = whole
     run = Run.create(SHORT, folder / "stopped", group=group)
-    stage.EXCHANGE = 0.0  # after every step
+    stop_at_step_12(run)
+
+
+def stop_at_step_12(run: Run) -> None:
+    """Train until one process gets the signal."""
     try:
-        run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))
+        with exchanging_after_every_step():
+            run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))
     except Interrupted as interrupted:
         assert interrupted.signal_number == signal.SIGTERM
         return
@@ -127,13 +143,7 @@ def train(group: Group, folder: Path) -> None:
 def stop_at_save(group: Group, folder: Path) -> None:
     """Stopped at a step that was saved already: all have to know that it was."""
     config = replace(SHORT, log=replace(SHORT.log, checkpoint_every=12))
-    run = Run.create(config, folder / "stopped", group=group)
-    stage.EXCHANGE = 0.0
-    try:
-        run.train(At("smt", 12, lambda: signal.raise_signal(signal.SIGTERM)))
-    except Interrupted:
-        return
-    raise AssertionError("it was not stopped")
+    stop_at_step_12(Run.create(config, folder / "stopped at save", group=group))
 
 
 def limited(group: Group, folder: Path) -> None:
@@ -233,6 +243,7 @@ JOBS = {
 
 if __name__ == "__main__":
     processes = join()
-    JOBS[sys.argv[1]](processes, Path(sys.argv[2]))
+    for job in sys.argv[2:]:
+        JOBS[job](processes, Path(sys.argv[1]))
     processes.leave()
     end_if_one_of_several(0)

@@ -1,7 +1,6 @@
 import json
 import math
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,14 +125,6 @@ def test_cases_out_of_memory_are_left_out_of_all_their_curves(monkeypatch: pytes
     assert len(timed.points) == POINTS - 4
 
 
-@pytest.fixture
-def heard() -> Iterator[None]:
-    """Python's own answer to Ctrl-C, which a process in a shell's background does not have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def stopping(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> list[Case]:
     """Someone presses Ctrl-C, once or twice, while a case is timed."""
     cases: list[Case] = []
@@ -149,7 +140,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> list[Ca
     return cases
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("times", "kept"), [(1, 6), (2, 5)])
 def test_interrupted_growth_keeps_draws_and_prints_the_timings(
     times: int, kept: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
@@ -171,7 +162,7 @@ def test_interrupted_growth_keeps_draws_and_prints_the_timings(
     assert "left out, stopped: recomputed BPTT at length 16, 32, 64; memory tokens 2, 8" in out
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("default_signals")
 def test_interrupting_before_the_first_timing_is_reported(monkeypatch: pytest.MonkeyPatch, capsys):
     stopping(monkeypatch, 1, 2)
     assert main(["bench", "growth", "--device", "cpu"]) == 130

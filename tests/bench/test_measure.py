@@ -1,13 +1,14 @@
 import json
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
 from memtrain.bench import measure as measuring
 from memtrain.bench.cases import SUITES, Noise, cases
-from memtrain.bench.measure import _continues, differs, matrix_peak, measure
+from memtrain.bench.measure import CaseResult, _continues, differs, matrix_peak, measure
 from memtrain.bench.report import print_results
 from memtrain.cli import main
 from memtrain.config import EngineConfig
@@ -16,10 +17,14 @@ from memtrain.errors import MemtrainError
 CPU = EngineConfig(device="cpu")
 
 
+@cache
+def measured(suite: str) -> list[CaseResult]:
+    return [measure(case, CPU, seconds=1e-3) for case in cases(suite, "tiny")]
+
+
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_case_is_timed_and_its_operations_counted(suite: str):
-    for case in cases(suite, "tiny"):
-        result = measure(case, CPU, seconds=1e-3)
+    for case, result in zip(cases(suite, "tiny"), measured(suite), strict=True):
         assert 0 < result.fast.seconds < 60
         assert result.fast.start_up > result.fast.seconds
         assert result.flops is not None and result.flops > 0
@@ -27,8 +32,7 @@ def test_every_case_is_timed_and_its_operations_counted(suite: str):
 
 
 def test_flops_of_generation_count_its_matrix_products():
-    case = cases("generate", "tiny")[0]
-    flops = measure(case, CPU, seconds=1e-3).flops
+    flops = measured("generate")[0].flops
     width, inner, hidden = 32, 32, 128
 
     def block(rows: int, kept: int) -> int:
@@ -45,7 +49,7 @@ def test_flops_of_generation_count_its_matrix_products():
 @pytest.mark.parametrize("suite", ["dmt", "bptt"])
 def test_operations_of_rollouts_grow_with_the_batch(suite: str, monkeypatch: pytest.MonkeyPatch):
     case = cases(suite, "tiny")[0]
-    scaled = measure(case, CPU, seconds=1e-3, reference=False).flops
+    scaled = measured(suite)[0].flops
     monkeypatch.setattr(measuring, "COUNTED", 10**6)
     assert scaled == measure(case, CPU, seconds=1e-3, reference=False).flops
 
@@ -76,7 +80,7 @@ def test_identical_reference_is_not_timed_again():
     assert differs(CPU) and not differs(plain)
     case = cases("smt", "tiny")[0]
     assert measure(case, plain, seconds=1e-3).reference is None
-    both = measure(case, CPU, seconds=1e-3)
+    both = measured("smt")[0]
     assert both.reference is not None and both.ratio == both.reference.seconds / both.fast.seconds
 
 
@@ -142,7 +146,7 @@ def test_zero_seconds_is_refused(capsys):
 )
 def test_rates_use_a_unit_that_suits_the_machine(capsys, peak: float, expected: tuple):
     timing = measuring.Timing(seconds=1.0, start_up=1.0, peak_bytes=None)
-    result = measuring.CaseResult(
+    result = CaseResult(
         suite="smt",
         label="SMT step",
         batch=4,

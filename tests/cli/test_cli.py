@@ -117,6 +117,7 @@ def test_data_shows_samples(name: str, capsys):
     assert capsys.readouterr().out.startswith(f"{name}: ")
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_saves_and_resuming_gives_the_same_weights(here: Path, monkeypatch):
     """The real thing: a process, its signal, its exit status, and the same weights at the end."""
     config = replace(TINY, smt=replace(TINY.smt, steps=150), log=replace(TINY.log, every=1))
@@ -145,6 +146,7 @@ def test_ctrl_c_saves_and_resuming_gives_the_same_weights(here: Path, monkeypatc
     assert one == other
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.skipif(cores() < 2, reason="on one core the demo starts its process after a minute")
 @pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
@@ -161,8 +163,6 @@ def test_ctrl_c_while_processes_start_prints_no_traceback(
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell that starts the tests in its background has them ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not any("spawn_main" in line for line in command_lines_below(parent.pid)):
         assert parent.poll() is None, parent.communicate()

@@ -1,6 +1,7 @@
 """memtrain runs, compare and race: output, and one line with the remedy for every mistake."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,11 @@ from memtrain.training.run import Run
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, trained_tiny: Run) -> Path:
     """runs/ with two trained runs and one without a step, and some files."""
     folder = tmp_path_factory.mktemp("commands")
     quick = replace(TINY, smt=SMTConfig(), dmt=DMTConfig(), bptt=BPTTConfig(steps=4, batch_size=4))
-    Run.create(TINY, folder / "runs/first").train(Reporter())
+    shutil.copytree(trained_tiny.folder, folder / "runs/first")
     Run.create(quick, folder / "runs/a-rather-long-name-of-a-run").train(Reporter())
     Run.create(quick, folder / "runs/new")
     (folder / "short.txt").write_text("too short\n" * 60)

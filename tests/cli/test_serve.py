@@ -21,6 +21,7 @@ from memtrain.deploy.server.serve import is_loopback, listen
 from memtrain.errors import MemtrainError
 from memtrain.training.run import Run
 
+pytestmark = pytest.mark.usefixtures("default_signals")
 DOCS = Path(__file__).parents[2] / "docs"
 WAIT = 60.0
 """Seconds that a test waits for what must happen; longer only if it failed."""

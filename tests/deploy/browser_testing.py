@@ -28,7 +28,7 @@ needs_node = pytest.mark.skipif(NODE is None, reason="node is not on the PATH")
 BYTES = TokenCodec(vocab_size=256, start_token=10, text=True, alphabet=tuple(range(10, 128)))
 
 
-def tiny_model(
+def perturbed_model(
     kind: str = "gru",
     codec: TokenCodec = BYTES,
     *,

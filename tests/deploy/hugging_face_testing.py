@@ -1,24 +1,16 @@
-"""Small networks to export."""
+"""Codecs of models to export, and the export."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from conftest import TINY
 from memtrain.data.codec import TokenCodec
 from memtrain.data.images import ImageFormat
 from memtrain.deploy.hugging_face.export import write
 from memtrain.generation.pretrained import Pretrained
-from memtrain.models.build import build_rnn
+from model_testing import TEXT
 
-TEXT = TokenCodec(vocab_size=256, start_token=10, text=True)
 SEPARATED = replace(TEXT, alphabet=(0, *range(10, 127)))
 TOKENS = TokenCodec(vocab_size=9, start_token=3)
-PICTURE = TokenCodec(
-    vocab_size=16, start_token=3, picture=ImageFormat(height=4, width=6, levels=2, patch=2)
-)
 MARKED = TokenCodec(
     vocab_size=6,
     start_token=4,
@@ -33,26 +25,6 @@ CELLS = ("transformer", "mlp", "gru", "lstm")
 @dataclass
 class Options:
     push: str | None = None
-
-
-def network(
-    codec: TokenCodec | None = TEXT,
-    kind: str = "transformer",
-    readout_attention: Any = "causal",
-    **teacher: Any,
-) -> Pretrained:
-    """A network whose choices lie far apart; `teacher` are fields of TeacherConfig."""
-    config = replace(
-        TINY,
-        cell=replace(TINY.cell, kind=kind),
-        teacher=replace(TINY.teacher, **teacher),
-        readout_attention=readout_attention,
-    )
-    rnn = build_rnn(config, codec.vocab_size if codec else 4)
-    with torch.no_grad():
-        rnn.readout.head.weight.mul_(20)
-    stages = [{"name": "smt", "steps": 3, "tokens": 12, "seconds": 0.5, "lowest": 1.25}]
-    return Pretrained("tiny", rnn, codec, config, {"stages": stages}).eval()
 
 
 def exported(folder: Path, model: Pretrained) -> Path:

@@ -5,37 +5,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-from conftest import TINY
-from memtrain.data.codec import TokenCodec
 from memtrain.deploy.server.completion import Completion, merged
 from memtrain.deploy.server.completion_request import CompletionRequest, Limits
 from memtrain.deploy.server.sessions import Sessions
 from memtrain.deploy.server.text import Piece
 from memtrain.deploy.server.worker import Worker
 from memtrain.generation.pretrained import Pretrained
-from memtrain.models.build import build_rnn
+from model_testing import decided_model
 
-TEXT = TokenCodec(vocab_size=256, start_token=10, text=True)
 LIMITS = Limits(prompt_tokens=100, max_tokens=5000)
 WAIT = 60.0
 """Seconds that a test waits for what must happen; longer only if it failed."""
 
 
-def model(codec: TokenCodec = TEXT) -> Pretrained:
-    """An untrained network with clear preferences."""
-    torch.manual_seed(0)
-    rnn = build_rnn(TINY, codec.vocab_size)
-    with torch.no_grad():
-        rnn.readout.head.weight.mul_(20)
-    return Pretrained("tiny", rnn, codec, TINY, {}).eval()
-
-
 def make_worker(
     made: Pretrained | None = None, *, rows: int = 8, queue: int = 100, sessions: int = 4
 ) -> Worker:
-    made = made or model()
+    made = made or decided_model()
     assert made.spelling is not None
     kept = Sessions(sessions, 60.0)
     return Worker(made, made.spelling, rows=rows, queue=queue, limits=LIMITS, sessions=kept)

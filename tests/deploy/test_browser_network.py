@@ -6,9 +6,9 @@ import torch
 from browser_testing import (
     needs_node,
     packed_json,
+    perturbed_model,
     random_tokens_of,
     run_node,
-    tiny_model,
 )
 
 from memtrain.data.codec import TokenCodec
@@ -54,7 +54,7 @@ def logits_of(packed, tokens: torch.Tensor) -> torch.Tensor:
 @needs_node
 @pytest.mark.parametrize("name", CELLS)
 def test_logits_equal_those_of_torch_over_200_steps(name: str):
-    model = tiny_model(name.split("-")[0], **CELLS[name])
+    model = perturbed_model(name.split("-")[0], **CELLS[name])
     tokens = random_tokens_of(model, rows=2)
     with torch.no_grad():
         expected = model(tokens)
@@ -66,7 +66,7 @@ def test_logits_equal_those_of_torch_over_200_steps(name: str):
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_readouts_of_every_kind_equal_torch(attention: str):
     teacher = dict(head_bias=True, rotary_fraction=0.5, decoder_layers=3, width=20)
-    model = tiny_model(teacher=teacher, readout_attention=attention, memory_tokens=4)
+    model = perturbed_model(teacher=teacher, readout_attention=attention, memory_tokens=4)
     tokens = random_tokens_of(model, length=50)
     with torch.no_grad():
         expected = model(tokens)
@@ -87,7 +87,7 @@ def test_the_bundled_model_equals_torch_over_a_digit():
 @needs_node
 @pytest.mark.parametrize(("precision", "share"), [("fp16", 0.51), ("int8", 0.4)])
 def test_rounded_weights_are_those_that_the_exporter_reports(precision: str, share: float):
-    model = tiny_model("transformer")
+    model = perturbed_model("transformer")
     packed = pack(model, precision)
     assert len(packed.weights) < share * len(pack(model, "exact").weights)
     tokens = random_tokens_of(model, length=50)
@@ -98,7 +98,7 @@ def test_rounded_weights_are_those_that_the_exporter_reports(precision: str, sha
 
 
 def test_a_weight_that_16_bits_cannot_hold_keeps_32():
-    model = tiny_model()
+    model = perturbed_model()
     with torch.no_grad():
         model.cell.embedding.weight[0, 0] = 1e6  # type: ignore[index]
     kinds = {one["name"]: one["type"] for one in pack(model, "fp16").shape["tensors"]}
@@ -107,7 +107,7 @@ def test_a_weight_that_16_bits_cannot_hold_keeps_32():
 
 def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
     monkeypatch.setattr(weights, "MAX_WEIGHT_BYTES", 2**16)
-    model = tiny_model("transformer")
+    model = perturbed_model("transformer")
     with pytest.raises(
         MemtrainError, match=r"parameters take .*MiB.*take --html-weights (fp16|int8)"
     ):

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from browser_testing import BYTES, Opened, chromium, opened, page_of, random_tokens_of, tiny_model
+from browser_testing import (
+    BYTES,
+    Opened,
+    chromium,
+    opened,
+    page_of,
+    perturbed_model,
+    random_tokens_of,
+)
 
 from memtrain.cli import main
 from memtrain.data.codec import TokenCodec
@@ -64,7 +72,7 @@ def wait_until_idle(shown: Opened) -> None:
 def test_logits_in_the_page_equal_those_of_torch_over_200_steps(
     browser: Any, kind: str, tmp_path: Path
 ):
-    model = tiny_model(kind)
+    model = perturbed_model(kind)
     tokens = random_tokens_of(model)
     with torch.no_grad():
         expected = model(tokens)[0]
@@ -93,7 +101,7 @@ def test_the_bundled_model_draws_in_the_page_what_it_draws_in_torch(
 
 @pytest.mark.parametrize("prompt", ["It was ", ""])
 def test_text_at_temperature_0_is_that_of_generate(browser: Any, prompt: str, tmp_path: Path):
-    model = tiny_model("transformer")
+    model = perturbed_model("transformer")
     wanted = generate(model, prompt=prompt or None, temperature=0.0, length=60).texts()[0]
     with opened(browser, page_of(model, tmp_path)) as shown:
         set_slider(shown, "temperature", 0)
@@ -108,7 +116,7 @@ def test_text_at_temperature_0_is_that_of_generate(browser: Any, prompt: str, tm
 
 
 def test_what_is_typed_is_read_at_once_and_shows_what_is_expected(browser: Any, tmp_path: Path):
-    model = tiny_model()
+    model = perturbed_model()
     with torch.no_grad():
         logits = model(torch.from_numpy(BYTES.encode_text("ab")[None]))[0, -1]
     with opened(browser, page_of(model, tmp_path)) as shown:
@@ -130,7 +138,7 @@ def test_what_is_typed_is_read_at_once_and_shows_what_is_expected(browser: Any, 
 
 
 def test_a_point_of_the_trail_shows_what_that_memory_expected(browser: Any, tmp_path: Path):
-    with opened(browser, page_of(tiny_model(), tmp_path)) as shown:
+    with opened(browser, page_of(perturbed_model(), tmp_path)) as shown:
         shown.page.locator("#prompt").fill("abcdefgh")
         wait_until_idle(shown)
         plane = shown.page.locator("#plane")
@@ -158,7 +166,7 @@ def test_a_point_of_the_trail_shows_what_that_memory_expected(browser: Any, tmp_
 
 
 def test_a_click_keeps_a_step_and_pointing_does_not(browser: Any, tmp_path: Path):
-    with opened(browser, page_of(tiny_model(), tmp_path)) as shown:
+    with opened(browser, page_of(perturbed_model(), tmp_path)) as shown:
         shown.page.locator("#prompt").fill("abcdefgh")
         wait_until_idle(shown)
         letters = shown.page.locator("#text span")
@@ -185,7 +193,7 @@ def test_a_click_keeps_a_step_and_pointing_does_not(browser: Any, tmp_path: Path
 
 
 def test_a_drawing_is_given_to_the_network_and_completed(browser: Any, tmp_path: Path):
-    model = tiny_model("transformer", DRAWINGS)
+    model = perturbed_model("transformer", DRAWINGS)
     with opened(browser, page_of(model, tmp_path), touch=True) as shown:
         shown.page.get_by_role("button", name="Clear").click()
         shown.page.locator("#sheet").tap(position={"x": 200, "y": 40})
@@ -211,7 +219,7 @@ def test_a_drawing_is_given_to_the_network_and_completed(browser: Any, tmp_path:
 
 
 def test_images_of_a_class_begin_with_its_token(browser: Any, tmp_path: Path):
-    with opened(browser, page_of(tiny_model("lstm", CLASSES), tmp_path)) as shown:
+    with opened(browser, page_of(perturbed_model("lstm", CLASSES), tmp_path)) as shown:
         shown.page.get_by_label("Class").select_option("dog")
         wait_until_idle(shown)
         first, longest = shown.page.evaluate("[PAGE.trail[0].token, PAGE.trail.length]")
@@ -223,7 +231,7 @@ def test_images_of_a_class_begin_with_its_token(browser: Any, tmp_path: Path):
 
 
 def test_sequences_of_numbers_are_typed_and_written_as_numbers(browser: Any, tmp_path: Path):
-    model = tiny_model("mlp", TokenCodec(vocab_size=9, start_token=8, start_written=False))
+    model = perturbed_model("mlp", TokenCodec(vocab_size=9, start_token=8, start_written=False))
     wanted = generate(model, prompt="3 1", temperature=0.0, length=20).texts()[0]
     with opened(browser, page_of(model, tmp_path)) as shown:
         set_slider(shown, "temperature", 0)
@@ -239,7 +247,7 @@ def test_sequences_of_numbers_are_typed_and_written_as_numbers(browser: Any, tmp
 def test_colours_of_a_palette_are_pens(browser: Any, tmp_path: Path):
     palette = tuple((3 * n, 90, 255 - 3 * n) for n in range(60))
     image = ImageFormat(height=4, width=5, levels=60, palette=palette)
-    model = tiny_model("gru", TokenCodec(vocab_size=60, start_token=0, picture=image))
+    model = perturbed_model("gru", TokenCodec(vocab_size=60, start_token=0, picture=image))
     with opened(browser, page_of(model, tmp_path)) as shown:
         assert 10 < shown.page.locator(".pen").count() <= 24
         shown.page.get_by_role("button", name="colour 4", exact=True).click()
@@ -254,7 +262,7 @@ def test_colours_of_a_palette_are_pens(browser: Any, tmp_path: Path):
 
 @pytest.mark.parametrize("codec", [BYTES, DRAWINGS], ids=["text", "images"])
 def test_a_page_fits_the_width_of_a_phone(browser: Any, codec: TokenCodec, tmp_path: Path):
-    model = tiny_model("transformer", codec, memory_tokens=16)
+    model = perturbed_model("transformer", codec, memory_tokens=16)
     with opened(browser, page_of(model, tmp_path), width=360, touch=True) as shown:
         shown.page.get_by_role("button", name=re.compile("Continue|Complete")).tap()
         shown.page.wait_for_function("() => PAGE.trail.length > 5")
@@ -263,7 +271,7 @@ def test_a_page_fits_the_width_of_a_phone(browser: Any, codec: TokenCodec, tmp_p
 
 
 def test_names_and_tokens_are_text_and_no_markup(tmp_path: Path):
-    text = page_of(tiny_model(), tmp_path).read_text()
+    text = page_of(perturbed_model(), tmp_path).read_text()
     assert "tiny &lt;model&gt;" in text and "tiny <model>" not in text
     assert re.search(r"default-src 'none'; .*script-src 'sha256-", text)
     assert not re.search(r"https?://", text)
@@ -277,20 +285,20 @@ def test_names_and_tokens_are_text_and_no_markup(tmp_path: Path):
     ],
 )
 def test_other_cells_are_refused(kind: str, message: str, tmp_path: Path):
-    model = tiny_model(kind)
+    model = perturbed_model(kind)
     with pytest.raises(MemtrainError, match=re.escape(message)):
         page_of(model, tmp_path)
 
 
 def test_tasks_that_ask_for_answers_are_refused(tmp_path: Path):
-    model = tiny_model()
+    model = perturbed_model()
     model.spelling = None
     with pytest.raises(MemtrainError, match="asks for answers"):
         page_of(model, tmp_path)
 
 
 def test_a_diverged_network_is_refused(tmp_path: Path):
-    model = tiny_model()
+    model = perturbed_model()
     with torch.no_grad():
         model.readout.head.weight.fill_(torch.nan)  # type: ignore[union-attr]
     with pytest.raises(MemtrainError, match="logits are not finite"):

@@ -12,14 +12,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from hugging_face_testing import MARKED, TEXT, TOKENS, Options, exported, network
+from hugging_face_testing import MARKED, TOKENS, Options, exported
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from conftest import TINY
 from memtrain.cli import main
-from memtrain.config import Digits
 from memtrain.data.codec import TokenCodec
 from memtrain.deploy.hugging_face.export import write
 from memtrain.errors import MemtrainError
@@ -27,6 +26,7 @@ from memtrain.generation.generate import generate
 from memtrain.models.cells import build_cell
 from memtrain.shapes import Values
 from memtrain.training.run import Run
+from model_testing import TEXT, decided_model
 
 WITHOUT_MEMTRAIN = """\
 import sys
@@ -57,7 +57,7 @@ def test_the_folder_works_without_memtrain(tmp_path: Path):
     expected = {}
     kinds = ("transformer", "lstm")
     for kind in kinds:
-        original = network(TEXT, kind)
+        original = decided_model(TEXT, kind)
         exported(tmp_path / kind, original)
         expected[kind] = generate(original, prompt="Once upon", length=20, temperature=0.0)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "lstm")
@@ -80,16 +80,9 @@ def test_the_folder_works_without_memtrain(tmp_path: Path):
     assert found["resaved"] == found["lstm"]
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory) -> Run:
-    short = replace(
-        TINY,
-        smt=replace(TINY.smt, steps=1),
-        dmt=replace(TINY.dmt, steps=1),
-        bptt=replace(TINY.bptt, steps=0),
-    )
-    config = replace(short, name="digits", data=Digits())
-    return Run.create(config, tmp_path_factory.mktemp("runs") / "digits").train()
+@pytest.fixture
+def digits(trained_digits: Run) -> Run:
+    return Run.open(trained_digits.folder)
 
 
 def test_a_run_is_exported_on_the_command_line(digits: Run, tmp_path: Path, capsys):
@@ -131,10 +124,10 @@ def test_a_run_is_not_overwritten_by_its_export(digits: Run, capsys):
 
 
 def test_an_export_replaces_an_earlier_one(tmp_path: Path):
-    exported(tmp_path, network())
+    exported(tmp_path, decided_model())
     assert (tmp_path / "tokenizer.json").exists()
     (tmp_path / "notes.txt").write_text("mine")
-    exported(tmp_path, network(TOKENS))
+    exported(tmp_path, decided_model(TOKENS))
     assert not (tmp_path / "tokenizer.json").exists() and (tmp_path / "notes.txt").exists()
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 9
 
@@ -142,18 +135,18 @@ def test_an_export_replaces_an_earlier_one(tmp_path: Path):
 def test_files_of_something_else_are_not_replaced(tmp_path: Path):
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(MemtrainError, match="holds the README.md of something else"):
-        write(network(), tmp_path, Options())
+        write(decided_model(), tmp_path, Options())
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MemtrainError, match="is a file"):
-        write(network(), tmp_path / "file", Options())
+        write(decided_model(), tmp_path / "file", Options())
 
 
 def test_weights_are_the_network_and_rows_for_special_tokens(tmp_path: Path):
-    original = network()
+    original = decided_model()
     weights = load_file(exported(tmp_path, original) / "model.safetensors")
     for name, value in original.state_dict().items():
         assert torch.equal(weights[name][: len(value)], value)
@@ -162,17 +155,17 @@ def test_weights_are_the_network_and_rows_for_special_tokens(tmp_path: Path):
 
 
 def test_the_card_has_what_the_run_recorded(tmp_path: Path):
-    card = (exported(tmp_path / "stories", network()) / "README.md").read_text()
+    card = (exported(tmp_path / "stories", decided_model()) / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
     assert "| SMT | 3 | 12 | 0.5 | 1.2500 nats per character |" in card
     assert 'from_pretrained("stories", trust_remote_code=True)' in card
-    images = (exported(tmp_path / "images", network(MARKED)) / "README.md").read_text()
+    images = (exported(tmp_path / "images", decided_model(MARKED)) / "README.md").read_text()
     assert "pipeline_tag" not in images and "4..5: cat, dog" in images
 
 
 @pytest.mark.parametrize("codec", [TEXT, TOKENS, MARKED], ids=["text", "tokens", "marked"])
 def test_the_example_of_the_card_runs(tmp_path: Path, monkeypatch, capsys, codec: TokenCodec):
-    card = (exported(tmp_path / "model", network(codec)) / "README.md").read_text()
+    card = (exported(tmp_path / "model", decided_model(codec)) / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec(card.split("```python\n")[1].split("```")[0], {})
     assert capsys.readouterr().out.strip()
@@ -181,7 +174,7 @@ def test_the_example_of_the_card_runs(tmp_path: Path, monkeypatch, capsys, codec
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: network(None), "asks for answers"),
+        (lambda: decided_model(None), "asks for answers"),
         (lambda: with_cell("attention"), "cell.kind=attention: is not exported"),
         (lambda: with_cell("torch.nn:GRUCell", input_size=8, hidden_size=8), "built-in recurrent"),
     ],
@@ -193,7 +186,7 @@ def test_networks_that_cannot_be_exported_are_refused(tmp_path: Path, model: Any
 
 
 def with_cell(kind: str, **options: Any) -> Any:
-    found = network()
+    found = decided_model()
     config = replace(TINY.cell, kind=kind, options=options)
     stages = {name: replace(getattr(TINY, name), steps=0) for name in ("smt", "dmt")}
     found.config = replace(TINY, cell=config, **stages)
@@ -202,14 +195,14 @@ def with_cell(kind: str, **options: Any) -> Any:
 
 
 def test_a_network_of_numbers_is_refused(tmp_path: Path):
-    found = network()
+    found = decided_model()
     found.readout.space = Values(2)
     with pytest.raises(MemtrainError, match="reads numbers"):
         write(found, tmp_path / "out", Options())
 
 
 def test_a_network_of_another_cell_than_its_config_is_refused(tmp_path: Path):
-    found = network(TEXT, "gru")
+    found = decided_model(TEXT, "gru")
     found.config = TINY
     with pytest.raises(MemtrainError, match="cell.kind=transformer: is not exported"):
         write(found, tmp_path / "out", Options())
@@ -237,7 +230,7 @@ class Hub:
 def test_only_the_export_is_uploaded(tmp_path: Path, monkeypatch):
     hub = Hub(monkeypatch)
     (tmp_path / "diary.txt").write_text("private")
-    lines = write(network(), tmp_path, Options(push="me/tiny"))
+    lines = write(decided_model(), tmp_path, Options(push="me/tiny"))
     assert lines[-1] == "https://huggingface.co/me/tiny"
     (upload,) = hub.uploads
     assert upload["repo_id"] == "me/tiny" and upload["folder_path"] == tmp_path
@@ -260,14 +253,14 @@ def test_an_upload_that_cannot_work_writes_nothing(
 ):
     Hub(monkeypatch, token)
     with pytest.raises(MemtrainError, match=message):
-        write(network(), tmp_path / "out", Options(push=name))
+        write(decided_model(), tmp_path / "out", Options(push=name))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_failed_upload_is_one_line_and_keeps_the_folder(tmp_path: Path, monkeypatch):
     Hub(monkeypatch).error = ConnectionError("no route\nto host")
     with pytest.raises(MemtrainError) as caught:
-        write(network(), tmp_path / "out", Options(push="me/tiny"))
+        write(decided_model(), tmp_path / "out", Options(push="me/tiny"))
     assert str(caught.value).startswith("--push me/tiny: ConnectionError: no route; ")
     assert (tmp_path / "out/config.json").exists()
 
@@ -278,7 +271,7 @@ def test_push_needs_a_folder(capsys):
 
 def test_transformers_own_upload_takes_the_code_along(tmp_path: Path, monkeypatch):
     """`model.push_to_hub`, up to what it hands to the upload."""
-    model: Any = AutoModelForCausalLM.from_pretrained(exported(tmp_path / "out", network()))
+    model: Any = AutoModelForCausalLM.from_pretrained(exported(tmp_path / "out", decided_model()))
     uploads: list[set[str]] = []
 
     def create_commit(hub: object, operations: list[Any], **options: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hugging_face_testing import CELLS, MARKED, SEPARATED, TEXT, TOKENS, exported, network
+from hugging_face_testing import CELLS, MARKED, SEPARATED, TOKENS, exported
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, pipeline
@@ -15,6 +15,7 @@ from memtrain.data.codec import TokenCodec
 from memtrain.deploy.hugging_face import MemoryCache, MemtrainConfig, MemtrainForCausalLM
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import Pretrained
+from model_testing import TEXT, decided_model
 
 PROMPT = "Once upon a time"
 
@@ -29,7 +30,7 @@ def tokens_of(*shape: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def network_of_text() -> Pretrained:
-    return network()
+    return decided_model()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def model(folder: Path) -> Any:
     + [(codec, "transformer") for codec in (SEPARATED, TOKENS, MARKED)],
 )
 def test_logits_are_those_of_the_network(tmp_path: Path, codec: TokenCodec, kind: str):
-    original = network(codec, kind, head_bias=kind == "mlp", rotary_fraction=0.5)
+    original = decided_model(codec, kind, head_bias=kind == "mlp", rotary_fraction=0.5)
     found = opened(exported(tmp_path, original))
     tokens = torch.randint(codec.vocab_size, (3, 7), generator=seeded())
     logits = found(tokens).logits
@@ -59,7 +60,7 @@ def test_logits_are_those_of_the_network(tmp_path: Path, codec: TokenCodec, kind
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_the_readout_keeps_its_kind_of_attention(tmp_path: Path, attention: Any):
-    original = network(readout_attention=attention, decoder_layers=2)
+    original = decided_model(readout_attention=attention, decoder_layers=2)
     found = opened(exported(tmp_path, original))
     tokens = tokens_of(2, 6)
     assert found.readout.causal == (attention == "causal")
@@ -71,7 +72,7 @@ def test_the_readout_keeps_its_kind_of_attention(tmp_path: Path, attention: Any)
     [*((kind, "naïve 日本") for kind in CELLS), ("transformer", PROMPT), ("transformer", None)],
 )
 def test_greedy_text_is_that_of_generate(tmp_path: Path, kind: str, prompt: str | None):
-    original = network(TEXT, kind)
+    original = decided_model(TEXT, kind)
     found = opened(exported(tmp_path, original))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     expected = generate(original, prompt=prompt, length=40, temperature=0.0)
@@ -86,7 +87,7 @@ def test_greedy_text_is_that_of_generate(tmp_path: Path, kind: str, prompt: str 
 
 
 def test_generation_ends_at_the_end_of_a_text(tmp_path: Path):
-    original = network(SEPARATED)
+    original = decided_model(SEPARATED)
     with torch.no_grad():  # of equal logits the first is taken: byte 0, which ends a text
         original.readout.head.weight.zero_()
     found = opened(exported(tmp_path, original))
@@ -95,7 +96,7 @@ def test_generation_ends_at_the_end_of_a_text(tmp_path: Path):
 
 
 def test_special_tokens_of_images_are_never_sampled(tmp_path: Path):
-    original = network(MARKED)
+    original = decided_model(MARKED)
     with torch.no_grad():  # the classes are the likeliest
         original.readout.head.weight[MARKED.writable :] *= 50
     found = opened(exported(tmp_path, original))
@@ -190,7 +191,7 @@ def beam_search(model: Any, tokens: Tensor, beams: int, length: int) -> list[int
 
 
 def test_beam_search_is_that_of_a_plain_loop(tmp_path: Path):
-    found = opened(exported(tmp_path, network(kind="lstm")))
+    found = opened(exported(tmp_path, decided_model(kind="lstm")))
     tokens = tokens_of(4, 5)
     made = found.generate(tokens, max_new_tokens=6, num_beams=3)
     expected = [beam_search(found, row, 3, 6) for row in tokens]

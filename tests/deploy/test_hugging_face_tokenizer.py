@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hugging_face_testing import SEPARATED, TEXT, exported, network
+from hugging_face_testing import SEPARATED, exported
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
@@ -14,6 +14,7 @@ from memtrain.data.codec import TokenCodec, decode_text
 from memtrain.data.tokenizer import END_OF_TEXT, TextTokenizer, train_bpe
 from memtrain.deploy.hugging_face.tokenizer import export_tokenizer
 from memtrain.errors import MemtrainError
+from model_testing import TEXT, decided_model
 
 TEXTS = (
     "Once upon a time, there was a cat.",
@@ -31,7 +32,7 @@ def bpe(texts: tuple[str, ...] = TEXTS) -> TokenCodec:
 
 @pytest.mark.parametrize("codec", [TEXT, SEPARATED, bpe()], ids=["bytes", "separated", "bpe"])
 def test_tokens_are_those_of_the_codec_and_decode_to_the_text(tmp_path: Path, codec: TokenCodec):
-    exported(tmp_path, network(codec))
+    exported(tmp_path, decided_model(codec))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     spelling = replace(codec, alphabet=())  # which refuses characters that are not in it
     for text in TEXTS:
@@ -54,7 +55,7 @@ def test_bytes_that_are_no_text_decode_as_in_memtrain():
 
 
 def test_special_tokens_come_after_the_vocabulary(tmp_path: Path):
-    exported(tmp_path, network())
+    exported(tmp_path, decided_model())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer) == 259
     special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id]
@@ -64,7 +65,7 @@ def test_special_tokens_come_after_the_vocabulary(tmp_path: Path):
 
 
 def test_the_byte_between_texts_is_the_end_of_a_text(tmp_path: Path):
-    exported(tmp_path, network(SEPARATED))
+    exported(tmp_path, decided_model(SEPARATED))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.eos_token_id == 0 and len(tokenizer) == 258
     assert tokenizer("a<|endoftext|>b\0").input_ids == [97, 0, 98, 0]

@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from server_testing import WAIT, make_worker, model
+from server_testing import WAIT, make_worker
 
 from memtrain.deploy.server import app as server_app
 from memtrain.deploy.server.app import Server
 from memtrain.deploy.server.worker import Worker
+from model_testing import decided_model
 
 PATH = "/v1/completions"
 
@@ -297,7 +298,7 @@ def test_pages_of_other_sites_may_not_use_it(server: Live):
 
 
 def test_a_key_is_asked_for():
-    with live(make_worker(model()), api_key="sécret") as server:
+    with live(make_worker(decided_model()), api_key="sécret") as server:
         assert server.http.get("/health").status_code == 200
         for headers in (
             {},

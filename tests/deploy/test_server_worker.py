@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from server_testing import TEXT, WAIT, Client, make_worker, model, working
+from server_testing import WAIT, Client, make_worker, working
 
 from memtrain.data.codec import TokenCodec
 from memtrain.data.images import ImageFormat
 from memtrain.deploy.server.errors import RequestError
 from memtrain.generation.generate import generate
+from model_testing import TEXT, decided_model
 
 PICTURE = TokenCodec(
     vocab_size=6,
@@ -48,7 +49,7 @@ SAMPLERS = [{"temperature": 0.0}, {}, {"temperature": 0.7, "top_p": 0.8}, {"top_
 
 @pytest.mark.parametrize("options", SAMPLERS, ids=str)
 def test_a_text_is_that_of_generate_with_the_same_seed(client: Client, options):
-    expected = generate(model(), prompt="hello", length=40, seed=3, **options)
+    expected = generate(decided_model(), prompt="hello", length=40, seed=3, **options)
     found = client.text("hello", max_tokens=40, seed=3, **options)
     assert found == TEXT.decode_text(expected.tokens[0, 5:])
 
@@ -103,7 +104,7 @@ def test_a_prompt_that_is_too_long_is_refused(client: Client):
 
 
 def test_without_a_prompt_a_text_starts_as_the_data_does(client: Client):
-    expected = generate(model(), length=20, seed=2).tokens[0]
+    expected = generate(decided_model(), length=20, seed=2).tokens[0]
     assert client.text("", max_tokens=20, seed=2) == TEXT.decode_text(expected[1:])
     echoed = client.text("", max_tokens=20, seed=2, echo=True)
     assert echoed == TEXT.decode_text(expected)
@@ -111,7 +112,7 @@ def test_without_a_prompt_a_text_starts_as_the_data_does(client: Client):
 
 @pytest.mark.parametrize("codec", [MARKED, PICTURE], ids=["marked", "classes"])
 def test_a_special_start_token_comes_first_and_is_not_written(codec: TokenCodec):
-    made = model(codec)
+    made = decided_model(codec)
     with working(make_worker(made)) as client:
         length = 6 if codec.picture else 9
         expected = generate(made, length=None if codec.picture else 8, seed=4).tokens[0]
@@ -124,7 +125,7 @@ def test_a_special_start_token_comes_first_and_is_not_written(codec: TokenCodec)
 
 
 def test_an_image_ends_where_it_ends():
-    with working(make_worker(model(PICTURE))) as client:
+    with working(make_worker(decided_model(PICTURE))) as client:
         for prompt, session in (((), None), ((4, 1, 2), None), ((1, 2), "s")):
             room = 6 - len([token for token in prompt if token < 4])
             with pytest.raises(RequestError, match=f"an image has 6 tokens.*at most {room}"):
@@ -144,7 +145,7 @@ def test_stop_strings_end_a_text(client: Client):
 
 
 def test_echo_and_scores_of_the_prompt(client: Client):
-    made = model()
+    made = decided_model()
     (piece,) = client.pieces(client.submit("hello", max_tokens=0, echo=True, logprobs=1))
     assert piece.text == "hello" and piece.finish == "length"
     assert [one.token for one in piece.scores] == list("hello")
@@ -256,7 +257,7 @@ def test_a_network_that_fails_fails_its_requests_and_the_worker_goes_on(client: 
 
 
 def test_logits_that_are_not_finite_are_refused():
-    made = model()
+    made = decided_model()
     with torch.no_grad():
         made.readout.head.weight.fill_(float("nan"))
     worker = make_worker(made)

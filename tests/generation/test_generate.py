@@ -13,20 +13,15 @@ import torch
 from PIL import Image
 
 import memtrain.generation.generate
-from conftest import TINY, random_tokens, seeded, tiny_rnn
+from conftest import random_tokens, seeded, tiny_rnn
 from memtrain.cli.generate import Generate, generate_images, generate_text
 from memtrain.data.codec import TokenCodec
 from memtrain.data.images import ImageFormat
 from memtrain.errors import MemtrainError, printable
 from memtrain.generation.generate import Samples, _given, generate
-from memtrain.generation.pretrained import Pretrained
 from memtrain.generation.sampling import sample
-from memtrain.models.build import build_rnn
+from model_testing import PICTURE, TEXT, decided_model
 
-TEXT = TokenCodec(vocab_size=256, start_token=10, text=True)
-PICTURE = TokenCodec(
-    vocab_size=16, start_token=3, picture=ImageFormat(height=4, width=6, levels=2, patch=2)
-)
 MARKED = TokenCodec(
     vocab_size=5,
     start_token=4,
@@ -35,16 +30,8 @@ MARKED = TokenCodec(
 )
 
 
-def model(spelling: TokenCodec) -> Pretrained:
-    torch.manual_seed(0)
-    rnn = build_rnn(TINY, spelling.vocab_size)
-    with torch.no_grad():
-        rnn.readout.head.weight.mul_(20)  # its choices lie far apart
-    return Pretrained("tiny", rnn, spelling, TINY, {})
-
-
 def test_text_starts_with_the_start_token_or_continues_a_prompt():
-    author = model(TEXT)
+    author = decided_model(TEXT)
     free = generate(author, count=3, length=20, seed=4)
     assert free.tokens.shape == (3, 21) and (free.tokens[:, 0] == 10).all() and free.given == 1
     after = generate(author, prompt="héllo", count=2, length=7, temperature=0.0)
@@ -64,7 +51,7 @@ def test_sampling_restores_deterministic_algorithms(warn_only: bool):
 
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
-        generate(model(TEXT), length=2, listen=listen)
+        generate(decided_model(TEXT), length=2, listen=listen)
         assert seen == [False]
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
@@ -73,7 +60,7 @@ def test_sampling_restores_deterministic_algorithms(warn_only: bool):
 
 
 def test_the_same_seed_gives_the_same_samples_and_chunks_add_up():
-    author, heard = model(TEXT), []
+    author, heard = decided_model(TEXT), []
     written = generate(author, prompt="a", length=40, seed=1, listen=heard.append)
     assert len(heard) > 1
     assert np.array_equal(np.concatenate(heard, axis=1), written.tokens[:, 1:])
@@ -84,7 +71,7 @@ def test_the_same_seed_gives_the_same_samples_and_chunks_add_up():
 
 
 def test_images_are_completed_from_any_prompt(tmp_path: Path):
-    author = model(PICTURE)
+    author = decided_model(PICTURE)
     free = generate(author, count=5)
     assert free.tokens.shape == (5, 6) and (free.tokens[:, 0] == 3).all()
     assert free.pictures().shape == (5, 4, 6)
@@ -97,7 +84,7 @@ def test_images_are_completed_from_any_prompt(tmp_path: Path):
 
 
 def test_a_start_mark_is_read_before_the_prompt_and_never_sampled():
-    author = model(MARKED)
+    author = decided_model(MARKED)
     free = generate(author, count=40, temperature=5.0)
     assert free.tokens.shape == (40, 6) and free.given == 0
     assert set(free.tokens.flatten()) == {0, 1, 2, 3}
@@ -120,7 +107,7 @@ CLASSES = TokenCodec(
 
 
 def test_a_class_is_read_first_and_is_no_part_of_the_image():
-    author = model(CLASSES)
+    author = decided_model(CLASSES)
     drawn = generate(author, label=["dog", 0], count=2, temperature=0.0)
     assert drawn.classes == ("dog", "dog", "cat", "cat")
     assert drawn.tokens.shape == (4, 6) and drawn.given == 0 and drawn.tokens.max() < 4
@@ -134,13 +121,13 @@ def test_a_class_is_read_first_and_is_no_part_of_the_image():
 
 
 def test_without_a_label_classes_have_their_training_frequencies():
-    drawn = generate(model(CLASSES), count=200, seed=3)
+    drawn = generate(decided_model(CLASSES), count=200, seed=3)
     assert set(drawn.classes) == {"cat", "eel"} and 60 < drawn.classes.count("cat") < 140
-    assert drawn.classes == generate(model(CLASSES), count=200, seed=3).classes
+    assert drawn.classes == generate(decided_model(CLASSES), count=200, seed=3).classes
 
 
 def test_prompts_may_begin_with_their_classes_or_have_labels():
-    author, halves = model(CLASSES), np.array([[1, 2], [3, 3]])
+    author, halves = decided_model(CLASSES), np.array([[1, 2], [3, 3]])
     own = np.concatenate([[[6], [4]], halves], axis=1)
     begun = generate(author, prompt=own, temperature=0.0)
     assert begun.classes == ("eel", "cat") and begun.given == 2
@@ -169,14 +156,14 @@ def test_prompts_may_begin_with_their_classes_or_have_labels():
 )
 def test_wrong_labels_are_refused_in_one_line(options: dict[str, Any], message: str):
     with pytest.raises(MemtrainError) as caught:
-        generate(model(CLASSES), **options)
+        generate(decided_model(CLASSES), **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("codec", [TEXT, PICTURE])
 def test_labels_of_a_model_without_classes_are_refused(codec: TokenCodec):
     with pytest.raises(MemtrainError, match="label='7': this model has no classes; train on im"):
-        generate(model(codec), label=7)
+        generate(decided_model(codec), label=7)
 
 
 def test_a_row_of_the_grid_is_a_class(tmp_path: Path, monkeypatch):
@@ -187,13 +174,13 @@ def test_a_row_of_the_grid_is_a_class(tmp_path: Path, monkeypatch):
         lambda path, pictures, columns=0, **_: asked.append(columns),
     )
     for options in ({"label": ["cat", "eel"], "count": 5}, {"label": "cat", "count": 5}, {}):
-        generate(model(CLASSES), **options).save(tmp_path / "grid.png")
+        generate(decided_model(CLASSES), **options).save(tmp_path / "grid.png")
     assert asked == [5, 0, 0]
 
 
 def test_colour_images_are_saved_in_colour(tmp_path: Path):
     image = ImageFormat(height=2, width=3, levels=2, palette=((200, 0, 0), (0, 0, 200)))
-    drawn = generate(model(TokenCodec(vocab_size=2, start_token=0, picture=image)), count=4)
+    drawn = generate(decided_model(TokenCodec(vocab_size=2, start_token=0, picture=image)), count=4)
     assert drawn.pictures().shape == (4, 2, 3, 3)
     drawn.save(tmp_path / "a.png")
     drawn.save(tmp_path / "b.png", originals=drawn.tokens)
@@ -204,7 +191,7 @@ def test_colour_images_are_saved_in_colour(tmp_path: Path):
 
 
 def test_sampling_restores_training_mode():
-    author = model(TEXT)
+    author = decided_model(TEXT)
     author.rnn.train()
     generate(author, length=1)
     assert author.rnn.training
@@ -233,7 +220,7 @@ def test_invalid_options_are_refused_in_one_line(
     spelling: TokenCodec, options: dict[str, Any], message: str
 ):
     with pytest.raises(MemtrainError) as caught:
-        generate(model(spelling), **options)
+        generate(decided_model(spelling), **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -282,7 +269,7 @@ def test_a_text_prompt_for_images_names_the_argument_and_the_option():
     with pytest.raises(
         MemtrainError, match="complete one with its first tokens, an array"
     ) as caught:
-        generate(model(PICTURE), prompt="a")
+        generate(decided_model(PICTURE), prompt="a")
     assert caught.value.command_line.endswith("complete one with --image FILE")
 
 
@@ -296,7 +283,7 @@ def test_a_model_that_samples_no_tokens_names_what_it_does_instead():
 @pytest.mark.parametrize("part", ["readout", "cell"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nothing_is_sampled_from_nan(part: str, value: float):
-    author, heard = model(TEXT), []
+    author, heard = decided_model(TEXT), []
     weight = next(p for p in getattr(author.rnn, part).parameters() if p.ndim == 2)
     with torch.no_grad():
         weight.fill_(value)
@@ -325,7 +312,7 @@ def test_control_characters_are_escaped_on_a_terminal_only(monkeypatch, count: i
     out = tmp_path / "out.txt"
     for stream, shown in ((Terminal(), printable(text)), (io.StringIO(), text)):
         monkeypatch.setattr(sys, "stdout", stream)
-        generate_text(model(TEXT), Generate(run="tiny", count=count, out=out))
+        generate_text(decided_model(TEXT), Generate(run="tiny", count=count, out=out))
         assert shown in stream.getvalue()
         assert ("\x1b" in stream.getvalue()) is (not stream.isatty())
         assert out.read_text() == "\n\n----\n\n".join([text] * count)
@@ -337,13 +324,13 @@ def test_images_are_not_saved_through_a_symbolic_link(tmp_path: Path, monkeypatc
     (tmp_path / "run" / "config.json").touch()
     (tmp_path / "run" / "samples").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(MemtrainError, match="symbolic link"):
-        generate_images(model(PICTURE), Generate(run=str(tmp_path / "run"), count=1))
+        generate_images(decided_model(PICTURE), Generate(run=str(tmp_path / "run"), count=1))
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_text_for_an_image_file_is_refused_before_sampling(tmp_path: Path, capsys):
     with pytest.raises(MemtrainError, match=r"end the name in \.txt"):
-        generate_text(model(TEXT), Generate(run="tiny", out=tmp_path / "x.png"))
+        generate_text(decided_model(TEXT), Generate(run="tiny", out=tmp_path / "x.png"))
     assert capsys.readouterr().out == ""
 
 
@@ -356,5 +343,5 @@ def test_samples_have_a_short_repr_and_images_are_shown_in_notebooks():
     assert repr(texts) == "<Samples: 1 text of 3 tokens, 0 of them given>"
     assert texts._repr_png_() is None
     assert re.fullmatch(
-        r"<Pretrained tiny: [\d,]+ parameters, transformer cell>", repr(model(TEXT))
+        r"<Pretrained tiny: [\d,]+ parameters, transformer cell>", repr(decided_model(TEXT))
     )

@@ -32,23 +32,10 @@ def run(tmp_path_factory) -> Run:
     return run
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Run:
-    """A run of digits that was trained, for a step each of SMT and DMT."""
-    short = replace(
-        TINY,
-        smt=replace(TINY.smt, steps=1),
-        dmt=replace(TINY.dmt, steps=1),
-        bptt=replace(TINY.bptt, steps=0),
-    )
-    config = replace(short, name="digits", data=Digits())
-    return Run.create(config, tmp_path_factory.mktemp("runs") / "trained").train()
-
-
 @pytest.fixture
-def again(trained: Run, tmp_path: Path) -> Path:
+def again(trained_digits: Run, tmp_path: Path) -> Path:
     """A copy of its folder, to do as one likes with."""
-    return shutil.copytree(trained.folder, tmp_path / "run")
+    return shutil.copytree(trained_digits.folder, tmp_path / "run")
 
 
 @pytest.fixture
@@ -71,12 +58,12 @@ def test_an_exported_model_loads_without_its_teacher(run, tmp_path: Path, dtype,
     assert generate(model, count=2).pictures().shape == (2, 8, 8)
 
 
-def test_load_rnn_needs_only_config_and_checkpoints(trained: Run, again: Path):
+def test_load_rnn_needs_only_config_and_checkpoints(trained_digits: Run, again: Path):
     model = load_rnn(again)
-    assert (model.spelling, model.config) == (trained.spelling, trained.config)
-    assert model.trained["stages"] == trained.progress.stages_json()
+    assert (model.spelling, model.config) == (trained_digits.spelling, trained_digits.config)
+    assert model.trained["stages"] == trained_digits.progress.stages_json()
     tokens = random_tokens(4, 5)
-    assert_close(model.rnn.read(tokens), trained.rnn.read(tokens))
+    assert_close(model.rnn.read(tokens), trained_digits.rnn.read(tokens))
     assert not model.rnn.training
     state = newest_state(again)
     edit_progress(state, spelling=json.loads(state.read_text())["progress"]["spelling"] | {"x": 1})
@@ -103,9 +90,9 @@ def edit_progress(state: Path, **values) -> None:
     state.write_text(json.dumps(plain))
 
 
-def test_a_run_of_an_older_memtrain_takes_the_codec_from_its_data(trained: Run, again: Path):
+def test_a_run_of_an_older_memtrain_takes_the_codec_from_its_data(trained_digits: Run, again: Path):
     edit_progress(newest_state(again), spelling=None)
-    assert load_rnn(again).spelling == trained.spelling
+    assert load_rnn(again).spelling == trained_digits.spelling
 
 
 def test_an_rnn_too_large_for_this_machine_is_refused_before_it_is_built(again: Path):
@@ -125,9 +112,8 @@ def test_load_rnn_explains_why_it_cannot_load(tmp_path: Path):
         load_rnn(tmp_path / "begun")
 
 
-def test_load_rnn_of_a_task_without_sequences_loads_but_does_not_generate(tmp_path: Path):
-    run = Run.create(TINY, tmp_path / "answers").train()
-    model = load_rnn(tmp_path / "answers")
+def test_load_rnn_of_a_task_without_sequences_loads_but_does_not_generate(trained_tiny: Run):
+    run, model = trained_tiny, load_rnn(trained_tiny.folder)
     assert model.spelling is None
     tokens = random_tokens(4, 5) % run.task.vocab_size
     assert_close(model.rnn.read(tokens), run.rnn.read(tokens))

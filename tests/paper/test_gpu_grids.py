@@ -20,8 +20,6 @@ from memtrain.paper.base import Job, Result, Setup
 from memtrain.paper.sweep import rough_cost
 from memtrain.training.run import Run
 
-pytestmark = pytest.mark.xdist_group("gpu-grids")  # they share the data
-
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory) -> Setup:

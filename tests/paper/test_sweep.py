@@ -121,9 +121,6 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path):
     assert again.results[0].cost["steps"] == whole.results[0].cost["steps"]
 
 
-pytestmark = pytest.mark.xdist_group("sweep")  # they share a swept folder
-
-
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """A swept folder of three runs, of which one failed, and the reported error."""

@@ -1,14 +1,17 @@
 """Two processes as one: the same losses, checkpoints that either can go on from."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -30,8 +33,7 @@ from two_processes import CAUSAL, MUON, PAPER, SHARED, SHORT, TWO_STAGES, stop_a
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"
 CLOSE = 1e-5
-
-pytestmark = pytest.mark.xdist_group("distributed")  # they share a run that takes its time
+Hanging = tuple[Path, dict[int, list[subprocess.Popen[str]]]]
 
 
 def environment() -> dict[str, str]:
@@ -41,27 +43,32 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **loopback}
 
 
-def two(job: str, folder: Path) -> list[tuple[int, str]]:
-    """Run a job in two processes; exit status and output of each."""
-    return start_two([str(Path(two_processes.__file__)), job, str(folder)], Path.cwd())
+def two(folder: Path, *jobs: str) -> list[tuple[int, str]]:
+    """Run jobs, one after the other, in two processes; exit status and output of each."""
+    return ended(begin_two([two_processes.__file__, str(folder), *jobs], Path.cwd()))
 
 
 def two_commands(command: str, folder: Path) -> list[tuple[int, str]]:
     """The same of `memtrain COMMAND`, in a folder."""
-    return start_two(["-m", "memtrain", *command.split()], folder)
+    return ended(begin_two(["-m", "memtrain", *command.split()], folder))
 
 
-def start_two(arguments: list[str], folder: Path) -> list[tuple[int, str]]:
-    processes = begin_two(arguments, folder)
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     output = [process.communicate(timeout=240)[0] for process in processes]
     return [(process.returncode, text) for process, text in zip(processes, output, strict=True)]
 
 
+def free_port() -> int:
+    """A port that nobody gets before the processes bind it: systems give away higher ones."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 def begin_two(arguments: list[str], folder: Path) -> list[subprocess.Popen[str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(
             [sys.executable, *arguments],
@@ -92,18 +99,33 @@ def assert_same_numbers(one: Run, other: Run) -> None:
     assert left[-1]["evaluation"]["rnn"] == pytest.approx(right[-1]["evaluation"]["rnn"], abs=1e-4)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+class Trained(NamedTuple):
     """What two processes trained, and what one did."""
+
+    folder: Path
+    outputs: list[str]
+    """Those of the two processes."""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Every job that both processes survive, in two processes that start once."""
     folder = tmp_path_factory.mktemp("two")
-    for status, output in two("train", folder):
+    stop_alone(SHORT, folder / "alone", "smt", 13)
+    done = two(folder, "limited", "callbacks", "resume", "train", "stop at save")
+    for status, output in done:
         assert status == 0 and "Warning" not in output, output
     Run.create(SHARED, folder / "one").train()
     Run.create(PAPER, folder / "paper").train()
     Run.create(CAUSAL, folder / "causal").train()
     Run.create(TWO_STAGES, folder / "stages").train()
     Run.create(SHORT, folder / "short").train()
-    return folder
+    return Trained(folder, [output for _, output in done])
+
+
+@pytest.fixture
+def trained(both: Trained) -> Path:
+    return both.folder
 
 
 @pytest.mark.parametrize(
@@ -126,28 +148,24 @@ def test_one_process_resumes_a_checkpoint_of_two(trained: Path):
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
-def test_stopping_at_a_saved_step_ends_all_processes_cleanly(trained: Path, tmp_path: Path):
-    for status, output in two("stop at save", tmp_path):
-        assert status == 0, output
-    run = Run.open(tmp_path / "stopped")
+def test_stopping_at_a_saved_step_ends_all_processes_cleanly(trained: Path):
+    run = Run.open(trained / "stopped at save")
     assert (run.progress.stage, run.progress.step) == (0, 12)
     assert_same_numbers(Run.open(trained / "short"), run.train())
 
 
 def test_two_processes_resume_a_checkpoint_of_one(trained: Path):
-    stop_alone(SHORT, trained / "alone", "smt", 13)
-    for status, output in two("resume", trained):
-        assert status == 0, output
     assert_same_numbers(Run.open(trained / "short"), Run.open(trained / "alone"))
 
 
-def test_what_a_callback_of_the_main_process_asks_for_is_done_by_both(tmp_path: Path):
-    """Both train by Muon: their weights equal those of one process."""
-    for rank, (status, text) in enumerate(two("callbacks", tmp_path)):
-        assert status == 0, text
+def test_what_a_callback_of_the_main_process_asks_for_is_done_by_both(
+    both: Trained, tmp_path: Path
+):
+    """Both train by Muon: their losses equal those of one process."""
+    for rank, text in enumerate(both.outputs):
         said = "out of quota" if rank == 0 else "a callback failed in the main process"
         assert f"rank {rank}: [7, 3] {said}" in text
-    resumed = Run.open(tmp_path / "callbacks")
+    resumed = Run.open(both.folder / "callbacks")
     assert [stage.steps for stage in resumed.progress.stages] == [7, 3]
     lines = [one for one in resumed.metrics.read() if one["stage"] == "smt"]
     alone = Run.create(MUON, tmp_path / "alone").train(Reporter()).metrics.read()
@@ -155,27 +173,37 @@ def test_what_a_callback_of_the_main_process_asks_for_is_done_by_both(tmp_path: 
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
-def test_one_clock_ends_a_stage_for_all(tmp_path: Path):
-    for status, output in two("limited", tmp_path):
-        assert status == 0, output
-    assert Run.open(tmp_path / "limited").progress.stages[0].steps > 0
+def test_one_clock_ends_a_stage_for_all(trained: Path):
+    assert Run.open(trained / "limited").progress.stages[0].steps > 0
 
 
 @pytest.mark.parametrize(("job", "dead"), [("die", 1), ("die first", 0)], ids=["other", "main"])
 def test_when_a_process_dies_the_other_reports_it_and_a_checkpoint_exists(
     tmp_path: Path, job: str, dead: int
 ):
-    ended = two(job, tmp_path)
-    status, output = ended[1 - dead]
-    assert ended[dead][0] == -9 and status == 2
+    done = two(tmp_path, job)
+    status, output = done[1 - dead]
+    assert done[dead][0] == -9 and status == 2
     assert "a process of the run failed or was lost" in output
     assert "the last whole checkpoint is step 65" in output and "Traceback" not in output
     assert Run.open(tmp_path / f"dead {dead}").progress.global_step == 50 + 15
 
 
-@pytest.mark.parametrize(("job", "frozen"), [("freeze", 1), ("freeze first", 0)])
-def test_when_a_process_hangs_the_other_names_it_and_exits(tmp_path: Path, job: str, frozen: int):
-    processes = begin_two([str(Path(two_processes.__file__)), job, str(tmp_path)], Path.cwd())
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hanging]:
+    """By the process that hangs, two processes; they wait for it at the same time."""
+    folder = tmp_path_factory.mktemp("hanging")
+    jobs = {1: "freeze", 0: "freeze first"}
+    start = [two_processes.__file__, str(folder)]
+    processes = {rank: begin_two([*start, job], Path.cwd()) for rank, job in jobs.items()}
+    yield folder, processes
+    for process in (one for pair in processes.values() for one in pair):
+        process.kill()
+
+
+@pytest.mark.parametrize("frozen", [1, 0])
+def test_when_a_process_hangs_the_other_names_it_and_exits(hanging: Hanging, frozen: int):
+    folder, processes = hanging[0], hanging[1][frozen]
     try:
         output, _ = processes[1 - frozen].communicate(timeout=240)
         assert processes[frozen].poll() is None, "it is stopped"
@@ -188,7 +216,7 @@ def test_when_a_process_hangs_the_other_names_it_and_exits(tmp_path: Path, job: 
     assert not any("memtrain:" in other or "Traceback" in other for other in progress)
     assert line.startswith(f"memtrain: process {frozen}") and "has not answered for" in line
     assert "the last whole checkpoint is step 65; continue with: memtrain resume" in line
-    assert Run.open(tmp_path / f"frozen {frozen}").progress.global_step == 50 + 15
+    assert Run.open(folder / f"frozen {frozen}").progress.global_step == 50 + 15
 
 
 @pytest.mark.slow

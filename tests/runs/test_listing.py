@@ -15,7 +15,6 @@ from memtrain.models.teacher import count_parameters
 from memtrain.runs.listing import is_training, list_runs, summarize
 from memtrain.runs.processes import Interrupted
 from memtrain.runs.run_folder import held
-from memtrain.training.console import Reporter
 from memtrain.training.run import Run
 from run_testing import StopAt
 
@@ -23,10 +22,10 @@ OLD = Path(__file__).parents[1] / "fixtures" / "run-9b37a44"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
+def runs(tmp_path_factory, trained_tiny: Run) -> Path:
     """A finished run, one stopped in its second stage, one in a subfolder without any step."""
     folder = tmp_path_factory.mktemp("runs")
-    Run.create(TINY, folder / "whole").train(Reporter())
+    shutil.copytree(trained_tiny.folder, folder / "whole")
     with suppress(Interrupted):
         Run.create(TINY, folder / "half").train(StopAt("dmt", 4))
     Run.create(replace(TINY, name="new"), folder / "deep" / "er" / "new")

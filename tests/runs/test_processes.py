@@ -18,6 +18,8 @@ from memtrain.training.console import Reporter
 from memtrain.training.run import Interrupted, Run
 from run_testing import StopAt, assert_same_weights, comparable
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 SCRIPT = """
 import multiprocessing
 import os
@@ -138,14 +140,6 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SI
 SIGNALS = list(STATUS)
 
 
-@pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Python's own answer to Ctrl-C, which a process in a shell's background does not have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 # ----------------------------------------------------------------------------------------- runs
 
 
@@ -168,18 +162,14 @@ class SignalledRun(Run):
         return super().evaluate(*arguments, **options)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that was not stopped."""
-    return Run.create(TINY, tmp_path_factory.mktemp("whole") / "run").train()
-
-
 LAST = {"smt": 12, "dmt": 8, "bptt": 4}
 
 
 @pytest.mark.parametrize("during", ["step", "evaluation"])
 @pytest.mark.parametrize("stage", list(LAST))
-def test_a_signal_in_the_last_step_of_a_stage_stops_the_run(whole, tmp_path: Path, stage, during):
+def test_a_signal_in_the_last_step_of_a_stage_stops_the_run(
+    trained_tiny: Run, tmp_path: Path, stage, during
+):
     run = SignalledRun.create(TINY, tmp_path / "cut")
     if during == "evaluation":
         assert isinstance(run, SignalledRun)
@@ -193,8 +183,8 @@ def test_a_signal_in_the_last_step_of_a_stage_stops_the_run(whole, tmp_path: Pat
     assert run.finished == (stage == "bptt")
     resumed = Run.open(tmp_path / "cut")
     assert resumed.progress == run.progress
-    assert_same_weights(whole, resumed.train())
-    assert comparable(whole) == comparable(resumed)
+    assert_same_weights(trained_tiny, resumed.train())
+    assert comparable(trained_tiny) == comparable(resumed)
 
 
 def test_a_signal_before_the_first_step_stops_the_run_there(tmp_path: Path, monkeypatch):

@@ -32,7 +32,6 @@ from memtrain.runs.progress import MetricsFile
 from memtrain.training.run import Run
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-pytestmark = pytest.mark.xdist_group("beside")
 
 
 @pytest.fixture

@@ -49,14 +49,13 @@ def test_the_copy_is_the_whole_run_at_the_end(tmp_path: Path):
     assert_same_weights(copy, run)
 
 
-def test_a_stopped_run_continues_from_its_copy(tmp_path: Path):
-    whole = Run.create(TINY, tmp_path / "whole").train()
+def test_a_stopped_run_continues_from_its_copy(trained_tiny: Run, tmp_path: Path):
     hook = AfterSave(command(COPY, "{folder}", tmp_path / "copy"), print)
     with pytest.raises(Interrupted):
         Run.create(TINY, tmp_path / "run").train(StopAt("dmt", 4, signal.SIGUSR1), callbacks=[hook])
     resumed = Run.open(tmp_path / "copy")
     assert resumed.progress.step == 4  # the checkpoint of the stop itself was copied, too
-    assert_same_weights(whole, resumed.train())
+    assert_same_weights(trained_tiny, resumed.train())
 
 
 def test_the_newest_checkpoint_is_named_and_is_whole(tmp_path: Path):

@@ -44,8 +44,8 @@ def test_due_steps_and_every_new_best_are_saved(saved: list[Progress]):
     assert {progress.best.global_step for progress in saved if progress.best} <= steps
 
 
-def test_a_stage_ends_with_an_evaluation_and_its_lines_are_counted(tmp_path: Path):
-    run = Run.create(TINY, tmp_path / "run").train()
+def test_a_stage_ends_with_an_evaluation_and_its_lines_are_counted(trained_tiny: Run):
+    run = trained_tiny
     lines = run.metrics.read()
     evaluated = [line["total_steps"] for line in lines if "evaluation" in line]
     assert evaluated == [5, 10, 12, 17, 20, 24]

@@ -1,6 +1,7 @@
 """Whole runs on tiny models: stages, resume, interruption, divergence, a user's own cell."""
 
 import re
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -23,16 +24,22 @@ from memtrain.training.console import Reporter
 from memtrain.training.run import Interrupted, Run
 from run_testing import CountingReporter, StopAt, assert_same_weights, comparable, weights
 
+ONLY_SMT = replace(TINY, dmt=replace(TINY.dmt, steps=0), bptt=replace(TINY.bptt, steps=0))
 
-def test_a_run_trains_every_stage_and_leaves_a_complete_folder(tmp_path: Path):
-    run = Run.create(TINY, tmp_path / "run").train()
+
+def copied(run: Run, folder: Path) -> Path:
+    return Path(shutil.copytree(run.folder, folder))
+
+
+def test_a_run_trains_every_stage_and_leaves_a_complete_folder(trained_tiny: Run):
+    run = trained_tiny
     assert run.finished
     assert [stage.name for stage in run.progress.stages] == ["smt", "dmt", "bptt"]
     assert [stage.steps for stage in run.progress.stages] == [12, 8, 4]
     assert run.totals()["total_tokens"] == (12 + 8 + 4) * 4 * 6
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+    names = {path.name for path in run.folder.iterdir()}
     assert names == {"config.json", "run.json", ".lock", "metrics.jsonl", "checkpoints"}
-    reopened = Run.open(tmp_path / "run")
+    reopened = Run.open(run.folder)
     assert reopened.finished
     assert_same_weights(run, reopened)
 
@@ -52,13 +59,12 @@ def test_both_encoders_train_in_both_modes(tmp_path: Path, encoder, timesteps):
 @pytest.mark.parametrize(
     ("stage", "step"), [("smt", 4), ("smt", 10), ("dmt", 2), ("dmt", 6), ("bptt", 2)]
 )
-def test_an_interrupted_run_is_bit_exact(tmp_path: Path, stage, step):
-    whole = Run.create(TINY, tmp_path / "whole").train()
+def test_an_interrupted_run_is_bit_exact(trained_tiny: Run, tmp_path: Path, stage, step):
     with pytest.raises(Interrupted, match=f"step {step} of {stage}"):
         Run.create(TINY, tmp_path / "cut").train(StopAt(stage, step))
     resumed = Run.open(tmp_path / "cut").train()
-    assert_same_weights(whole, resumed)
-    assert comparable(whole) == comparable(resumed)
+    assert_same_weights(trained_tiny, resumed)
+    assert comparable(trained_tiny) == comparable(resumed)
 
 
 TWO_STAGES = replace(
@@ -72,16 +78,22 @@ TWO_STAGES = replace(
 """The teacher alone, the cell alone, both; half of each head rotated, a bias on the logits."""
 
 
+@pytest.fixture(scope="module")
+def trained_two_stages(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run.create(TWO_STAGES, tmp_path_factory.mktemp("two") / "run").train(Reporter())
+
+
 @pytest.mark.parametrize(
     ("stage", "step"), [("pretrain", 2), ("pretrain", 6), ("smt", 4), ("dmt", 2), ("dmt", 6)]
 )
-def test_an_interrupted_run_of_two_stages_is_bit_exact(tmp_path: Path, stage, step):
-    whole = Run.create(TWO_STAGES, tmp_path / "whole").train()
+def test_an_interrupted_run_of_two_stages_is_bit_exact(
+    trained_two_stages: Run, tmp_path: Path, stage, step
+):
     with pytest.raises(Interrupted, match=f"step {step} of {stage}"):
         Run.create(TWO_STAGES, tmp_path / "cut").train(StopAt(stage, step))
     resumed = Run.open(tmp_path / "cut").train()
-    assert_same_weights(whole, resumed)
-    assert comparable(whole) == comparable(resumed)
+    assert_same_weights(trained_two_stages, resumed)
+    assert comparable(trained_two_stages) == comparable(resumed)
 
 
 def test_each_stage_trains_its_models_alone(tmp_path: Path):
@@ -142,9 +154,10 @@ def test_sequential_operations_of_a_stream_are_counted_on_the_trained_sequences(
     assert counts[0] == counts[1] < counts[2]
 
 
-def test_a_run_killed_between_checkpoints_repeats_steps_and_is_bit_exact(tmp_path: Path):
+def test_a_run_killed_between_checkpoints_repeats_steps_and_is_bit_exact(
+    trained_tiny: Run, tmp_path: Path
+):
     """As after kill -9: lines of metrics behind the last checkpoint are written once only."""
-    whole = Run.create(TINY, tmp_path / "whole").train()
 
     class Killed(Reporter):
         def advance(self, step: int, metrics: dict[str, float]) -> None:
@@ -154,8 +167,8 @@ def test_a_run_killed_between_checkpoints_repeats_steps_and_is_bit_exact(tmp_pat
     with pytest.raises(SystemExit, match="killed"):
         Run.create(TINY, tmp_path / "cut").train(Killed())
     resumed = Run.open(tmp_path / "cut").train()
-    assert_same_weights(whole, resumed)
-    assert comparable(whole) == comparable(resumed)
+    assert_same_weights(trained_tiny, resumed)
+    assert comparable(trained_tiny) == comparable(resumed)
 
 
 def test_random_state_of_a_cell_with_dropout_survives_a_resume(tmp_path: Path):
@@ -175,9 +188,9 @@ def test_random_state_of_a_cell_with_dropout_survives_a_resume(tmp_path: Path):
         torch.manual_seed(5)
         return Dropping()
 
-    whole = Run.create(TINY, tmp_path / "whole", cell=cell()).train()
+    whole = Run.create(ONLY_SMT, tmp_path / "whole", cell=cell()).train()
     with pytest.raises(Interrupted):
-        Run.create(TINY, tmp_path / "cut", cell=cell()).train(StopAt("smt", 6))
+        Run.create(ONLY_SMT, tmp_path / "cut", cell=cell()).train(StopAt("smt", 6))
     assert_same_weights(whole, Run.open(tmp_path / "cut", cell=cell()).train())
 
 
@@ -188,23 +201,23 @@ def test_sigterm_saves_too_and_is_named(tmp_path: Path):
 
 
 def test_training_in_a_thread_installs_no_signal_handlers(tmp_path: Path):
-    thread = threading.Thread(target=Run.create(TINY, tmp_path / "run").train)
+    thread = threading.Thread(target=Run.create(SHORT, tmp_path / "run").train)
     thread.start()
     thread.join()
     assert Run.open(tmp_path / "run").finished
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path):
-    one = Run.create(TINY, tmp_path / "1").train()
-    assert_same_weights(one, Run.create(TINY, tmp_path / "2").train())
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+    trained_tiny: Run, tmp_path: Path
+):
+    assert_same_weights(trained_tiny, Run.create(TINY, tmp_path / "2").train())
     other = Run.create(replace(TINY, seed=1), tmp_path / "3").train()
-    assert not torch.equal(one.rnn.readout.head.weight, other.rnn.readout.head.weight)
+    assert not torch.equal(trained_tiny.rnn.readout.head.weight, other.rnn.readout.head.weight)
 
 
-def test_evaluating_during_training_does_not_change_the_result(tmp_path: Path):
+def test_evaluating_during_training_does_not_change_the_result(trained_tiny: Run, tmp_path: Path):
     quiet = replace(TINY, log=replace(TINY.log, evaluate_every=0))
-    seen = Run.create(TINY, tmp_path / "seen").train()
-    assert_same_weights(seen, Run.create(quiet, tmp_path / "quiet").train())
+    assert_same_weights(trained_tiny, Run.create(quiet, tmp_path / "quiet").train())
 
 
 # --------------------------------------------------------------------------- a user's own things
@@ -262,7 +275,7 @@ def test_user_cells_and_tasks_are_found_by_name(tmp_path: Path, monkeypatch):
         cell=CellConfig(kind="their_code:Elman", options={"size": 7}),
         data=Custom(path="their_code:Parity", options={"length": 4}),
     )
-    run = Run.create(config, tmp_path / "run").train()
+    run = Run.create(config, tmp_path / "run").train(until="smt")
     assert run.rnn.empty_memory(1).shape == (1, 1, 7)
     assert run.task.sequence_length == 4
     with pytest.raises(MemtrainError, match="their_code:Elman; pass allow_code=True") as caught:
@@ -284,8 +297,8 @@ def test_a_cell_that_breaks_the_contract_is_refused_before_anything_is_written(t
 # ------------------------------------------------------------------------------------- bad days
 
 
-def test_a_folder_with_a_run_is_refused_without_overwrite(tmp_path: Path):
-    Run.create(TINY, tmp_path / "run").train()
+def test_a_folder_with_a_run_is_refused_without_overwrite(trained_tiny: Run, tmp_path: Path):
+    copied(trained_tiny, tmp_path / "run")
     place = re.escape(str(tmp_path / "run"))
     remedy = (
         rf"Run.open\('{place}'\) continues it, overwrite=True replaces it, or .* another folder$"
@@ -303,11 +316,19 @@ def test_a_folder_with_other_files_is_never_touched(tmp_path: Path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "state"])
-def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(tmp_path: Path, damage):
-    whole = Run.create(TINY, tmp_path / "whole").train()
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run.create(TINY, tmp_path_factory.mktemp("interrupted") / "run")
     with pytest.raises(Interrupted):
-        Run.create(TINY, tmp_path / "run").train(StopAt("dmt", 4))
+        run.train(StopAt("dmt", 4))
+    return run
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "state"])
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(
+    trained_tiny: Run, interrupted: Run, tmp_path: Path, damage
+):
+    copied(interrupted, tmp_path / "run")
     newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
     weights_file = newest / "weights.safetensors"
     if damage == "cut":
@@ -324,11 +345,11 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one_with_a_warning(tmp_
     run = Run.open(tmp_path / "run", reporter=reporter)
     assert len(reporter.messages) == 1 and newest.name in reporter.messages[0]
     assert run.progress.global_step < int(newest.name)
-    assert_same_weights(whole, run.train())
+    assert_same_weights(trained_tiny, run.train())
 
 
-def test_a_run_without_a_valid_checkpoint_is_refused(tmp_path: Path):
-    Run.create(TINY, tmp_path / "run").train()
+def test_a_run_without_a_valid_checkpoint_is_refused(trained_tiny: Run, tmp_path: Path):
+    copied(trained_tiny, tmp_path / "run")
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
         (folder / "optimizer.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
@@ -378,8 +399,8 @@ def test_an_infinite_gradient_stops_before_the_weights_are_touched(tmp_path: Pat
     assert all(bool(value.isfinite().all()) for value in weights(run).values())
 
 
-def test_weights_of_another_shape_are_refused_with_a_reason(tmp_path: Path):
-    Run.create(TINY, tmp_path / "run").train()
+def test_weights_of_another_shape_are_refused_with_a_reason(trained_tiny: Run, tmp_path: Path):
+    copied(trained_tiny, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     path.write_text(path.read_text().replace('"memory_tokens": 2', '"memory_tokens": 3'))
     with pytest.raises(MemtrainError, match="weights do not fit the config"):
@@ -393,12 +414,7 @@ def test_evaluating_zero_sequences_is_refused(tmp_path: Path):
 
 # --------------------------------------------------------------------------------------- report
 
-SHORT = replace(
-    TINY,
-    smt=replace(TINY.smt, steps=6),
-    dmt=replace(TINY.dmt, steps=0),
-    bptt=replace(TINY.bptt, steps=0),
-)
+SHORT = replace(ONLY_SMT, smt=replace(TINY.smt, steps=6))
 
 
 def test_reporters_receive_the_held_out_losses_when_they_are_computed(tmp_path: Path):
@@ -447,9 +463,9 @@ def test_a_run_shows_its_stages_and_curves_in_notebooks(tmp_path: Path):
     assert "data:image/png;base64," in page
 
 
-def test_the_rnn_of_a_task_with_answers_is_loaded_as_an_rnn(tmp_path: Path):
-    run = Run.create(TINY, tmp_path / "run").train(Reporter(), until="smt")
-    loaded = memtrain.load_rnn(tmp_path / "run")
+def test_the_rnn_of_a_task_with_answers_is_loaded_as_an_rnn(trained_tiny: Run):
+    run = Run.open(trained_tiny.folder)
+    loaded = memtrain.load_rnn(run.folder)
     assert isinstance(loaded, memtrain.RNN) and loaded.rnn is loaded and loaded.spelling is None
     tokens = torch.tensor([[1, 0, 3, 2, 1, 0]])
     torch.testing.assert_close(loaded(tokens), run.rnn.eval()(tokens))

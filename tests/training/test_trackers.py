@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from memtrain.training.run import Run
 from memtrain.training.trackers import TRACKERS, make_trackers, numbers_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+WAIT = 60.0
+"""Seconds that a test waits for what must happen; longer only if it failed."""
 CONFIG = replace(TINY, smt=replace(TINY.smt, steps=12), bptt=replace(TINY.bptt, steps=0))
 
 
@@ -78,6 +81,8 @@ def wandb_records(path: Path) -> Iterator[Any]:
             at += 2**15 - at % 2**15
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if at + 7 + length > len(data):  # it is being written
+            return
         parts.append(data[at + 7 : at + 7 + length])
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -87,13 +92,10 @@ def wandb_records(path: Path) -> Iterator[Any]:
             yield record
 
 
-def test_wandb_offline_has_every_step_once_in_one_run(tmp_path: Path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    run = tracked(tmp_path / "run", "wandb")
+def wandb_steps(folder: Path) -> tuple[list[tuple[int, dict[str, float]]], set[str]]:
+    """The steps in the .wandb files below a folder, and the names of their runs."""
     found, ids = [], set()
-    for path in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
+    for path in sorted(folder.glob("offline-run-*/*.wandb")):
         for record in wandb_records(path):
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
@@ -105,6 +107,19 @@ def test_wandb_offline_has_every_step_once_in_one_run(tmp_path: Path, monkeypatc
                 step = items.pop("_step")
                 own = {k: v for k, v in items.items() if not k.startswith("_")}
                 found.append((step, own))
+    return found, ids
+
+
+def test_wandb_offline_has_every_step_once_in_one_run(tmp_path: Path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = tracked(tmp_path / "run", "wandb")
+    wanted, ends = len(expected(run)), time.monotonic() + WAIT
+    found, ids = wandb_steps(run.folder / "wandb")
+    while len(found) < wanted and time.monotonic() < ends:  # a process of W&B's writes the files
+        time.sleep(0.1)
+        found, ids = wandb_steps(run.folder / "wandb")
     assert ids == {run.id[:16]}
     assert_tracked(found, run)
 

@@ -127,6 +127,8 @@ class _CriticalPath(TorchFunctionMode):
         name = full_name.strip("_")
         if name in CONSTRUCTORS:
             return func(*args, **kwargs)
+        if full_name == "__get__" and not isinstance(got := func(*args, **kwargs), Tensor):
+            return got  # a shape, a dtype, a device: most calls of a checked or fused forward
         # Before the call, which may write to its inputs.
         inputs = [(tensor, _version(tensor)) for tensor in _tensors((args, kwargs))]
         forward = max((self._forward_depth(tensor) for tensor, _ in inputs), default=0)
