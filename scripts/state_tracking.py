@@ -34,7 +34,6 @@ from memtrain.config import (
     S5,
     BPTTConfig,
     CellConfig,
-    DataConfig,
     DMTConfig,
     LogConfig,
     ModularArithmetic,
@@ -75,7 +74,7 @@ WIDTH = 64
 class Tracking:
     """A task of state tracking, and the memory that its cells get."""
 
-    data: DataConfig
+    data: Parity | ModularArithmetic | S5
     memory_dim: int
     """Numbers in a memory. Few leave no room for anything but the state."""
     noise: float
@@ -186,8 +185,8 @@ def lengths(task: str) -> list[int]:
     return sorted({trained * factor for factor in (1, 2, 4, 8)} | set(LONG))
 
 
-def accuracies(run: Run, length: int, tokens: int, **settings: Any) -> dict[str, float | None]:
-    """Of RNN and teacher, over all tokens of sequences of one length."""
+def accuracies(run: Run, length: int, tokens: int, **settings: Any) -> tuple[float, float | None]:
+    """Of the RNN and of its teacher, over all tokens of sequences of one length."""
     from memtrain.data.task import build_task
     from memtrain.evaluation.evaluate import evaluate
 
@@ -201,10 +200,8 @@ def accuracies(run: Run, length: int, tokens: int, **settings: Any) -> dict[str,
             device=run.engine.device,
             **settings,
         )
-    return {
-        "rnn": found.rnn.accuracy,
-        "teacher": found.teacher.accuracy if found.teacher else None,
-    }
+    assert found.rnn.accuracy is not None  # only numbers have none
+    return found.rnn.accuracy, found.teacher.accuracy if found.teacher else None
 
 
 def train(plan: Plan, scale: Scale, folder: Path) -> dict[str, Any]:
@@ -218,7 +215,7 @@ def train(plan: Plan, scale: Scale, folder: Path) -> dict[str, Any]:
     run.train(Reporter())
     at = lengths(plan.task)
     choice = [
-        accuracies(run, length, scale.tokens, seed=OTHER_SEQUENCES)["rnn"]
+        accuracies(run, length, scale.tokens, seed=OTHER_SEQUENCES)[0]
         for length in (at[0], 8 * at[0])
     ]
     found = [accuracies(run, length, scale.tokens) for length in at]
@@ -227,8 +224,8 @@ def train(plan: Plan, scale: Scale, folder: Path) -> dict[str, Any]:
     return {
         "choice": sum(choice) / 2,
         "lengths": at,
-        "rnn": [one["rnn"] for one in found],
-        "teacher": [one["teacher"] for one in found],
+        "rnn": [rnn for rnn, _ in found],
+        "teacher": [teacher for _, teacher in found],
         "steps": sum(stage["steps"] for stage in stages),
         "seconds": sum(stage["seconds"] for stage in stages),
     }
