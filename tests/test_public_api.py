@@ -24,7 +24,7 @@ Memory remember
 CONFIG_NAMES = """
 Arithmetic BPTTConfig CELLS CUSTOM_PATH CellConfig Copy Custom DMTConfig DataConfig Digits
 EngineConfig LogConfig MOST Parity PretrainConfig Recall Retrieval RunConfig S5 SMTConfig Stack
-StageConfig Stream TeacherConfig check_used LabelFile Series
+StageConfig Stream TeacherConfig check_used LabelFile Series ModularArithmetic
 """
 """Those of memtrain.config."""
 

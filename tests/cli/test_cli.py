@@ -109,12 +109,21 @@ def test_digits_are_sampled_as_a_png(here: Path, capsys):
     assert Path(capsys.readouterr().out.splitlines()[-1]).is_file()
 
 
-@pytest.mark.parametrize(
-    "name", ["retrieval", "copy", "stack", "recall", "arithmetic", "parity", "s5", "digits"]
-)
+TASKS = ["retrieval", "copy", "stack", "recall", "arithmetic", "parity", "modular-arithmetic", "s5"]
+
+
+@pytest.mark.parametrize("name", [*TASKS, "digits"])
 def test_data_shows_samples(name: str, capsys):
     assert main(["data", name, "--count", "3"]) == 0
     assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_data_lists_every_task_with_what_it_is(capsys):
+    assert main(["data"]) == 0
+    shown = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    listed = {line[0]: line[1] for line in shown if len(line) == 2}
+    assert listed["modular-arithmetic"].startswith("Output the value of an expression modulo m")
+    assert set(TASKS) <= set(listed)
 
 
 @pytest.mark.usefixtures("default_signals")

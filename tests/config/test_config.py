@@ -19,6 +19,7 @@ from memtrain.config import (
     DMTConfig,
     EngineConfig,
     LogConfig,
+    ModularArithmetic,
     Parity,
     PretrainConfig,
     Recall,
@@ -71,6 +72,9 @@ data = st.one_of(
     st.builds(Arithmetic, vocab_size=st.integers(9, 99), difficulty=st.integers(1, 9)),
     st.builds(Parity, sequence_length=count),
     st.builds(S5, sequence_length=count),
+    st.builds(
+        ModularArithmetic, modulus=st.integers(2, 99), operations=st.sampled_from(["+", "-*"])
+    ),
     st.builds(Digits, held_out=st.floats(0.01, 0.99)),
     st.builds(Custom, path=paths, options=options),
 )
@@ -336,8 +340,8 @@ class TestRefusals:
             ("retreival", "data.kind='retreival': did you mean retrieval?"),
             (
                 "qqq",
-                "must be one of arithmetic, copy, custom, digits, labels, parity, recall, "
-                "retrieval, s5, ",
+                "must be one of arithmetic, copy, custom, digits, labels, modular-arithmetic, "
+                "parity, recall, retrieval, s5, ",
             ),
             (None, "data.kind=None"),
             (["copy"], "data.kind=['copy']"),
@@ -390,6 +394,10 @@ RULES: list[tuple[type, dict[str, Any], str]] = [
     (Arithmetic, dict(examples=0), "examples=0: must be at least 1"),
     (Arithmetic, dict(difficulty=0), "difficulty=0: must be at least 1"),
     (Arithmetic, dict(vocab_size=5, difficulty=6), "difficulty=6: must be at most 5"),
+    (ModularArithmetic, dict(modulus=1), "modulus=1: must be at least 2"),
+    (ModularArithmetic, dict(operations=""), "operations='': must be some of +, - and *"),
+    (ModularArithmetic, dict(operations="+/"), "operations='+/': must be some of +, - and *"),
+    (ModularArithmetic, dict(operations="++"), "operations='++': must be some of +, - and *"),
     (Digits, dict(held_out=0.0), "held_out=0.0: must lie between 0 and 1"),
     (Digits, dict(held_out=1.0), "held_out=1.0: must lie between 0 and 1"),
     (Custom, dict(path="my_task"), "path='my_task': must look like package.module:Class"),

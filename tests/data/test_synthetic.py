@@ -9,14 +9,25 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memtrain.config import S5, Arithmetic, Copy, Parity, Recall, Retrieval, Stack
+from memtrain.config import (
+    S5,
+    Arithmetic,
+    Copy,
+    ModularArithmetic,
+    Parity,
+    Recall,
+    Retrieval,
+    Stack,
+)
 from memtrain.data import synthetic
 from memtrain.data.synthetic import (
     TASKS,
+    ModularArithmeticTask,
     RecallTask,
     arithmetic_batch,
     copy_batch,
     draw_distinct_keys,
+    modular_targets,
     recall_batch,
     retrieval_targets,
     s5_targets,
@@ -96,6 +107,16 @@ def solve_parity(x, config):
     return [x[: end + 1].count(1) % 2 for end in range(len(x))]
 
 
+def solve_modular_arithmetic(x, config):
+    """Spell the expression with brackets from the left, and let Python evaluate it."""
+    text, answers = "0", []
+    for token in x:
+        operation, number = divmod(token, config.modulus)
+        text = f"({text}){config.operations[operation]}{number}"
+        answers.append(eval(text) % config.modulus)
+    return answers
+
+
 ORDERS = sorted(permutations(range(5)))
 
 
@@ -116,6 +137,7 @@ SOLVERS = {
     Stack: solve_stack,
     Recall: solve_recall,
     Parity: solve_parity,
+    ModularArithmetic: solve_modular_arithmetic,
     S5: solve_s5,
 }
 
@@ -157,16 +179,23 @@ def recalls(draw):
     )
 
 
-groups = st.one_of(
+automata = st.one_of(
     st.builds(Parity, sequence_length=st.integers(1, 20)),
+    st.builds(
+        ModularArithmetic,
+        sequence_length=st.integers(1, 20),
+        modulus=st.integers(2, 9),
+        operations=st.sampled_from(["+", "*", "-+", "+-*"]),
+    ),
     st.builds(S5, sequence_length=st.integers(1, 20)),
 )
-solvable = st.one_of(retrievals(st.just(0.0)), copies, stacks, recalls(), groups)
-configs = st.one_of(retrievals(st.floats(0, 1)), copies, stacks, recalls(), arithmetics, groups)
+solvable = st.one_of(retrievals(st.just(0.0)), copies, stacks, recalls(), automata)
+configs = st.one_of(retrievals(st.floats(0, 1)), copies, stacks, recalls(), arithmetics, automata)
 seeds = st.integers(0, 2**31 - 1)
 counts = st.integers(1, 9)
 
 DEFAULTS = [Retrieval(noise=0.5), Copy(), Stack(), Recall(), Arithmetic(), Parity(), S5()]
+DEFAULTS.append(ModularArithmetic())
 every_default = pytest.mark.parametrize("config", DEFAULTS, ids=lambda config: config.kind)
 
 # -------------------------------------------------------------------------- the paper's examples
@@ -216,6 +245,32 @@ def test_parity_by_hand():
     wanted = {(1, 0, 1, 1, 0): [1, 1, 0, 1, 1], (0, 0, 1, 0, 1): [0, 0, 1, 1, 0]}
     found = {tuple(x): y for x, y in rows(batch) if tuple(x) in wanted}
     assert found == wanted
+
+
+def test_modular_arithmetic_by_hand():
+    # ((0 + 3) * 4 - 1 - 4) * 0 + 2 modulo 5; -4 and *0 are the tokens 5 + 4 and 10 + 0
+    inputs = torch.tensor([[3, 14, 6, 9, 10, 2]])
+    assert modular_targets(inputs, 5, "+-*").tolist() == [[3, 2, 1, 2, 0, 2]]
+    # In another order the numbers of the operations change: +2 is now 5 + 2.
+    assert modular_targets(torch.tensor([[7, 4]]), 5, "*+").tolist() == [[2, 3]]
+
+
+def test_modular_arithmetic_is_described_as_an_expression():
+    task = ModularArithmeticTask(ModularArithmetic(modulus=12))
+    assert task.describe([11, 25, 13], [11, 11, 10]) == "x  +11 *1 -1\ny   11 11 10"
+
+
+def test_a_running_sum_modulo_2_is_parity():
+    sums = draw(ModularArithmetic(modulus=2, operations="+", sequence_length=9), 64, seed=3)
+    parities = draw(Parity(sequence_length=9), 64, seed=3)
+    assert torch.equal(sums.inputs, parities.inputs)
+    assert torch.equal(sums.targets, parities.targets)
+
+
+def test_every_operation_and_value_occurs():
+    batch = draw(ModularArithmetic(modulus=3), 200, seed=0)
+    assert batch.inputs.unique().tolist() == list(range(9))
+    assert batch.targets.unique().tolist() == [0, 1, 2]
 
 
 def test_s5_by_hand():

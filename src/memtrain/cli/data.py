@@ -119,12 +119,13 @@ def data(arguments: list[str]) -> int:
         if name not in ("stream", "labels", "series", "custom")
     }
     if not options.name:
+        width = max(map(len, [*tasks, *SETS])) + 2
         print("Tasks, generated during training (`memtrain data NAME` shows samples):")
         for name, config in tasks.items():
-            print(f"  {name:<14}{(type(config).__doc__ or '').splitlines()[0]}")
+            print(f"  {name:<{width}}{(type(config).__doc__ or '').splitlines()[0]}")
         print("\nData sets (`memtrain data NAME --data-dir FOLDER` prepares them once):")
         for name in SETS:
-            print(f"  {name:<14}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
+            print(f"  {name:<{width}}{(RECIPES[name].__doc__ or '').split(' (')[0]}")
         print("\nYour own files: memtrain data PATH, for text, images or tokens (.npy, nanoGPT);")
         print("memtrain data --help lists the options.")
         print("Numbers over time are read directly: memtrain train series --data FILE.")

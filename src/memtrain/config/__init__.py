@@ -18,6 +18,7 @@ from memtrain.config.data import (
     DataConfig,
     Digits,
     LabelFile,
+    ModularArithmetic,
     Parity,
     Recall,
     Retrieval,
@@ -42,7 +43,8 @@ __all__ = [
     "BPTTConfig", "CELLS", "CUSTOM_PATH", "CellConfig", "DMTConfig", "DataConfig", "EngineConfig",
     "LogConfig", "PretrainConfig", "RunConfig", "SMTConfig", "StageConfig", "TORCH_CELLS",
     "TeacherConfig", "check_used", "columns_of", "model_shapes", "Arithmetic", "Copy", "Custom",
-    "Digits", "LabelFile", "Parity", "Recall", "Retrieval", "S5", "Series", "Stack", "Stream",
+    "Digits", "LabelFile", "ModularArithmetic", "Parity", "Recall", "Retrieval", "S5", "Series",
+    "Stack", "Stream",
 ]  # fmt: skip
 
 

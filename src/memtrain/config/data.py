@@ -119,6 +119,32 @@ class Parity(Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModularArithmetic(Checked):
+    """Output the value of an expression modulo m after every operation (state tracking, m states).
+
+    A token is an operation and its number, +0..+(m-1), then those of the next operation; the
+    expression begins at 0 and is evaluated from left to right. With `operations` + it is a running
+    sum, and with modulus 2 parity. A product with 0 forgets all that was before.
+    """
+
+    kind: Literal["modular-arithmetic"] = "modular-arithmetic"
+    sequence_length: Annotated[int, Bounds(1, 2**24)] = 16
+    """Operations per sequence."""
+    modulus: Annotated[int, Bounds(2, 2**16, hint="something to tell apart")] = 5
+    """The modulus m; values and numbers are 0..m-1."""
+    operations: str = "+-*"
+    """Those that occur, equally often, of + - and *."""
+
+    def check(self) -> None:
+        known = set(self.operations) <= set("+-*")
+        if not self.operations or not known or len(set(self.operations)) < len(self.operations):
+            raise MemtrainError(
+                f"operations={self.operations!r}: must be some of +, - and *, each at most once, "
+                "such as +-*"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class S5(Checked):
     """Output the order of five items after every swap or rotation (state tracking, 120 states).
 
@@ -258,6 +284,7 @@ DataConfig = (
     | Recall
     | Arithmetic
     | Parity
+    | ModularArithmetic
     | S5
     | Digits
     | Stream

@@ -1,4 +1,4 @@
-"""The paper's five synthetic tasks (appendix, "Synthetic Tasks"), and two of state tracking.
+"""The paper's five synthetic tasks (appendix, "Synthetic Tasks"), and three of state tracking.
 
 Each task samples from its generator, then renders the sample with a deterministic function that the
 paper's worked examples test. In addition to the letters of `shapes.py`:
@@ -20,7 +20,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from memtrain.config import S5, Arithmetic, Copy, Parity, Recall, Retrieval, Stack
+from memtrain.config import (
+    S5,
+    Arithmetic,
+    Copy,
+    ModularArithmetic,
+    Parity,
+    Recall,
+    Retrieval,
+    Stack,
+)
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.shapes import IGNORE_INDEX, Batch
@@ -287,7 +296,7 @@ class ArithmeticTask(SyntheticTask):
         return arithmetic_batch(x, a, b, config.vocab_size)
 
 
-# ------------------------------------------------------------------------------ parity and S5
+# ---------------------------------------------------------- parity, modular arithmetic and S5
 
 
 @final
@@ -304,6 +313,51 @@ class ParityTask(SyntheticTask):
         shape = (count, self.sequence_length)
         bits = torch.randint(2, shape, generator=generator, device=generator.device)
         return Batch(bits, bits.cumsum(1) % 2)
+
+
+def modular_targets(
+    inputs: Int[Tensor, "B T"], modulus: int, operations: str
+) -> Int[Tensor, "B T"]:
+    """The value of the expression after each token, operation · modulus + number, from 0 on."""
+    # Every operation is v -> (factor · v + term) mod m, a plain one per token.
+    number = inputs % modulus
+    operation = inputs // modulus
+    factor, term = torch.ones_like(number), torch.zeros_like(number)
+    for place, symbol in enumerate(operations):
+        here = operation == place
+        if symbol == "*":
+            factor = torch.where(here, number, factor)
+        else:
+            term = torch.where(here, number if symbol == "+" else -number, term)
+    value = torch.zeros_like(number[:, 0])
+    values = []
+    for times, plus in zip(factor.unbind(1), term.unbind(1), strict=True):
+        value = (times * value + plus) % modulus
+        values.append(value)
+    return torch.stack(values, dim=1)
+
+
+@final
+class ModularArithmeticTask(SyntheticTask):
+    """x = [+3,*4,-1] -> y = [3,2,1], modulo 5"""
+
+    def __init__(self, config: ModularArithmetic):
+        self.vocab_size = len(config.operations) * config.modulus
+        self.sequence_length = config.sequence_length
+        self.config = config
+
+    def sample(self, count: int, generator: torch.Generator) -> Batch:
+        shape, config = (count, self.sequence_length), self.config
+        drawn = {"generator": generator, "device": generator.device}
+        inputs = torch.randint(self.vocab_size, shape, **drawn)
+        return Batch(inputs, modular_targets(inputs, config.modulus, config.operations))
+
+    def describe(self, inputs: list[int], targets: list[int]) -> str:
+        """Operations with their numbers, and the values below them."""
+        modulus, operations = self.config.modulus, self.config.operations
+        read = [f"{operations[x // modulus]}{x % modulus}" for x in inputs]
+        values = (str(y).rjust(len(x)) for x, y in zip(read, targets, strict=True))
+        return f"x  {' '.join(read)}\ny  {' '.join(values)}"
 
 
 def s5_targets(inputs: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -344,6 +398,7 @@ TASKS: dict[type, Callable[..., Task]] = {
     Recall: RecallTask,
     Arithmetic: ArithmeticTask,
     Parity: ParityTask,
+    ModularArithmetic: ModularArithmeticTask,
     S5: S5Task,
 }
 """The task of each config."""

@@ -14,7 +14,8 @@ from memtrain.recipes.series import series
 
 _MAKERS: tuple[Callable[..., RunConfig], ...] = (
     *(synthetic.retrieval, synthetic.retrieval_bptt, synthetic.copy, synthetic.stack),
-    *(synthetic.recall, synthetic.arithmetic, synthetic.parity, synthetic.s5),
+    *(synthetic.recall, synthetic.arithmetic, synthetic.parity, synthetic.modular_arithmetic),
+    synthetic.s5,
     *(
         datasets.digits,
         datasets.mnist,

@@ -11,6 +11,7 @@ from memtrain.config import (
     DataConfig,
     DMTConfig,
     LogConfig,
+    ModularArithmetic,
     Parity,
     Recall,
     Retrieval,
@@ -91,6 +92,11 @@ def arithmetic() -> RunConfig:
 def parity() -> RunConfig:
     """Track the parity of 16 bits."""
     return _small("parity", Parity())
+
+
+def modular_arithmetic() -> RunConfig:
+    """Track the value of an expression modulo 5 over 16 operations."""
+    return _small("modular-arithmetic", ModularArithmetic())
 
 
 def s5() -> RunConfig:
