@@ -67,7 +67,8 @@ class DependsOnWidth(torch.nn.Module):
 def trial(narrowest: int = 0, *, mixes: bool = False) -> RNN:
     rnn = tiny_rnn(wrap(torch.nn.GRUCell(16, 16), vocab_size=7))
     rnn.cell = DependsOnWidth(narrowest, mixes=mixes)
-    rnn.predict = lambda memory: memory[:, 0, :7]  # the real one depends on the width itself
+    # The real one depends on the width itself.
+    rnn.predict = lambda memory, hidden=False: memory[:, 0, :7]
     return rnn.eval()
 
 
