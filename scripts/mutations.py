@@ -123,8 +123,8 @@ MUTATIONS = [
     Mutation(
         "smt-joint",
         "objectives/smt.py",
-        "if not config.joint:",
-        "if config.joint:",
+        "memory if config.joint else memory.detach()",
+        "memory.detach() if config.joint else memory",
         SMT,
         "L^dyn reaches the encoder when it must not",
     ),

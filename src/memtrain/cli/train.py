@@ -239,8 +239,9 @@ def _list_recipes(arguments: list[str]) -> int:
             "memtrain train lists the recipes"
         )
     print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
+    width = max(map(len, RECIPES)) + 2
     for name, function in RECIPES.items():
-        print(f"  {name:<16}{(function.__doc__ or '').splitlines()[0]}")
+        print(f"  {name:<{width}}{(function.__doc__ or '').splitlines()[0]}")
     print(
         "\nRECIPE may also be a config.json, for example that of another run."
         "\n`memtrain train RECIPE --help` lists the options that are changed most, --help-all "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from memtrain.config import DataConfig, PretrainConfig, RunConfig
-from memtrain.config.stages import DECAY
+from memtrain.config.stages import DECAY, SWEEPS
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.files import parse_json, read_text
 
@@ -24,7 +24,10 @@ ADDED_FIELDS: dict[str, Any] = {
     "smt.dynamics_steps": 1,
     "smt.normalize_dynamics": False,
     "smt.memory_noise": 0.0,
+    "smt.cell_decode_weight": 0.0,
     "smt.train_teacher": True,
+    "dmt.rollout": "unrolled",
+    "dmt.sweeps": SWEEPS,
     "dmt.train_teacher": False,
     "dmt.teacher_decode_weight": 1.0,
     "dmt.uniformity_weight": 0.01,

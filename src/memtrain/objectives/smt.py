@@ -138,8 +138,9 @@ class SMT(Objective):
         parts: dict[str, Tensor] = {}
         if self.trains_cell:
             with self.overlap(urgent=True):
-                stepped = self._step(batch, memory, steps, generator)
-                parts["dynamics"] = self._dynamics(stepped, memory)
+                labels = memory if config.joint else memory.detach()
+                stepped = self._step(batch, labels, steps, generator)
+                parts["dynamics"] = self._dynamics(stepped, labels)
                 if config.cell_decode_weight:
                     parts["cell_decode"] = self._decode_cell(batch, stepped, generator)
         if self.trains_teacher:
@@ -234,8 +235,6 @@ class SMT(Objective):
     ) -> CellSteps:
         """Steps of the cell from every memory to the next ones, all at once."""
         config, length = self.config, self.config.dynamics_steps
-        if not config.joint:
-            memory = memory.detach()
         before, after = steps[:, :-1], steps[:, 1:]
         token = at_steps(batch.inputs, after.clamp(min=0))
         # From the end of the sequence back to its start there is no step.
@@ -258,8 +257,6 @@ class SMT(Objective):
     def _dynamics(self, stepped: CellSteps, memory: Float[Tensor, "B S M D"]) -> Float[Tensor, ""]:
         """L^dyn of the cell's steps and the teacher's memories."""
         config = self.config
-        if not config.joint:
-            memory = memory.detach()
         following = _windows(memory[:, 1:], config.dynamics_steps)
         loss = dynamics_loss(stepped.memory, following, stepped.weight, self.shard)
         if config.normalize_dynamics:
