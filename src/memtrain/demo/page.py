@@ -153,6 +153,12 @@ def demo_page(results: Results) -> str:
                 f"{_how_trained(results)}",
                 highlight=SMT_DMT,
             ),
+            Text(
+                text="BPTT can be helped: on sequences of 8 and of 16 tokens first, it learns the "
+                "task with this cell, and SMT → DMT needs half of its steps. Measured, with the "
+                "commands, in the project's docs/LOG.md, 2026-11-19; --bptt.curriculum and "
+                "--smt.curriculum are the options."
+            ),
             Heading(text="Accuracy during training"),
             Columns(
                 parts=[
