@@ -235,7 +235,9 @@ def test_a_step_of_carried_rollouts_counts_as_many_operations_at_any_length(tmp_
         config = short("carried")
         config = replace(config, data=Retrieval(sequence_length=length))
         run = Run.create(config, tmp_path / str(length)).train()
-        depth.append(run.progress.stages[1].sequential_ops_a_step)
+        stage = run.progress.stages[1]
+        depth.append(stage.sequential_ops_a_step)
+        assert stage.tokens == 11 * 6 * 4  # of a drawn sequence a step reads one segment
     assert depth[0] == depth[1]
 
 

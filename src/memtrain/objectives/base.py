@@ -184,6 +184,10 @@ class Objective(nn.Module, ABC):
     def tokens_needed(self) -> int:
         """Tokens per window to draw from a stream; other data have sequences of their own."""
 
+    def tokens_read(self, length: int) -> int:
+        """Tokens of a drawn sequence of this length that one step reads, for the count."""
+        return length
+
     def shortest_length(self) -> int:
         """Tokens that a sequence must have."""
         return 1

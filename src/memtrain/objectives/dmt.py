@@ -75,6 +75,9 @@ class DMT(Objective):
         future = config.future_length if config.decode_weight or config.train_teacher else 0
         return context + (self.rollout_length or STREAM_ROLLOUT) + future
 
+    def tokens_read(self, length: int) -> int:
+        return min(self.config.segment, length) if self.config.rollout == "carried" else length
+
     def empty_start_rows(self, rows: int) -> int:
         return round(self.config.empty_start * rows)
 

@@ -151,7 +151,7 @@ class Trainer:
             self.batches.prefetch()
             self.clock.wait_for_device()
         self.step += 1
-        self.tokens += self.stage.batch_size * self.task.sequence_length
+        self.tokens += self.stage.batch_size * self.objective.tokens_read(self.task.sequence_length)
         self.clock.update(self.step)
         return metrics
 
