@@ -101,3 +101,12 @@ def test_the_small_digits_fit_the_package():
     assert 2 * sum(parameter.numel() for parameter in rnn.parameters()) < 4e6
     assert isinstance(config.data, Stream)
     assert config.data.evaluate_length == config.teacher.context_length == 196
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_gated_cells_on_text_have_longer_dmt_and_the_same_bptt(kind: str):
+    gated, other = recipe("text", "tiny", cell=kind).dmt, recipe("text", "tiny").dmt
+    assert gated.steps > other.steps and gated.learning_rate > other.learning_rate
+    assert gated.future_length < other.future_length
+    assert recipe("images", "tiny", cell=kind).dmt == recipe("images", "tiny").dmt
+    assert recipe("text", "tiny", "bptt", kind).bptt == recipe("text", "tiny", "bptt").bptt
