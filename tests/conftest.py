@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -203,3 +205,25 @@ def load_script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class InlinePool:
+    """Runs jobs in this process: a spawned one could not import a script by its name."""
+
+    def __init__(self, *_): ...
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_): ...
+    def submit(self, function: Callable, *arguments: Any) -> Future:
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+def load_script_inline(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A file of scripts/ as a module whose pool of processes runs jobs here."""
+    script = load_script(name)
+    monkeypatch.setitem(sys.modules, name, script)
+    monkeypatch.setattr(script, "ProcessPoolExecutor", InlinePool)
+    return script

@@ -6,29 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from conftest import load_script
+from conftest import load_script, load_script_inline
 
 FEW = "--processes 1 --tasks retrieval --length 4 --width 8 --sequences 4 --retrieval-steps 2 1"
 
 
 def test_a_table_is_written_and_continued(tmp_path: Path, monkeypatch, capsys):
-    script = load_script("cells_table")
-    monkeypatch.setitem(sys.modules, "cells_table", script)  # the pool pickles its functions
-
-    class Inline:
-        """Runs jobs here: a spawned process could not import a script by its name."""
-
-        def __init__(self, *_): ...
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_): ...
-        def submit(self, function, *arguments):
-            future = script.Future()
-            future.set_result(function(*arguments))
-            return future
-
-    monkeypatch.setattr(script, "ProcessPoolExecutor", Inline)
+    script = load_script_inline("cells_table", monkeypatch)
     only = ["--only", "lstm", "torch.nn:GRUCell", "torch.nn:Linear"]
     monkeypatch.setattr(
         sys, "argv", ["cells_table", "--folder", str(tmp_path), *FEW.split(), *only]

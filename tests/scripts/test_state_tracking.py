@@ -7,29 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import load_script
+from conftest import load_script_inline
 
 
 @pytest.fixture
 def script(monkeypatch):
-    module = load_script("state_tracking")
-    monkeypatch.setitem(sys.modules, "state_tracking", module)  # the pool pickles its functions
-
-    class Inline:
-        """Runs jobs here: a spawned process could not import a script by its name."""
-
-        def __init__(self, *_): ...
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_): ...
-        def submit(self, function, *arguments):
-            future = module.Future()
-            future.set_result(function(*arguments))
-            return future
-
-    monkeypatch.setattr(module, "ProcessPoolExecutor", Inline)
-    return module
+    return load_script_inline("state_tracking", monkeypatch)
 
 
 def line(task="parity", method="smt-dmt", rate=1e-3, seed=0, choice=0.5, **rest):

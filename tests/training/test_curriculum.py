@@ -238,7 +238,7 @@ def test_patience_counts_on_whole_sequences_only(tmp_path: Path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("stage", ["smt", "dmt", "bptt"])
-def test_every_length_is_captured_anew_on_a_gpu(stage: str):
+def test_every_length_has_its_own_graph_on_a_gpu(stage: str):
     """Losses of captured steps equal those of eager ones through three lengths."""
     config, losses = only(stage, ((3, 6), (4, 7)), steps=20, learning_rate=1e-3), []
     config = replace(config, smt=replace(config.smt, steps=20))

@@ -33,7 +33,7 @@ logits, is not measured.
 
 
 def has_many_logits(positions: int, space: Space, device: torch.device) -> bool:
-    """Whether the logits of so many positions are computed in chunks."""
+    """Whether the logits of this many positions are computed in chunks."""
     return not isinstance(space, Values) and positions > positions_at_once(space, device)
 
 

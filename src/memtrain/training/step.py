@@ -112,7 +112,7 @@ class Trainer:
             self.task, self.stage.batch_size, self.generator, self.engine.device
         )
         self.run_step: Callable[[], dict[str, Tensor]] = self.compute
-        if self.captured:  # each length anew: a CUDA graph has one shape
+        if self.captured:  # a CUDA graph has one shape
             warm_up = partial(self.engine.precompile, self.objective, self.rehearse)
             self.run_step = self.engine.capture(
                 self.compute, self.generator, warm_up if self.objective.short_step else None
