@@ -158,6 +158,16 @@ class Window:
     future_targets: Int[Tensor, "B S F"] | Float[Tensor, "B S F Y"]
 
 
+FREE_TO_READ = ("cpu",)
+"""Devices whose numbers the host reads without a wait."""
+
+
+def free_to_read(tensor: Tensor) -> bool:
+    """Whether the host may read numbers of a tensor: on a GPU it would stall, and a CUDA graph
+    does not allow it."""
+    return tensor.device.type in FREE_TO_READ
+
+
 def has_target(targets: Tensor) -> Bool[Tensor, "*rows"]:
     """Which positions have a target; of several numbers, at least one."""
     if targets.is_floating_point():

@@ -17,7 +17,16 @@ from memtrain.models.attention import AttentionCell, AttentionReadout
 from memtrain.models.check_cell import check_cell, check_kind, memory_shape
 from memtrain.models.layers import Replaceable
 from memtrain.models.teacher import Decoder, Teacher, count_parameters
-from memtrain.shapes import Inputs, Space, Token, Values, describe_space, named, space_of
+from memtrain.shapes import (
+    Inputs,
+    Space,
+    Token,
+    Values,
+    describe_space,
+    free_to_read,
+    named,
+    space_of,
+)
 
 LEAST_TEMPERATURE = 0.01
 """Dividing logits by far less would overflow."""
@@ -170,8 +179,8 @@ class RNN(Replaceable):
                 f"{name}: must be int64, not {tokens.dtype}; {name}.long()"
             ) from None
         self._check_device(name, tokens)
-        device, last = tokens.device, self.space - 1
-        if device.type == "cpu" and bool((outside := (tokens < 0) | (tokens > last)).any()):
+        last = self.space - 1
+        if free_to_read(tokens) and bool((outside := (tokens < 0) | (tokens > last)).any()):
             raise MemtrainError(
                 f"{name}: contains {int(tokens[outside][0])}, outside the vocabulary 0..{last}"
             ) from None
@@ -190,7 +199,7 @@ class RNN(Replaceable):
                 f"{values.targets} target numbers and {values.known} known ones"
             ) from None
         self._check_device(name, found)
-        if found.device.type == "cpu" and bool(found.isinf().any()):
+        if free_to_read(found) and bool(found.isinf().any()):
             raise MemtrainError(
                 f"{name}: contains infinity; numbers must be finite, or NaN where they are missing"
             ) from None

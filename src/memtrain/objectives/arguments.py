@@ -12,7 +12,7 @@ from memtrain.errors import MemtrainError
 from memtrain.models.check_cell import memory_shape
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
-from memtrain.shapes import IGNORE_INDEX, Batch, Space, Values, named
+from memtrain.shapes import IGNORE_INDEX, Batch, Space, Values, free_to_read, named
 
 Stage = TypeVar("Stage", bound=StageConfig)
 
@@ -120,7 +120,7 @@ def _batch_of_values(inputs: Tensor, targets: object, values: Values) -> Batch:
     if not targets.is_floating_point():
         raise MemtrainError(f"targets={targets.dtype}: must be floats; pass targets.float()")
     _check_device(targets, inputs)
-    if targets.device.type == "cpu":
+    if free_to_read(targets):
         if bool(targets.isnan().all()):
             raise MemtrainError("targets=NaN everywhere: at least one must be a number")
         if bool(targets.isinf().any()):
@@ -143,7 +143,7 @@ def _check_targets(targets: object, tokens: Tensor, vocab_size: int) -> Tensor:
     if targets.dtype not in (torch.long, torch.int32):
         raise MemtrainError(f"targets={targets.dtype}: must be int64; pass targets.long()")
     _check_device(targets, tokens)
-    if targets.device.type == "cpu":
+    if free_to_read(targets):
         there = targets != IGNORE_INDEX
         if not bool(there.any()):
             raise MemtrainError(

@@ -20,6 +20,7 @@ from memtrain.shapes import (
     Values,
     Window,
     at_steps,
+    free_to_read,
     has_target,
     keep_targets,
 )
@@ -80,7 +81,7 @@ def readout_loss(
     On the CPU, only memories that have a target are read out; finding them would stall a GPU, which
     reads out all.
     """
-    if targets.device.type == "cpu":
+    if free_to_read(targets):
         there = has_target(targets)
         memories, targets = memories[there], targets[there]
     many = has_many_logits(targets.numel(), rnn.space, targets.device)
@@ -129,7 +130,7 @@ def decode_futures(
     window = gather_window(batch, steps, future_length)
     inputs, targets = window.future_inputs.flatten(0, 1), window.future_targets.flatten(0, 1)
     positions, first = None, targets[:, :1]
-    if targets.device.type == "cpu":
+    if free_to_read(targets):
         positions, targets = target_positions(targets)
         first = keep_targets(targets, positions == 0)
     many = has_many_logits(targets.numel(), teacher.space, targets.device)
