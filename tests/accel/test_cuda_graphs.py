@@ -1,7 +1,9 @@
 """Rollouts through CUDA graphs, with plain calls instead of the graphs."""
 
+import gc
 import threading
-from contextlib import nullcontext
+import weakref
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -196,3 +198,56 @@ def test_a_checkpoint_may_be_fetched_while_a_graph_is_captured():
     finally:
         over.set()
         other.join()
+
+
+class Cycle:
+    """Lies in a cycle, as the graphs of a run do, so that only the collector frees it."""
+
+    def __init__(self, held: object = None) -> None:
+        self.held, self.itself = held, self
+
+
+class NoGraph(torch.cuda.CUDAGraph):
+    """A graph that can be made without a GPU."""
+
+    def __new__(cls) -> "NoGraph":
+        return object.__new__(cls)
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_garbage_collector_runs_before_a_capture_and_not_during_it(monkeypatch, collecting):
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: nullcontext())
+    old = weakref.ref(Cycle())
+    assert old() is not None
+    (gc.enable if collecting else gc.disable)()
+    try:
+        with suppress(KeyError), captured(NoGraph()):
+            assert old() is None
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == collecting
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_old_graphs_in_cycles_do_not_break_a_capture():
+    x, thresholds = torch.zeros(8, device="cuda"), gc.get_threshold()
+    for number in range(1, 9):
+        graph = torch.cuda.CUDAGraph()
+        try:
+            gc.set_threshold(1, 1, 1)  # collect at almost every allocation
+            with captured(graph):
+                for _ in range(50):
+                    x += 1
+                    Cycle()
+        finally:
+            gc.set_threshold(*thresholds)
+        graph.replay()
+        assert x.tolist() == [50.0 * number] * 8
+        Cycle(graph)
+        del graph

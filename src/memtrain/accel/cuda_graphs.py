@@ -3,6 +3,7 @@
 A graph reads the weights where they are stored, so it stays valid while they train.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -170,15 +171,26 @@ class _Chunk:
         return tuple(part.clone() for part in self.out)
 
 
+@contextmanager
 def captured(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None
-) -> AbstractContextManager:
+) -> Iterator[None]:
     """Capture into `graph` the work launched inside.
 
     The capture restricts this thread only: another one that fetches a checkpoint at the same time
     (async_checkpoint.py) pins memory and synchronizes, which would otherwise break the capture.
+    Freeing an older graph breaks it too, so the garbage collector runs before it and not during it:
+    the graphs of an earlier run in the same process lie in cycles that only the collector frees.
     """
-    return torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _warm_up(work: Callable[[], object], precision: Precision) -> None:
