@@ -1,5 +1,6 @@
 """Tiny models and sequences that the tests share: `from conftest import tiny_teacher`."""
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -42,6 +43,29 @@ with suppress(ImportError):  # a GPU machine may lack it
 
     settings.register_profile("memtrain", deadline=None)  # no timed tests
     settings.load_profile("memtrain")
+
+
+def import_kernels() -> None:
+    """Import the Triton kernels without jaxtyping's hook: Triton cannot compile functions that it
+    has wrapped."""
+    hooks = [hook for hook in sys.meta_path if type(hook).__module__.startswith("jaxtyping")]
+    sys.meta_path[:] = [hook for hook in sys.meta_path if hook not in hooks]
+    try:
+        from memtrain.accel import hopper
+
+        importlib.import_module("memtrain.accel.triton.block")
+        importlib.import_module("memtrain.accel.triton.rollout_step")
+        compiled = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+        if compiled and hopper.why_off(torch.device("cuda", 0)) is None:
+            for name in HOPPER:
+                importlib.import_module(f"memtrain.accel.hopper.{name}")
+    finally:
+        sys.meta_path[:0] = hooks
+
+
+HOPPER = ("linear", "attention", "attention_backward", "rollout_attention", "rollout_mlp")
+if torch.cuda.is_available() and importlib.util.find_spec("triton"):
+    import_kernels()  # before a run on the GPU imports them with the hook
 
 VOCAB = 7
 ENCODERS = ("bidirectional", "causal")

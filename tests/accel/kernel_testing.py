@@ -7,14 +7,14 @@ failing test prints its seed, and KERNEL_SEED repeats it.
 """
 
 import os
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor
+
+from conftest import import_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -30,23 +30,7 @@ if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip(reason, allow_module_level=True)
 
 
-def _import_kernels() -> None:
-    """Import all kernels without jaxtyping's hook: Triton cannot compile functions it has
-    wrapped."""
-    hooks = [hook for hook in sys.meta_path if type(hook).__module__.startswith("jaxtyping")]
-    sys.meta_path[:] = [hook for hook in sys.meta_path if hook not in hooks]
-    names = ["triton.block", "triton.rollout_step"]
-    from memtrain.accel import hopper
-
-    if DEVICE == "cuda" and hopper.why_off(torch.device("cuda", 0)) is None:
-        modules = ("linear", "attention", "attention_backward", "rollout_attention", "rollout_mlp")
-        names += [f"hopper.{name}" for name in modules]
-    for name in names:
-        import_module(f"memtrain.accel.{name}")
-    sys.meta_path[:0] = hooks
-
-
-_import_kernels()
+import_kernels()
 from memtrain.accel.triton.common import precompile  # noqa: E402
 from memtrain.accel.triton.rollout_linear import LIMITS  # noqa: E402
 
