@@ -117,7 +117,8 @@ def _train(pipe: Connection, store: Path, size: str, engine: EngineConfig, resid
     """Train from a store on request: receives the name of a stage, sends steps per second."""
     watched = PeakMemory()
     base = models(size)
-    length, batch = (256, 128) if size == "paper" else (32, 8)
+    # Two processes train at the same time: both have to fit on one GPU.
+    length, batch = (256, 32) if size == "paper" else (32, 8)
     bptt = bptt_case(base, "", batch, length).config.bptt
     config = replace(smt_case(base, "").config, bptt=bptt, engine=engine)
     data = Stream(path=str(store), evaluate_length=length, resident=resident)
