@@ -48,6 +48,16 @@ def test_train_starts_from_another_run_and_records_it(here: Path, capsys):
     assert config_of("b")["smt"]["optimizer_options"] == {"momentum": 0.9}
 
 
+def test_dmt_alone_takes_the_teacher_of_another_run(here: Path, capsys):
+    save(SMT)
+    assert main(["train", "tiny.json", "--folder", "a"]) == 0
+    options = ["--smt.steps", "0", "--dmt.steps", "4"]
+    assert main(["train", "tiny.json", "--folder", "b", *options, "--from", "a"]) == 0
+    assert [stage.name for stage in Run.open("b").progress.stages] == ["dmt"]
+    assert main(["train", "tiny.json", "--folder", "c", *options]) == 2
+    assert "or --from a run that has one" in capsys.readouterr().err
+
+
 def test_trackers_are_named_at_the_end_and_continue(here: Path, capsys):
     pytest.importorskip("tensorboard")
     save(SMT)

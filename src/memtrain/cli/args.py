@@ -215,7 +215,8 @@ def _reason(stop: SystemExit, arguments: list[str], options: list[Option], progr
     cause, group = stop.__context__, ""
     while cause is not None:
         if isinstance(cause, MemtrainError):  # a config's own check
-            return f"{group}: {cause}" if group else str(cause)
+            reason = cause.command_line
+            return f"{group}: {reason}" if group else reason
         argument = getattr(cause, "arg", "")  # tyro's error around it names the group
         group = argument if isinstance(argument, str) else ""
         cause = cause.__context__

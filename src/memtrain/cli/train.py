@@ -156,7 +156,7 @@ def train(arguments: list[str]) -> int:
             config,
             folder,
             overwrite=options.overwrite,
-            initial=_initial(options.from_ or config.initial),
+            initial=_initial(config.initial),
             reporter=reporter,
             group=group,
         )
@@ -189,6 +189,8 @@ def _parse_train(
     _check_source(path)
     options, overrides = parse_known(_StreamOptions, arguments, options_of(_StreamOptions), program)
     default = read_config(path) if path.suffix == ".json" else _recipe(name, options)
+    if options.from_:  # that run may have a teacher, which DMT alone needs
+        default = replace(default, initial=options.from_)
     known = _known_options(name, default)
     if HELP & {*arguments}:
         _show_help(program, name, known, everything="--help-all" in arguments)
@@ -203,7 +205,8 @@ def _parse_train(
     config = configure(default)
     choices = CHOICES.get(name, ())
     if "cell" in choices and config.cell.kind in CELLS and config.cell.kind != default.cell.kind:
-        default = _recipe(name, options, config.cell.kind)  # as large as the other cell
+        other = _recipe(name, options, config.cell.kind)  # as large as the other cell
+        default = replace(other, initial=default.initial)
         config = configure(default)
     tokens = default.cell.memory_tokens
     if config.cell.kind == "lstm" and tokens % 2:  # h and c of each layer

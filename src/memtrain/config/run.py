@@ -116,9 +116,10 @@ class RunConfig(Checked):
             self._check_labels()
             return
         if self.dmt.steps and not self.has_teacher:
+            problem = f"dmt.steps={self.dmt.steps} with smt.steps=0: DMT needs the teacher that SMT"
             raise MemtrainError(
-                f"dmt.steps={self.dmt.steps} with smt.steps=0: DMT needs the teacher that SMT "
-                "trains; set smt.steps too, or start from a run that has one"
+                f"{problem} trains; set smt.steps too, or initial, to a run that has one",
+                f"{problem} trains; set smt.steps too, or --from a run that has one",
             )
         taught = self.smt.train_teacher or self.pretrain.steps or self.initial
         if self.smt.steps and not taught:
