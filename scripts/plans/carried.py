@@ -2,12 +2,10 @@
 
 SMT is trained once for each data set; each DMT starts from its weights (`initial`), so train the
 runs named "-smt" first. Steps are those that fit in `SMT_SECONDS` and `DMT_SECONDS` at what a step
-takes alone on the card, so that a run may share the card with others: `STEP_TIMES` names a JSON
-file with milliseconds of "smt", "unrolled" and "carried". `TINYSTORIES` and `ENWIK8` name the
-prepared data.
+takes alone on an H200, so that a run may share the card with others; "-half" has half of the
+seconds. `TINYSTORIES` and `ENWIK8` name the prepared data.
 """
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +14,7 @@ from memtrain.config import DMTConfig, LogConfig, RunConfig, SMTConfig, Stream
 from memtrain.recipes import recipe
 
 SMT_SECONDS, DMT_SECONDS = 135.0, 160.0
-MILLISECONDS = {"smt": 17.3, "unrolled": 119.0, "carried": 30.0}
-if times := os.environ.get("STEP_TIMES"):
-    MILLISECONDS |= json.loads(Path(times).read_text())
+MILLISECONDS = {"smt": 17.3, "unrolled": 116.9, "carried": 38.7}
 DATA = {
     "tinystories": os.environ.get("TINYSTORIES", "data/tinystories"),
     "enwik8": os.environ.get("ENWIK8", "data/enwik8"),
@@ -79,10 +75,11 @@ def carried(rate: float, **changes) -> DMTConfig:
     return DMTConfig(**(settings | changes))
 
 
+HALF = steps("carried", DMT_SECONDS / 2)
 KINDS = {
     "carried-3e-4": carried(3e-4),
-    "carried-1e-4": carried(1e-4),
-    "carried-3e-4-dynamics-1": carried(3e-4, dynamics_weight=1.0),
+    "carried-3e-4-half": carried(3e-4, steps=HALF),
+    "carried-1e-3-half": carried(1e-3, steps=HALF),
     "unrolled": UNROLLED,
 }
 RUNS = {f"{data}-smt": smt(data) for data in DATA}
