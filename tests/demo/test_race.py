@@ -13,7 +13,7 @@ from rich.console import Console
 
 from memtrain.config import Stream
 from memtrain.data.stream import StreamTask
-from memtrain.demo.race import RaceOptions, _held_out, run_race, score_counts, score_ppmd
+from memtrain.demo.race import RaceOptions, _held_out, run_race, score_counts, score_ppmd, training
 from memtrain.demo.race import plan as plans
 from memtrain.demo.race.plan import (
     CONTENDERS,
@@ -35,6 +35,7 @@ from memtrain.demo.race.report import (
     ranked_networks,
     verdict_of_race,
 )
+from memtrain.demo.race.training import Racing
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.evaluate import evaluate
 from memtrain.generation.generate import generate
@@ -64,6 +65,8 @@ PLAN = RacePlan(
     group=2,
 )
 
+NO_STARTS = {"smt": 0.0, "dmt": 0.0, "bptt": 0.0}
+
 
 # ----------------------------------------------------------------------------------------- plan
 
@@ -73,9 +76,9 @@ def test_every_network_has_the_same_seconds(name: str):
     pace = {"smt": 0.1, "dmt": 0.5, "bptt": 0.3}
     total = 0.0
     for factor in FACTORS:
-        trial = PLAN.config(name, factor, pace, last=False)
+        trial = PLAN.config(name, factor, pace, NO_STARTS, last=False)
         total += sum(stage.seconds for stage in trial.stages().values())
-    last = PLAN.config(name, 1.0, pace, last=True)
+    last = PLAN.config(name, 1.0, pace, NO_STARTS, last=True)
     stages = {key: stage for key, stage in last.stages().items() if stage.steps}
     total += sum(stage.seconds for stage in stages.values())
     assert total == pytest.approx(10 * 60 / 5)
@@ -84,14 +87,22 @@ def test_every_network_has_the_same_seconds(name: str):
 
 
 def test_the_time_of_smt_and_dmt_is_divided_as_in_the_recipe():
-    config = PLAN.config("smt-dmt", 1.0, {"smt": 0.1, "dmt": 0.5}, last=True)
+    config = PLAN.config("smt-dmt", 1.0, {"smt": 0.1, "dmt": 0.5}, NO_STARTS, last=True)
     base = PLAN.recipe("smt-dmt")
     expected = (base.smt.steps * 0.1) / (base.dmt.steps * 0.5)
     assert config.smt.seconds / config.dmt.seconds == pytest.approx(expected)
 
 
+def test_what_first_steps_take_longer_on_a_gpu_comes_on_top():
+    pace, starts = {"smt": 0.1, "dmt": 0.5}, {"smt": 2.0, "dmt": 5.0}
+    without = PLAN.config("smt-dmt", 1.0, pace, NO_STARTS, last=True)
+    found = PLAN.config("smt-dmt", 1.0, pace, starts, last=True)
+    assert found.smt.seconds == pytest.approx(without.smt.seconds + 2)
+    assert found.dmt.seconds == pytest.approx(without.dmt.seconds + 5)
+
+
 def test_a_rate_is_a_multiple_of_the_recipes_in_every_stage():
-    config = PLAN.config("smt-dmt", 3.0, {"smt": 0.1, "dmt": 0.5}, last=False)
+    config = PLAN.config("smt-dmt", 3.0, {"smt": 0.1, "dmt": 0.5}, NO_STARTS, last=False)
     base = PLAN.recipe("smt-dmt")
     assert config.smt.learning_rate == 3 * base.smt.learning_rate
     assert config.dmt.learning_rate == 3 * base.dmt.learning_rate
@@ -189,6 +200,25 @@ def test_every_network_and_both_other_models_have_a_result(race: RaceFile):
         assert sum(seconds) == pytest.approx(race.plan.last)
         assert run.totals()["total_seconds"] >= 0.9 * sum(seconds)
         assert run.config.stages()[run.stages[0]].learning_rate == result["rates"][0]
+
+
+def test_first_steps_are_measured_after_all_is_compiled(race: RaceFile, folder: Path, monkeypatch):
+    taken: list[list[float]] = []
+
+    def seconds(run: Run, stage: str, steps: int) -> list[float]:
+        first = [9.0, 9.0, 9.0, 9.0, 1.0] if not taken else [2.0, 2.0, 2.0, 4.0, 1.0]
+        taken.append([*first, 1.0, 1.5, 1.0, 1.0, 1.0][:steps])
+        return taken[-1]
+
+    monkeypatch.setattr(training, "compiles", lambda run: True)
+    monkeypatch.setattr(Racing, "_seconds_of_steps", staticmethod(seconds))
+    monkeypatch.chdir(folder)
+    file = RaceFile(folder / "other", race.plan)
+    racing = Racing(file, 128, Reporter, print)
+    racing.target = count_parameters(build_rnn(file.plan.recipe("gru"), 128))
+    racing._rehearse("gru")
+    assert [len(one) for one in taken] == [5, 10]
+    assert (file.pace["gru"], file.starts["gru"]) == ({"bptt": 1.0}, {"bptt": 6.0})
 
 
 def test_the_rate_with_the_lowest_loss_is_taken(race: RaceFile):

@@ -34,7 +34,7 @@ HEADROOM = 10
 """A stage has this many times the steps that its seconds should allow, so that they end it."""
 ALIKE = 0.1
 """Parameters of all networks are equal up to this fraction."""
-FILE, VERSION = "race.json", 1
+FILE, VERSION = "race.json", 2
 FIGURES = ("race.png", "race.svg")
 MAX_BYTES = 2**24
 
@@ -111,13 +111,23 @@ class RacePlan:
             engine=EngineConfig(device=self.device, threads=self.threads),
         )
 
-    def config(self, name: str, factor: float, pace: dict[str, float], *, last: bool) -> RunConfig:
+    def config(
+        self,
+        name: str,
+        factor: float,
+        pace: dict[str, float],
+        starts: dict[str, float],
+        *,
+        last: bool,
+    ) -> RunConfig:
         """A run of a contender.
 
         Args:
             name: the contender.
             factor: multiplies the recipe's learning rates.
             pace: seconds per step of each stage, measured here.
+            starts: seconds that the first steps of each stage take longer than later ones, which
+                come on top.
             last: the last training; else a trial.
         """
         base = self.recipe(name)
@@ -129,7 +139,7 @@ class RacePlan:
             key: replace(
                 stage,
                 steps=math.ceil(HEADROOM * share[key] / pace[key]),
-                seconds=share[key],
+                seconds=share[key] + starts[key],
                 learning_rate=factor * stage.learning_rate,
             )
             for key, stage in own.items()
@@ -193,6 +203,8 @@ class RaceFile:
     plan: RacePlan
     pace: dict[str, dict[str, float]] = field(default_factory=dict)
     """By contender and stage: seconds per step, without the start."""
+    starts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By contender and stage: seconds that the first steps take longer, on a GPU."""
     trials: dict[str, float | None] = field(default_factory=dict)
     """By NAME-FACTOR: the loss in nats on the validation sequences; None if it diverged."""
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -245,7 +257,7 @@ def open_race(folder: Path, plan: RacePlan) -> RaceFile:
                 f"{folder}: holds a race with {name}={getattr(race.plan, name)}, not {value}; "
                 "continue it with its own options, or choose --folder or --overwrite"
             )
-    return RaceFile(folder, plan, race.pace, race.trials, race.results, race.shares)
+    return RaceFile(folder, plan, race.pace, race.starts, race.trials, race.results, race.shares)
 
 
 @dataclass
@@ -255,6 +267,7 @@ class _Stored:
     folder: str
     plan: RacePlan
     pace: dict[str, dict[str, float]]
+    starts: dict[str, dict[str, float]]
     trials: dict[str, Any]
     results: dict[str, Any]
     shares: dict[str, dict[str, float]]

@@ -85,30 +85,42 @@ class Racing:
         for name in names:
             if name not in self.race.pace:
                 self.say(f"{CONTENDERS[name].title}: first steps, outside of the clock")
-                self.race.pace[name] = self._rehearse(name)
+                self._rehearse(name)
                 self.race.write()
         for name in names:
             if name not in self.race.results:
                 self.race.results[name] = self._contender(name)
                 self.race.write()
 
-    def _rehearse(self, name: str) -> dict[str, float]:
-        """Seconds per step of each stage; also compiles what the steps need."""
+    def _rehearse(self, name: str) -> None:
+        """Measure seconds per step of each stage, and of its start; compiles what they need."""
         config = fit_parameters(self.race.plan.recipe(name), self.target, self.vocab_size)
-        run, pace = Run(config), {}
-        on_gpu = run.engine.device.type == "cuda"
+        run, pace, starts = Run(config), {}, {}
         for stage in run.stages:
-            settings = run.config.stages()[stage]
-            trainer = Trainer(run.objective(stage), settings, run.task, run.engine, seed=0)
-            taken = []
-            with trainer.frozen_rest():
-                for _ in range(2 * START_STEPS if on_gpu else 3):
-                    began = time.perf_counter()
-                    trainer.train_step()
-                    trainer.check()
-                    taken.append(time.perf_counter() - began)
-            pace[stage] = median(taken[len(taken) // 2 :])
-        return pace
+            starts[stage] = 0.0
+            if compiles(run):
+                self._seconds_of_steps(run, stage, START_STEPS)  # compiles; no later run does
+                taken = self._seconds_of_steps(run, stage, 2 * START_STEPS)
+                pace[stage] = median(taken[START_STEPS:])
+                extra = sum(taken[:START_STEPS]) - START_STEPS * pace[stage]
+                starts[stage] = max(0.0, extra)
+            else:
+                pace[stage] = median(self._seconds_of_steps(run, stage, 3)[1:])
+        self.race.pace[name], self.race.starts[name] = pace, starts
+
+    @staticmethod
+    def _seconds_of_steps(run: Run, stage: str, steps: int) -> list[float]:
+        """Seconds of each of the first steps of a stage."""
+        settings = run.config.stages()[stage]
+        trainer = Trainer(run.objective(stage), settings, run.task, run.engine, seed=0)
+        taken = []
+        with trainer.frozen_rest():
+            for _ in range(steps):
+                began = time.perf_counter()
+                trainer.train_step()
+                trainer.check()
+                taken.append(time.perf_counter() - began)
+        return taken
 
     def _contender(self, name: str) -> dict:
         """Try the rates, train with the best, score it; returns what the table shows."""
@@ -137,8 +149,7 @@ class Racing:
         """A trained run, continued if it was stopped."""
         plan, race = self.race.plan, self.race
         folder = race.folder / (name if last else f"trials/{name}-{factor:.3g}")
-        pace = race.pace[name]
-        config = plan.config(name, factor, pace, last=last)
+        config = plan.config(name, factor, race.pace[name], race.starts[name], last=last)
         config = fit_parameters(config, self.target, self.vocab_size)
         run = Run.open(folder) if (folder / "config.json").exists() else Run.create(config, folder)
         stage = next(iter(stage for stage in config.stages().values() if stage.steps))
@@ -191,6 +202,11 @@ class Racing:
             "milliseconds": 1000 * seconds_per_token(run),
             **run.totals(),
         }
+
+
+def compiles(run: Run) -> bool:
+    """Whether a run's first steps compile kernels and capture a CUDA graph."""
+    return run.engine.device.type == "cuda"
 
 
 def seconds_per_token(run: Run) -> float:
