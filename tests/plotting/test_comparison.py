@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 import memtrain
@@ -18,6 +19,7 @@ from memtrain.plotting.comparison import (
     compare_runs,
     comparison_tables,
     differing_settings,
+    loss_figure,
     short_count,
 )
 from memtrain.runs.run_folder import held
@@ -134,3 +136,19 @@ def test_a_name_instead_of_a_list_is_refused():
 )
 def test_counts_are_short(count, text):
     assert short_count(count) == text
+
+
+@pytest.mark.parametrize("most", [3e3, 2e7])
+def test_the_ticks_of_large_counts_do_not_overlap(most: float):
+    records = [
+        {key: cost for key in COSTS} | {"evaluation": {"rnn": {"nats": 1.0}}}
+        for cost in (most / 2000, most / 100, most)
+    ]
+    figure = loss_figure({"a": records, "b": records[:1]}, "nats")
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+        boxes = [tick.label1.get_window_extent() for tick in ticks]
+        assert len(boxes) > 2
+        assert all(one.x1 < other.x0 for one, other in zip(boxes, boxes[1:], strict=False))

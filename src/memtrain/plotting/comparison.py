@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
-from memtrain.plotting.style import COLOURS, GREY, log_x_axis, panels
+from memtrain.plotting.style import COLOURS, GREY, log_x_axis, panels, short_ticks
 from memtrain.runs.listing import RunSummary, make_frame, summarize
 from memtrain.runs.run_folder import read_folder
 
@@ -235,7 +235,7 @@ def loss_figure(
         if min(ends) > 0 and max(ends) > LOG_X_RATIO * min(ends):
             log_x_axis(axes)
         else:
-            axes.xaxis.set_major_formatter("{x:,.10g}")
+            short_ticks(axes)
         axes.set_xlabel(label)
         axes.tick_params(labelsize=8)
     for axes in grid[:, 0]:

@@ -125,10 +125,21 @@ def log_x_axis(axes: "Axes", values: Iterable[int] | None = None) -> None:
     from matplotlib.ticker import FixedLocator, LogLocator
 
     axes.set_xscale("log")
-    ticks = LogLocator(subs=(1, 2, 5)) if values is None else FixedLocator(sorted(set(values)))
-    axes.xaxis.set_major_locator(ticks)
-    axes.xaxis.set_major_formatter("{x:,.10g}")
+    if values is None:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        short_ticks(axes)
+    else:
+        axes.xaxis.set_major_locator(FixedLocator(sorted(set(values))))
+        axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.minorticks_off()
+
+
+def short_ticks(axes: "Axes") -> None:
+    """Label the x axis so that large numbers do not overlap: 0.5, 200, 5k, 20M."""
+    from matplotlib.ticker import EngFormatter
+
+    large = EngFormatter(sep="")
+    axes.xaxis.set_major_formatter(lambda x, _: large(x) if x >= 1000 else f"{x:.10g}")
 
 
 def log_y_axis(axes: "Axes", values: Sequence[float]) -> None:

@@ -96,7 +96,6 @@ class SequentialCompute(TunedExperiment):
         )
 
     def plot(self, setup: Setup, results: Sequence[Result]):
-        from matplotlib.ticker import EngFormatter
 
         figure, axes = panels(4, len(CELLS), width=3.3, height=2.5)
         for place, (data, cost, cell) in zip(axes.flat, product(DATA, COSTS, CELLS), strict=True):
@@ -120,7 +119,6 @@ class SequentialCompute(TunedExperiment):
             final = mean(tuned(_full_runs(runs), way="BPTT"), "rnn_nats")
             place.axhline(final, color=GREY, lw=0.9, ls=":", label="BPTT's final loss")
             log_x_axis(place)
-            place.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
             place.set_title(f"{TITLES[data]}, {cell}", fontsize=9)
             place.set_xlabel(COSTS[cost])
         for place in axes[:, 0]:
