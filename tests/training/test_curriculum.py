@@ -240,8 +240,9 @@ def test_patience_counts_on_whole_sequences_only(tmp_path: Path):
 @pytest.mark.parametrize("stage", ["smt", "dmt", "bptt"])
 def test_every_length_has_its_own_graph_on_a_gpu(stage: str):
     """Losses of captured steps equal those of eager ones through three lengths."""
-    config, losses = only(stage, ((3, 6), (4, 7)), steps=20, learning_rate=1e-3), []
-    config = replace(config, smt=replace(config.smt, steps=20))
+    changes: dict = {"steps": 20, "learning_rate": 1e-3, "curriculum": ((3, 6), (4, 7))}
+    stages: dict = {stage: replace(TINY.stages()[stage], **changes)}
+    config, losses = replace(TINY, **stages), []
     for fast in (True, False):
         run = Run(replace(config, engine=EngineConfig(device="cuda", precision="fp32", fast=fast)))
         trainer = Trainer(run.objective(stage), run.config.stages()[stage], run.task, run.engine, 1)

@@ -10,7 +10,7 @@ which is exact to a byte per sequence, upwards or downwards, and has no bias on 
 after the training data is needed many times. A process of its own, which imports no torch, reads
 the training data once and forks for each sequence, so that no sequence is seen by another.
 
-Variant H (PPMd7, as in 7-Zip), with MEMORY bytes for its model; when they are full it starts
+Variant H (PPMd7, as in 7-Zip), with so much memory for its model; when that is full it starts
 afresh. Its order, the longest context in bytes, is the caller's choice. (pip install pyppmd)
 """
 
@@ -27,8 +27,9 @@ from memtrain.errors import MemtrainError
 ORDERS = (4, 6, 8, 12, 16)
 """Orders to choose from on other held-out data; larger ones gain nothing on a few megabytes."""
 MEMORY = 2**28
+"""Bytes for its model, unless a caller gives more."""
 MOST_BYTES = 2**26
-"""Of longer training data the end is read."""
+"""Of longer training data the end is read, unless a caller takes more."""
 SYMBOLS = 256
 
 
@@ -39,21 +40,30 @@ def ppmd_missing() -> str:
     return "" if hasattr(os, "fork") else "this system cannot fork processes"
 
 
-def ppmd_losses(train: bytes, sequences: Sequence[bytes], order: int) -> list[float]:
+def ppmd_losses(
+    train: bytes,
+    sequences: Sequence[bytes],
+    order: int,
+    *,
+    memory: int = MEMORY,
+    most: int = MOST_BYTES,
+) -> list[float]:
     """Nats per target of each held-out sequence, whose first byte is context.
 
     Args:
         train: the training data, one byte per token.
         sequences: held-out data, at least two bytes each.
         order: the longest context, 2 to 64.
+        memory: bytes for its model, below 2**32.
+        most: of longer training data its last bytes are read.
 
     Raises:
         MemtrainError: pyppmd is missing, or it failed.
     """
     if reason := ppmd_missing():
         raise MemtrainError(f"PPMd: {reason}")
-    train = train[-MOST_BYTES:]
-    head = json.dumps([order, len(train), *map(len, sequences)]).encode() + b"\n"
+    train = train[-most:]
+    head = json.dumps([order, memory, len(train), *map(len, sequences)]).encode() + b"\n"
     done = subprocess.run(
         [sys.executable, "-m", "memtrain.evaluation.ppmd"],
         input=b"".join([head, train, *sequences]),
@@ -73,9 +83,9 @@ def _serve() -> None:
     """Entry point of the process: sizes and bytes on stdin, bits of each sequence on stdout."""
     import pyppmd
 
-    order, *sizes = json.loads(sys.stdin.buffer.readline())
+    order, memory, *sizes = json.loads(sys.stdin.buffer.readline())
     train, *sequences = (sys.stdin.buffer.read(size) for size in sizes)
-    encoder = pyppmd.Ppmd7Encoder(order, MEMORY)
+    encoder = pyppmd.Ppmd7Encoder(order, memory)
     encoder.encode(train)
     bits = [8 * (_size(encoder, sequence) - _size(encoder, sequence[:1])) for sequence in sequences]
     print(json.dumps(bits))
