@@ -3,8 +3,8 @@
 At the paper's size a Transformer cell of 16 memory tokens computes 17 tokens for each that it
 reads, and DMT reads 140,000 tokens per second where the GRU's BPTT reads 630,000. Fewer memory
 tokens and fewer, wider layers make a step cheaper and shorter; DMT then takes more rows at once.
-"16" is the paper's cell. "noise" and "steps" change SMT, so that DMT has less to do. Stages end by
-the clock: train one run at a time.
+"16" is the paper's cell. "noise" and "steps" change SMT, so that DMT has less to do; "muon" takes
+Muon for the matrices of both stages. Stages end by the clock: train one run at a time.
 
     python scripts/many_runs.py scripts/plans/fast_cells.py --folder runs/fast --processes 1
 """
@@ -66,12 +66,20 @@ def dmt(rows: int, seconds: float, rate: float = 5e-4) -> DMTConfig:
     )
 
 
+def muon(config: RunConfig) -> RunConfig:
+    stages = {"smt": config.smt, "dmt": config.dmt}
+    changed: dict = {name: replace(stage, optimizer="muon") for name, stage in stages.items()}
+    return replace(config, **changed)
+
+
 RUNS = {
     "16": run(16),
     "16-noise-0.3": run(16, memory_noise=0.3),
     "16-steps-4": run(16, dynamics_steps=4),
+    "16-muon-noise-0.3": muon(run(16, memory_noise=0.3)),
     "4": run(),
     "4-noise-0.3": run(memory_noise=0.3),
+    "4-muon-noise-0.3": muon(run(memory_noise=0.3)),
     "4-wide": run(layers=4, width=384),
     "1-wide": run(memory_tokens=1, layers=4, width=384),
 }
