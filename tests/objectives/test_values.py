@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import memtrain
-from memtrain.accel.cpu_unroll import FusedUnroll, UnrolledGRU
+from memtrain.accel.cpu_unroll import FusedUnroll
 from memtrain.accel.fast_paths import loops
+from memtrain.accel.gated_unroll import UnrolledGRU
 from memtrain.errors import MemtrainError
 from memtrain.losses import value_loss
 from memtrain.objectives.futures import gather_window

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from memtrain.accel import hopper
 from memtrain.accel.cpu_decoder import VocabProjectedDecoder
-from memtrain.accel.cpu_unroll import FusedUnroll, UnrolledGRU
+from memtrain.accel.cpu_unroll import FusedUnroll
 from memtrain.accel.cuda_graphs import GraphedRollouts, RolloutKernels
 from memtrain.accel.engine import Engine
+from memtrain.accel.gated_unroll import UnrolledGRU
 from memtrain.accel.triton import HEAD_DIMS
 from memtrain.models.cells import GRUCell, LSTMCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
