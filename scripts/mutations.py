@@ -286,7 +286,7 @@ MUTATIONS = [
         "models/cells.py",
         "below = layer(below, state)\n                states.append(below)",
         "states.append(layer(below, state))",
-        ("models/test_cells.py", "accel/test_cpu_unroll.py"),
+        ("models/test_cells.py", "accel/test_gated_unroll.py"),
         "the layers of a stacked GRU do not read one another",
     ),
     Mutation(

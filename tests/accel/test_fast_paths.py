@@ -143,15 +143,13 @@ class TestExplain:
         lines = explain(built(models("tiny")), Engine(EngineConfig(device="cpu", precision="bf16")))
         assert lines[2] == "cell: plain PyTorch; fused unroll (CPU) off: bf16; fp32 needed"
 
-    def test_a_gru_is_unrolled_as_a_whole(self):
-        config = replace(models("tiny"), cell=CellConfig(kind="gru", memory_dim=8))
-        lines = explain(built(config), Engine(EngineConfig(device="cpu")))
-        assert lines[2] == "cell: whole-sequence GRU"
-
-    def test_an_lstm_is_unrolled_step_by_step_for_a_named_reason(self):
-        config = replace(models("tiny"), cell=CellConfig(kind="lstm", memory_dim=8))
-        lines = explain(built(config), Engine(EngineConfig(device="cpu")))
-        assert lines[2].startswith("cell: plain PyTorch; whole-sequence LSTM off: torch's loop")
+    @pytest.mark.parametrize("kind", ["gru", "lstm"])
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_gated_cells_are_unrolled_as_a_whole(self, monkeypatch, kind, device):
+        config = replace(models("tiny"), cell=CellConfig(kind=kind, memory_dim=8))
+        cpu = device == "cpu"
+        engine = Engine(EngineConfig(device="cpu")) if cpu else on_gpu(monkeypatch)
+        assert explain(built(config), engine)[2] == f"cell: whole-sequence {kind.upper()}"
 
     @pytest.mark.parametrize("triton", ["3.6.0", "3.7.0", None])
     def test_the_summary_fits_on_a_line(self, monkeypatch, triton):

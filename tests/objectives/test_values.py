@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import memtrain
-from memtrain.accel.cpu_unroll import FusedUnroll, UnrolledGRU
+from memtrain.accel.cpu_unroll import FusedUnroll
 from memtrain.accel.fast_paths import loops
+from memtrain.accel.gated_unroll import UnrolledGRU, UnrolledLSTM
 from memtrain.errors import MemtrainError
 from memtrain.losses import value_loss
 from memtrain.objectives.futures import gather_window
@@ -127,7 +128,10 @@ def test_targets_are_the_next_numbers_unless_given():
     assert batch.targets[:, -1].isnan().all()
 
 
-@pytest.mark.parametrize(("kind", "unroller"), [("gru", UnrolledGRU), ("transformer", FusedUnroll)])
+@pytest.mark.parametrize(
+    ("kind", "unroller"),
+    [("gru", UnrolledGRU), ("lstm", UnrolledLSTM), ("transformer", FusedUnroll)],
+)
 def test_unrolled_at_once_equals_step_by_step(kind, unroller):
     _, plain = models(kind)
     fast = copy.deepcopy(plain)

@@ -13,6 +13,8 @@ from torch import Tensor
 from accel.recorded_step import HostRead, RecordedStep
 from conftest import TINY
 from memtrain import shapes
+from memtrain.accel.fast_paths import loops
+from memtrain.accel.gated_unroll import UnrolledLSTM
 from memtrain.config import BPTTConfig, DMTConfig, RunConfig, SMTConfig, StageConfig
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
@@ -47,6 +49,8 @@ STAGES: dict[str, StageConfig] = {
     "bptt-recomputed": BPTTConfig(steps=12, batch_size=4, recompute=3),
 }
 
+BPTT = [name for name in STAGES if name.startswith("bptt")]
+
 
 def config_of(stage: StageConfig, cell: str) -> RunConfig:
     stages: dict = {"smt": SMT, "dmt": DMTConfig(), "bptt": BPTTConfig()}
@@ -66,6 +70,8 @@ def stage_name(stage: StageConfig) -> str:
 
 def trainer_of(stage: StageConfig, cell: str, folder: Path, recorded: bool) -> Trainer:
     run, name = Run.create(config_of(stage, cell), folder), stage_name(stage)
+    if cell == "lstm":
+        loops(run.rnn, unroller=UnrolledLSTM())
     trainer = Trainer(run.objective(name), stage, run.task, run.engine, seed=1)
     trainer.check_on_host = False  # as on a GPU
     if recorded:
@@ -95,7 +101,9 @@ def _like_a_gpu(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("name", "cell"),
-    [(name, "transformer") for name in STAGES] + [(name, "gru") for name in ("smt", "dmt-carried")],
+    [(name, "transformer") for name in STAGES]
+    + [(name, "gru") for name in ("smt", "dmt-carried")]
+    + [(name, "lstm") for name in ("smt-everything", "dmt-decoder", "dmt-carried", *BPTT)],
 )
 def test_a_repeated_step_equals_a_computed_one(name: str, cell: str, tmp_path: Path):
     expected = losses(trainer_of(STAGES[name], cell, tmp_path / "computed", recorded=False))

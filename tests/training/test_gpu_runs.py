@@ -12,11 +12,14 @@ from torch import nn
 
 import memtrain
 from conftest import TINY, seeded
+from memtrain.accel.fast_paths import RNNLoops
+from memtrain.bench.cases import Noise
 from memtrain.config import EngineConfig, LogConfig, RunConfig, Series
 from memtrain.shapes import Values
 from memtrain.training.console import Reporter
 from memtrain.training.label import label_run
 from memtrain.training.run import Interrupted, Run
+from memtrain.training.step import Trainer
 from run_testing import StopAt, assert_same_weights
 
 pytestmark = [
@@ -70,6 +73,27 @@ def test_objectives_on_a_gpu_equal_those_on_the_cpu(kind: str, numbers: bool):
             found.append((loss.detach().cpu(), gradients))
         assert found[0][1]
         torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_captured_steps_of_a_gated_cell_equal_eager_ones_of_its_loop(kind: str, tmp_path: Path):
+    task, found = Noise(vocab_size=4, length=16), []
+    for fast in (True, False):
+        config = replace(
+            TINY,
+            cell=replace(TINY.cell, kind=kind, memory_tokens=4),
+            bptt=replace(TINY.bptt, steps=10, sequence_length=16),
+            engine=EngineConfig(device="cuda", precision="fp32", fast=fast),
+        )
+        run = Run(config, tmp_path / str(fast), task=task)
+        trainer = Trainer(run.objective("bptt"), config.bptt, run.task, run.engine, seed=1)
+        assert trainer.captured == fast and isinstance(run.rnn.fast, RNNLoops) == fast
+        for _ in range(10):
+            metrics = trainer.train_step()
+            found.append({name: float(value) for name, value in metrics.items()})
+    for captured, eager in zip(found[:10], found[10:], strict=True):
+        assert captured == pytest.approx(eager, rel=1e-2)  # products are rounded to TF32
+    assert len({metrics["loss"] for metrics in found[:10]}) == 10
 
 
 @pytest.fixture

@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 import memtrain
 from conftest import TINY
+from memtrain.accel.fast_paths import RNNLoops
+from memtrain.accel.gated_unroll import UnrolledLSTM
 from memtrain.config import CellConfig, Custom, PretrainConfig, Stream
 from memtrain.data.prepare import prepare_tokens
 from memtrain.data.task import Task
 from memtrain.errors import CheckpointError, DivergedError, MemtrainError
+from memtrain.evaluation.cost import OPERATION_COST
 from memtrain.evaluation.evaluate import Evaluation
 from memtrain.shapes import Batch
 from memtrain.training.console import Reporter
@@ -65,6 +68,20 @@ def test_an_interrupted_run_is_bit_exact(trained_tiny: Run, tmp_path: Path, stag
     resumed = Run.open(tmp_path / "cut").train()
     assert_same_weights(trained_tiny, resumed)
     assert comparable(trained_tiny) == comparable(resumed)
+
+
+def test_an_interrupted_run_of_an_lstm_is_bit_exact(tmp_path: Path):
+    teacher = replace(TINY.teacher, normalize_memory=False)
+    config = replace(TINY, cell=CellConfig(kind="lstm", memory_dim=8), teacher=teacher)
+    whole = Run.create(config, tmp_path / "whole").train()
+    assert isinstance(whole.rnn.fast, RNNLoops)
+    assert isinstance(whole.rnn.fast.unroller, UnrolledLSTM)
+    for stage, step in (("smt", 4), ("dmt", 6), ("bptt", 2)):
+        with pytest.raises(Interrupted):
+            Run.create(config, tmp_path / stage).train(StopAt(stage, step))
+        resumed = Run.open(tmp_path / stage).train()
+        assert_same_weights(whole, resumed)
+        assert comparable(whole) == comparable(resumed)
 
 
 TWO_STAGES = replace(
@@ -152,6 +169,29 @@ def test_sequential_operations_of_a_stream_are_counted_on_the_trained_sequences(
         run = Run.create(config, tmp_path / f"{sequence}-{held_out}").train()
         counts.append(run.totals()["total_sequential_ops"])
     assert counts[0] == counts[1] < counts[2]
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_sequential_operations_of_a_gated_cell_are_those_of_its_loop(tmp_path: Path, kind: str):
+    counts = {}
+    for fast in (True, False):
+        for length in (6, 8):
+            config = replace(
+                TINY,
+                data=replace(TINY.data, sequence_length=length),
+                cell=CellConfig(kind=kind, memory_tokens=4, memory_dim=8),
+                smt=replace(TINY.smt, steps=0),
+                dmt=replace(TINY.dmt, steps=0),
+                bptt=replace(TINY.bptt, steps=1),
+                engine=replace(TINY.engine, device="cpu", fast=fast),
+            )
+            run = Run.create(config, tmp_path / f"{fast}-{length}").train()
+            assert isinstance(run.rnn.fast, RNNLoops) == fast
+            counts[fast, length] = run.progress.stages[0].sequential_ops_a_step
+    assert counts[True, 6] == counts[False, 6] and counts[True, 8] == counts[False, 8]
+    layers = {"gru": 4, "lstm": 2}[kind]
+    per_token = 2 * layers * OPERATION_COST[f"{kind}_cell"]  # forward and backward
+    assert counts[True, 8] - counts[True, 6] == 2 * per_token
 
 
 def test_a_run_killed_between_checkpoints_repeats_steps_and_is_bit_exact(

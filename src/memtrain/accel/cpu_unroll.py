@@ -1,6 +1,6 @@
-"""Whole-sequence unrolling: a Transformer cell on a CPU, a GRU anywhere.
+"""Whole-sequence unrolling of a Transformer cell on a CPU.
 
-On a CPU one step of a small Transformer cell is a hundred short operations, and recording them for
+One step of a small Transformer cell is a hundred short operations, and recording them for
 autograd costs more than the arithmetic. Here the unrolled cell is one function with a written-out
 gradient. Whatever depends on the tokens alone is computed for all steps before the loop, and the
 gradients of the weights for all steps after it; only the memory is passed from step to step. The
@@ -11,7 +11,6 @@ two batched products. The activations that the gradient needs are stored in buff
 that the gradient of each weight is one product.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, rms_norm
 
-from memtrain.models.cells import GRUCell, TransformerCell
+from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import RMS_EPSILON, Block, ValueEmbedding
 from memtrain.shapes import Inputs
 
@@ -424,41 +423,3 @@ def _without_radial(gradient: Float[Tensor, "*rows W"], normed: Tensor) -> Tenso
 def _total_product(left: Float[Tensor, "T R W"], right: Float[Tensor, "T R D"]) -> Tensor:
     """The sum over steps and rows, (W, D)."""
     return left.flatten(0, 1).T @ right.flatten(0, 1)
-
-
-class UnrolledGRU:
-    """Replaces the loop over a GRU cell by torch's own, cuDNN's on a GPU, layer by layer.
-
-    A layer reads the states of the layer below alone, so each can be unrolled over all steps before
-    the next: its input products are then one product.
-    """
-
-    def serves(self, cell: nn.Module, memory: Tensor) -> bool:
-        """Whether it is our cell."""
-        return type(cell) is GRUCell
-
-    def __call__(
-        self, cell: nn.Module, inputs: Inputs, memory: Float[Tensor, "B M D"]
-    ) -> Float[Tensor, "B T M D"]:
-        """The memories after each input."""
-        assert isinstance(cell, GRUCell)
-        layers = []
-        with torch.autocast(memory.device.type, enabled=False), warnings.catch_warnings():
-            # The weights are not one block of memory; cuDNN copies them, which is cheap.
-            warnings.filterwarnings("ignore", "RNN module weights are not part of single")
-            below, memory = cell.embedding(inputs), memory.to(cell.embedding.weight.dtype)
-            for layer, state in zip(cell.layers, memory.unbind(1), strict=True):
-                assert isinstance(layer, nn.GRUCell)
-                below, _ = torch.gru(
-                    below,
-                    state[None].contiguous(),
-                    [layer.weight_ih, layer.weight_hh, layer.bias_ih, layer.bias_hh],
-                    has_biases=True,
-                    num_layers=1,
-                    dropout=0.0,
-                    train=torch.is_grad_enabled(),  # cuDNN stores activations for its gradient
-                    bidirectional=False,
-                    batch_first=True,
-                )
-                layers.append(below)
-        return torch.stack(layers, dim=2)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from memtrain.accel import hopper
 from memtrain.accel.cpu_decoder import VocabProjectedDecoder
-from memtrain.accel.cpu_unroll import FusedUnroll, UnrolledGRU
+from memtrain.accel.cpu_unroll import FusedUnroll
 from memtrain.accel.cuda_graphs import GraphedRollouts, RolloutKernels
 from memtrain.accel.engine import Engine
+from memtrain.accel.gated_unroll import UnrolledGRU, UnrolledLSTM
 from memtrain.accel.triton import HEAD_DIMS
 from memtrain.models.cells import GRUCell, LSTMCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
@@ -98,10 +99,6 @@ def _values_off(module: nn.Module, engine: Engine | None = None) -> str | None:
     return "reads numbers; tokens needed" if found else None
 
 
-def _lstm_off(module: nn.Module, engine: Engine) -> str | None:
-    return "torch's loop returns only the last c, a memory has c of every step"
-
-
 def _hopper_off(module: nn.Module, engine: Engine) -> str | None:
     for block in module.modules():
         if isinstance(block, Block):
@@ -119,7 +116,7 @@ class RNNLoops:
 
     def __init__(self, cell: nn.Module) -> None:
         self.cell = cell
-        self.unroller: FusedUnroll | UnrolledGRU | None = None
+        self.unroller: FusedUnroll | UnrolledGRU | UnrolledLSTM | None = None
         self.graphs: GraphedRollouts | None = None
 
     def unroll(self, inputs: Tensor, memory: Tensor) -> Tensor | None:
@@ -229,7 +226,8 @@ FAST_PATHS = (
              precision="fp32", cell=TransformerCell),
     FastPath("whole-sequence GRU", RNN, "any", ("cell",),
              lambda rnn, engine: loops(rnn, unroller=UnrolledGRU()), cell=GRUCell),
-    FastPath("whole-sequence LSTM", RNN, "any", ("cell",), off=_lstm_off, cell=LSTMCell),
+    FastPath("whole-sequence LSTM", RNN, "any", ("cell",),
+             lambda rnn, engine: loops(rnn, unroller=UnrolledLSTM()), cell=LSTMCell),
     FastPath("CUDA graphs", RNN, "cuda", ROLLOUTS, _graphs, _values_off),
     FastPath("triton", RNN, "cuda", ROLLOUTS, _rollout_kernels, _triton_off),
     FastPath("triton attention", RNN, "cuda", ROLLOUTS, off=_heads_off),
