@@ -8,6 +8,7 @@ from conftest import assert_unrolls_as_the_loop, plain_loop
 from memtrain.accel.cpu_unroll import FusedUnroll
 from memtrain.accel.fast_paths import loops
 from memtrain.config import CellConfig, TeacherConfig
+from memtrain.errors import MemtrainError
 from memtrain.models.cells import TransformerCell
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Decoder
@@ -70,6 +71,14 @@ def test_memories_without_gradients_equal_the_loop(shape):
     with torch.no_grad():
         found = FusedUnroll()(cell, inputs, memory)
         torch.testing.assert_close(found, plain_loop(cell, inputs, memory), rtol=1e-9, atol=1e-9)
+
+
+def test_second_derivatives_are_refused():
+    shape = SHAPES["M4-D6-W8-L3-B3-T4"]
+    cell = random_cell(shape)
+    memories = FusedUnroll()(cell, *random_start(shape))
+    with pytest.raises(MemtrainError, match="fused unroll has no second derivatives; set rnn.fast"):
+        torch.autograd.grad(memories.square().sum(), [*cell.parameters()], create_graph=True)
 
 
 def test_gradients_from_the_zero_memory_are_finite():

@@ -192,6 +192,14 @@ def test_gradients_are_scaled_and_can_be_taken_twice():
 
 
 @pytest.mark.usefixtures("small_chunks")
+def test_second_derivatives_are_refused():
+    head, hidden, targets = example()
+    loss = summed_loss(head, hidden, targets)
+    with pytest.raises(MemtrainError, match="loss of many logits has no second derivatives; take"):
+        torch.autograd.grad(loss, head.weight, create_graph=True)
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_only_what_is_trained_gets_a_gradient():
     head, hidden, targets = example()
     with torch.no_grad(), Observed() as seen:

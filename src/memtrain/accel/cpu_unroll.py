@@ -17,11 +17,15 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, rms_norm
 
 from memtrain.models.cells import TransformerCell
-from memtrain.models.layers import RMS_EPSILON, Block, ValueEmbedding
+from memtrain.models.layers import (
+    RMS_EPSILON,
+    Block,
+    ValueEmbedding,
+    refuse_second_derivatives,
+)
 from memtrain.shapes import Inputs
 
 
@@ -148,8 +152,8 @@ class _Unrolled(torch.autograd.Function):
         return memories
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        refuse_second_derivatives("the fused unroll")
         shape, phase = ctx.shape, ctx.phase
         memory, from_memory, last, memories, normed, scale, memory_scale, *rest = ctx.saved_tensors
         blocks = _blocks(shape, phase, rest[: ctx.count], rest[ctx.count :])

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from memtrain.errors import MemtrainError
 from memtrain.models.cells import GRUCell, LSTMCell
+from memtrain.models.layers import refuse_second_derivatives
 from memtrain.shapes import Inputs
 
 
@@ -102,11 +102,7 @@ class _UnrolledLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, of_hs: Tensor, of_cs: Tensor):  # type: ignore[override]
-        if torch.is_grad_enabled():  # once_differentiable would leave a part out, without an error
-            raise MemtrainError(
-                "create_graph=True: the whole-sequence LSTM has no second derivatives; set "
-                "rnn.fast to None, or engine.fast off, and the plain loop has them"
-            )
+        refuse_second_derivatives("the whole-sequence LSTM")
         h, c, weight, hs, cs, gates = ctx.saved_tensors
         h_before, c_before = (torch.cat([a[None], b[:-1]]) for a, b in ((h, hs), (c, cs)))
         # Of the states before the first step, then after each: gradients are added to them.

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
+from memtrain.errors import MemtrainError
 from memtrain.shapes import Space, Values
 
 RMS_EPSILON = 1e-6
@@ -21,6 +22,19 @@ Mask = Bool[Tensor, "N L"] | Bool[Tensor, "N K L"] | None
 """Positions that all queries of a row may attend to, or those of each query."""
 QueryPositions = slice | Tensor | None
 """Query positions: a slice for all rows, an index (N, K) per row, or None for all positions."""
+
+
+def refuse_second_derivatives(part: str, remedy: str = "") -> None:
+    """Called in a backward pass that autograd cannot differentiate.
+
+    torch's `once_differentiable` notices only gradients that arrive with a graph: with
+    create_graph=True it would leave a part of a second derivative out, without an error.
+    """
+    if torch.is_grad_enabled():
+        raise MemtrainError(
+            f"create_graph=True: {part} has no second derivatives; "
+            + (remedy or "set rnn.fast to None, or engine.fast off: plain PyTorch has them")
+        )
 
 
 class Replaceable(nn.Module):

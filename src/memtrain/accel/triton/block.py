@@ -14,7 +14,13 @@ from memtrain.accel.triton.attention_backward import run_attention_backward
 from memtrain.accel.triton.mlp import run_mlp_down_backward, run_mlp_up
 from memtrain.accel.triton.norm import column_sums, run_norm, run_norm_backward
 from memtrain.accel.triton.qkv import run_qkv
-from memtrain.models.layers import Attention, Block, RMSNorm, Rotary
+from memtrain.models.layers import (
+    Attention,
+    Block,
+    RMSNorm,
+    Rotary,
+    refuse_second_derivatives,
+)
 
 
 class KernelBlock:
@@ -127,6 +133,7 @@ class AttentionFn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, stream: Tensor, attended: Tensor):  # type: ignore[override]
+        refuse_second_derivatives("a Triton kernel")
         (
             total, normed, gain, project_in, project_out, cosine, sine, query, projected,
             mixed, log_sum,
@@ -193,6 +200,7 @@ class MLPFn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, stream: Tensor, update: Tensor):  # type: ignore[override]
+        refuse_second_derivatives("a Triton kernel")
         total, normed, gain, up, down, before, after = ctx.saved_tensors
         gradient = _flat(update)
         of_before, shares = run_mlp_down_backward(gradient, down, before)
@@ -218,6 +226,7 @@ class FinalNormFn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        refuse_second_derivatives("a Triton kernel")
         total, gain = ctx.saved_tensors
         out, shares = run_norm_backward(total, gain, _flat(gradient), None, ctx.kind)
         of_gain = column_sums(shares).to(gain.dtype)
