@@ -47,7 +47,7 @@ def stories(cell: str, seed: int, rollout: str) -> RunConfig:
         config,
         seed=seed,
         data=STORIES,
-        smt=replace(config.smt, steps=1_000),
+        smt=replace(config.smt, steps=1_000, learning_rate=2e-3),
         dmt=replace(
             config.dmt,
             learning_rate=3e-3,

@@ -1,5 +1,7 @@
 """Sizes are what they say."""
 
+from dataclasses import replace
+
 import pytest
 
 from memtrain.config import Stream
@@ -106,7 +108,18 @@ def test_the_small_digits_fit_the_package():
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_gated_cells_on_text_have_longer_dmt_and_the_same_bptt(kind: str):
     gated, other = recipe("text", "tiny", cell=kind).dmt, recipe("text", "tiny").dmt
-    assert gated.steps > other.steps and gated.learning_rate > other.learning_rate
+    assert gated.steps > other.steps and gated.learning_rate >= other.learning_rate
     assert gated.future_length < other.future_length
     assert recipe("images", "tiny", cell=kind).dmt == recipe("images", "tiny").dmt
     assert recipe("text", "tiny", "bptt", kind).bptt == recipe("text", "tiny", "bptt").bptt
+
+
+def test_the_smallest_models_of_text_have_the_highest_rates():
+    tiny, small = (recipe("text", size) for size in ("tiny", "small"))
+    for name in ("smt", "dmt"):
+        rates = [config.stages()[name].learning_rate for config in (tiny, small)]
+        assert rates[0] == pytest.approx(3 * rates[1])
+    assert tiny.dmt.learning_rate == tiny.smt.learning_rate / 2
+    assert recipe("images", "tiny").smt == replace(
+        recipe("images", "small").smt, batch_size=recipe("images", "tiny").smt.batch_size
+    )

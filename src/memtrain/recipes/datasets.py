@@ -51,11 +51,15 @@ def by_bptt(config: RunConfig, cell: CellConfig | None = None) -> RunConfig:
 
     Batches have the size of SMT's, sequences the length of DMT's rollouts. A step takes far longer
     than SMT's; for equal time set `bptt.seconds`. The learning rates were the best of three at the
-    paper's size (docs/RESULTS.md); for a GRU on text, three times as much was better still.
+    paper's size (docs/RESULTS.md; for a GRU on text, three times as much was better still), and of
+    text at the small sizes (docs/LOG.md).
     """
     cell = cell or config.cell
-    gated = cell.kind in RECURRENT_CELLS
-    small_rate = config.teacher.encoder == "bidirectional" and not gated
+    rate = 1e-3
+    if config.teacher.encoder == "causal" and config.name in TEXT:
+        rate = 3e-3
+    elif config.teacher.encoder == "bidirectional" and cell.kind not in RECURRENT_CELLS:
+        rate = 3e-4
     return RunConfig(
         name=f"{config.name}-bptt",
         data=config.data,
@@ -64,7 +68,7 @@ def by_bptt(config: RunConfig, cell: CellConfig | None = None) -> RunConfig:
         bptt=BPTTConfig(
             steps=config.smt.steps + config.dmt.steps,
             batch_size=config.smt.batch_size,
-            learning_rate=3e-4 if small_rate else 1e-3,
+            learning_rate=rate,
             warmup=0.05,
             schedule="cosine",
             sequence_length=config.dmt.rollout_length or BPTTConfig().sequence_length,
@@ -149,7 +153,7 @@ def _laptop(name: str, data: Stream, size: Size) -> RunConfig:
         smt=SMTConfig(
             steps=2000,
             batch_size=size.batch_size,
-            learning_rate=2e-3,
+            learning_rate=size.text_rate if is_text else 2e-3,
             schedule="cosine",
             timesteps=16,
             decode_timesteps=8,
@@ -160,7 +164,7 @@ def _laptop(name: str, data: Stream, size: Size) -> RunConfig:
         dmt=DMTConfig(
             steps=300,
             batch_size=size.batch_size,
-            learning_rate=1e-3 if is_text else 3e-4,
+            learning_rate=size.text_rate / 2 if is_text else 3e-4,
             rollout_length=160,
             label_stride=8,
             segment=8,

@@ -21,6 +21,8 @@ class Size:
     """Millions, of cell and readout, with 256 tokens."""
     machine: str
     """The machine it is made for."""
+    text_rate: float = 0.0
+    """SMT's learning rate on text with the causal encoder; DMT has half of it (docs/LOG.md)."""
 
 
 SIZES: dict[str, Size] = {
@@ -56,6 +58,7 @@ SIZES: dict[str, Size] = {
         teacher_parameters=0.6,
         rnn_parameters=0.5,
         machine="a laptop, minutes",
+        text_rate=2e-3,
     ),
     "tiny": Size(
         **model_shapes(
@@ -71,6 +74,7 @@ SIZES: dict[str, Size] = {
         teacher_parameters=0.05,
         rnn_parameters=0.04,
         machine="a first try, a minute",
+        text_rate=6e-3,
     ),
 }
 
