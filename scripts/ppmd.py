@@ -30,7 +30,7 @@ def read(store: Store, split: str) -> bytes:
 
 
 def sequences(data: bytes, length: int, most: int) -> Iterator[bytes]:
-    """At most so many stretches of data, evenly spread; each has `length` targets."""
+    """At most `most` stretches of data, evenly spread; each has `length` targets."""
     whole = (len(data) - 1) // length
     count = min(most, whole)
     for number in range(count):

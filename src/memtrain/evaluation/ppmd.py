@@ -10,7 +10,7 @@ which is exact to a byte per sequence, upwards or downwards, and has no bias on 
 after the training data is needed many times. A process of its own, which imports no torch, reads
 the training data once and forks for each sequence, so that no sequence is seen by another.
 
-Variant H (PPMd7, as in 7-Zip), with so much memory for its model; when that is full it starts
+Variant H (PPMd7, as in 7-Zip), with limited memory for its model; when that is full it starts
 afresh. Its order, the longest context in bytes, is the caller's choice. (pip install pyppmd)
 """
 
