@@ -50,7 +50,7 @@ def test_dmt_alone_starts_from_a_run_that_has_a_teacher(tmp_path: Path, trained:
         "dmt": TINY.dmt,
         "bptt": replace(TINY.bptt, steps=0),
     }
-    with pytest.raises(MemtrainError, match="DMT needs the teacher .* or start from a run"):
+    with pytest.raises(MemtrainError, match="DMT needs the teacher .* or initial, to a run"):
         replace(TINY, **alone)
     config = replace(TINY, initial=str(trained), **alone)
     run = Run.create(config, tmp_path / "dmt").train(Reporter())
