@@ -143,8 +143,8 @@ def _network_words(chosen: Entry, networks: list[Entry], equal: list[Entry], uni
     if rest:
         gap, error = rest[0].gap(chosen)
         words += (
-            f", {gap:.3f} ± {error:.3f} ({gap / rest[0].bits:.0%}) less than the next network, "
-            f"{rest[0].title}"
+            f"{'; it has' if len(equal) > 1 else ','} {gap:.3f} ± {error:.3f} "
+            f"({gap / rest[0].bits:.0%}) less than the next network, {rest[0].title}"
         )
     words += f"; a generated token takes {chosen.milliseconds:.2f} ms"
     faster = [one for one in networks if (one.milliseconds or 0) < 0.8 * (chosen.milliseconds or 0)]
