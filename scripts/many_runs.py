@@ -23,9 +23,12 @@ from typing import Any
 from memtrain.config import RunConfig
 from memtrain.errors import MemtrainError
 from memtrain.paper.workers import shared_gpu
-from memtrain.runs.processes import cores
+from memtrain.runs.processes import cores, die_with_parent
 from memtrain.training.console import Reporter
 from memtrain.training.run import Run
+
+GRACE = 30.0
+"""Seconds in which runs may save themselves when this process was ended."""
 
 
 def train(name: str, config: RunConfig, place: Path, sequences: int) -> dict[str, Any]:
@@ -108,7 +111,12 @@ def main() -> int:
     began = time.monotonic()
     with (
         shared_gpu(),
-        ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool,
+        ProcessPoolExecutor(
+            options.processes,
+            multiprocessing.get_context("spawn"),
+            initializer=die_with_parent,
+            initargs=(GRACE,),
+        ) as pool,
     ):
         jobs = [
             pool.submit(_attempt, name, config, options.folder, options.sequences)
