@@ -151,3 +151,8 @@ def test_a_pretrained_model_is_read_with_its_codec():
     found = read_initial(memtrain.load_pretrained("mnist-small"))
     assert found.source == "mnist-small" and all(name.startswith("rnn.") for name in found.weights)
     assert isinstance(found.progress.spelling, dict) and found.progress.spelling["picture"]
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    with pytest.raises(MemtrainError, match="initial: File name too long, xxx.*; name a run"):
+        read_initial(300 * "x")

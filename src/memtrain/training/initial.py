@@ -64,6 +64,11 @@ def read_initial(source: object) -> Initial:
             "checkpoints, or what memtrain.load_pretrained returns"
         )
     path = Path(source)
+    try:
+        (path / "state.json").exists()
+    except OSError as error:  # a name that no file can have, or a folder that may not be read
+        reason = f"initial: {error.strerror}, {str(source)[:80]}"
+        raise MemtrainError(f"{reason}; name a run's folder") from None
     if (path / "state.json").is_file():
         run = path.parent.parent
         return _from_run(run, str(path), load_checkpoint(path))
