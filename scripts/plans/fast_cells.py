@@ -1,10 +1,11 @@
-"""TinyStories in the seconds of a GRU by BPTT (300 s of an H200): cells that unroll fast.
+"""The seconds of a GRU by BPTT on one H200 (TinyStories 300, MNIST 341), cells that unroll fast.
 
 At the paper's size a Transformer cell of 16 memory tokens computes 17 tokens for each that it
 reads, and DMT reads 140,000 tokens per second where the GRU's BPTT reads 630,000. Fewer memory
 tokens and fewer, wider layers make a step cheaper and shorter; DMT then takes more rows at once.
 "16" is the paper's cell. "noise" and "steps" change SMT, so that DMT has less to do; "muon" takes
 Muon for the matrices of both stages. Stages end by the clock: train one run at a time.
+`TINYSTORIES`, `ENWIK8` and `MNIST` name the prepared data.
 
     python scripts/many_runs.py scripts/plans/fast_cells.py --folder runs/fast --processes 1
 """
@@ -15,29 +16,36 @@ from dataclasses import replace
 from memtrain.config import CellConfig, DMTConfig, LogConfig, RunConfig, Stream
 from memtrain.recipes import recipe
 
-SECONDS = 295.0
+SECONDS = {"tinystories": 295.0, "enwik8": 295.0, "mnist": 336.0}
 """Of both stages; evaluations come on top."""
 FOREVER = 100_000
 SCHEDULE = {"schedule": "cosine", "steps": FOREVER}
 
 
 def run(
-    memory_tokens: int = 4, layers: int = 8, width: int = 256, smt_share: float = 0.4, **smt
+    memory_tokens: int = 4,
+    layers: int = 8,
+    width: int = 256,
+    data: str = "tinystories",
+    smt_share: float = 0.4,
+    **smt,
 ) -> RunConfig:
     """The causal encoder of carried.py with another cell; memories keep the width of 256."""
-    config = recipe("tinystories")
+    config = recipe(data)
     cell: CellConfig = replace(
-        config.cell, memory_tokens=memory_tokens, layers=layers, width=width, heads=width // 64
+        config.cell, memory_tokens=memory_tokens, layers=layers, width=width, heads=width // 32
     )
+    path = os.environ.get(data.upper(), f"data/{data}")
+    seconds = SECONDS[data]
     return replace(
         config,
         name="fast-cells",
-        data=Stream(path=os.environ.get("TINYSTORIES", "data/tinystories"), evaluate_length=1024),
+        data=Stream(path=path, evaluate_length=784 if data == "mnist" else 1024),
         teacher=replace(config.teacher, encoder="causal", padding="mask"),
         cell=cell,
         smt=replace(
             config.smt,
-            seconds=smt_share * SECONDS,
+            seconds=smt_share * seconds,
             batch_size=64,
             learning_rate=1e-3,
             timesteps=8,
@@ -47,7 +55,7 @@ def run(
             **SCHEDULE,
             **smt,
         ),
-        dmt=dmt(256 if memory_tokens <= 4 else 64, (1 - smt_share) * SECONDS),
+        dmt=dmt(1024 // memory_tokens if memory_tokens > 4 else 256, (1 - smt_share) * seconds),
         engine=replace(config.engine, compile=False),
         log=LogConfig(every=100, evaluate_every=0, evaluate_sequences=32, checkpoint_every=FOREVER),
     )
@@ -60,7 +68,7 @@ def dmt(rows: int, seconds: float, rate: float = 5e-4) -> DMTConfig:
         batch_size=rows,
         learning_rate=rate,
         dynamics_weight=0.1,
-        readout_stride=1,
+        readout_stride=2,
         future_length=8,
         **SCHEDULE,
     )
@@ -82,4 +90,9 @@ RUNS = {
     "4-muon-noise-0.3": muon(run(memory_noise=0.3)),
     "4-wide": run(layers=4, width=384),
     "1-wide": run(memory_tokens=1, layers=4, width=384),
+    "8-muon-noise-0.3": muon(run(8, memory_noise=0.3)),
+    "enwik8-4-noise-0.3": run(data="enwik8", memory_noise=0.3),
+    "enwik8-4-muon-noise-0.3": muon(run(data="enwik8", memory_noise=0.3)),
+    "mnist-8-noise-0.3": run(8, data="mnist", memory_noise=0.3),
+    "mnist-8-muon-noise-0.3": muon(run(8, data="mnist", memory_noise=0.3)),
 }

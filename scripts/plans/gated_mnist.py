@@ -27,7 +27,7 @@ def smt_dmt(cell: str, rate: float) -> RunConfig:
         dmt=replace(
             config.dmt,
             steps=12_000,
-            batch_size=32,
+            batch_size=128,
             learning_rate=rate,
             rollout="carried",
             rollout_length=784,

@@ -26,6 +26,24 @@ def test_muon_takes_the_steps_of_torch(shape: tuple[int, int], adjust: str):
     assert not torch.allclose(one, start)
 
 
+def test_matrices_of_one_shape_are_updated_as_if_alone():
+    torch.manual_seed(0)
+    shapes = [(6, 4), (6, 4), (4, 6), (6, 4)]
+    starts = [torch.randn(shape) for shape in shapes]
+    together = [nn.Parameter(start.clone()) for start in starts]
+    alone = [nn.Parameter(start.clone()) for start in starts]
+    optimizers = [Muon(together, lr=0.02), *(Muon([one], lr=0.02) for one in alone)]
+    for _ in range(4):
+        for one, other in zip(together, alone, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other, start in zip(together, alone, starts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)  # products in bf16
+        assert not torch.allclose(one, start)
+
+
 def test_an_update_has_singular_values_near_one():
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalized(torch.randn(8, 5)).float())

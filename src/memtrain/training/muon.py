@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from memtrain.runs.distributed import spread
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration: the steepest slope at 0 that still ends between 0.5 and 1.5."""
 
@@ -57,42 +59,53 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient."""
+        """Update every matrix that has a gradient, those of one shape together."""
         assert closure is None
         for group in self.param_groups:
+            alike: dict[Any, list[Tensor]] = {}
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    self._update(matrix, matrix.grad, group)
+                    sharded = id(matrix) if spread(matrix) else None
+                    alike.setdefault((matrix.shape, matrix.dtype, sharded), []).append(matrix)
+            for matrices in alike.values():
+                self._update(matrices, group)
 
-    def _update(self, matrix: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[matrix]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        before = state["momentum_buffer"]
+    def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        weights, before = _stacked(matrices), _stacked(buffers)
+        gradient = _stacked([matrix.grad for matrix in matrices if matrix.grad is not None])
         average = before.lerp(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
-        update = orthogonalized(ahead, group["ns_steps"], group["eps"]).to(matrix.dtype)
-        rows, columns = matrix.shape
+        update = orthogonalized(ahead, group["ns_steps"], group["eps"]).to(weights.dtype)
+        rows, columns = matrices[0].shape
         ratio = math.sqrt(max(1, rows / columns))
         if group["adjust_lr_fn"] == "match_rms_adamw":
             ratio = 0.2 * math.sqrt(max(rows, columns))
-        after = matrix * (1 - group["lr"] * group["weight_decay"]) - update * (group["lr"] * ratio)
+        after = weights * (1 - group["lr"] * group["weight_decay"]) - update * (group["lr"] * ratio)
         if self.found_inf is not None:
             good = self.found_inf == 0
-            average, after = average.where(good, before), after.where(good, matrix)
-        before.copy_(average)
-        matrix.copy_(after)
+            average, after = average.where(good, before), after.where(good, weights)
+        for place, new in ((buffers, average), (matrices, after)):
+            torch._foreach_copy_(place, list(new) if len(place) > 1 else [new])
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def orthogonalized(
-    update: Float[Tensor, "A B"], steps: int = 5, eps: float = 1e-7
-) -> Float[Tensor, "A B"]:
+    update: Float[Tensor, "*N A B"], steps: int = 5, eps: float = 1e-7
+) -> Float[Tensor, "*N A B"]:
     """U V' of the singular values U S V', about, by Newton-Schulz iterations in bf16."""
     a, b, c = COEFFICIENTS
-    tall = update.shape[0] > update.shape[1]
-    x = update.bfloat16().T if tall else update.bfloat16()
-    x = x / x.norm().clamp(min=eps)  # singular values of at most 1
+    add = torch.addmm if update.dim() == 2 else torch.baddbmm
+    tall = update.shape[-2] > update.shape[-1]
+    x = update.bfloat16().mT if tall else update.bfloat16()
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # singular values of at most 1
     for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+        gram = x @ x.mT
+        x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
