@@ -74,10 +74,26 @@ def dmt(rows: int, seconds: float, rate: float = 5e-4) -> DMTConfig:
     )
 
 
+def both(config: RunConfig, **changes) -> RunConfig:
+    """The same options in both stages."""
+    return replace(config, smt=replace(config.smt, **changes), dmt=replace(config.dmt, **changes))
+
+
 def muon(config: RunConfig) -> RunConfig:
-    stages = {"smt": config.smt, "dmt": config.dmt}
-    changed: dict = {name: replace(stage, optimizer="muon") for name, stage in stages.items()}
-    return replace(config, **changed)
+    return both(config, optimizer="muon")
+
+
+def gru(decay: float) -> RunConfig:
+    """The GRU by BPTT, as many steps as it takes in 300 s alone; recipe and data as above."""
+    config = recipe("tinystories", "paper", "bptt", "gru")
+    ours = run()
+    return replace(
+        config,
+        data=ours.data,
+        bptt=replace(config.bptt, steps=5719, learning_rate=3e-3, weight_decay=decay),
+        engine=ours.engine,
+        log=replace(ours.log, evaluate_every=1000),
+    )
 
 
 RUNS = {
@@ -88,6 +104,9 @@ RUNS = {
     "4": run(),
     "4-noise-0.3": run(memory_noise=0.3),
     "4-muon-noise-0.3": muon(run(memory_noise=0.3)),
+    "4-noise-0.3-decay-1": both(run(memory_noise=0.3), weight_decay=1.0),
+    "4-noise-0.3-decay-3": both(run(memory_noise=0.3), weight_decay=3.0),
+    "gru-decay-0.3": gru(0.3),
     "4-wide": run(layers=4, width=384),
     "1-wide": run(memory_tokens=1, layers=4, width=384),
     "8-muon-noise-0.3": muon(run(8, memory_noise=0.3)),

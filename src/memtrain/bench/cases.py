@@ -7,6 +7,7 @@ import torch
 from memtrain.config import BPTTConfig, DMTConfig, RunConfig, SMTConfig, TeacherConfig, model_shapes
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
+from memtrain.recipes.sizes import size_named
 from memtrain.shapes import Batch
 
 SUITES = ("smt", "dmt", "generate", "bptt")
@@ -58,8 +59,8 @@ class Case:
 
 def cases(suite: str, size: str) -> list[Case]:
     """The cases of a suite."""
-    base, length = models(size), 256 if size == "paper" else 32
-    batch = {"dmt": 32, "bptt": 128} if size == "paper" else {"dmt": 4, "bptt": 8}
+    base, length = models(size), 32 if size == "tiny" else 256
+    batch = {"dmt": 4, "bptt": 8} if size == "tiny" else {"dmt": 32, "bptt": 128}
     if suite == "smt":
         return [smt_case(base, "SMT step")]
     if suite == "dmt":
@@ -75,13 +76,21 @@ def cases(suite: str, size: str) -> list[Case]:
     if suite == "generate":
         return [
             _case(suite, "generate", count, 1, base)
-            for count in ((1, 128, 2048) if size == "paper" else (1, 32))
+            for count in ((1, 32) if size == "tiny" else (1, 128, 2048))
         ]
     raise MemtrainError(f"suite={suite!r}: must be one of {', '.join(SUITES)}, all, growth")
 
 
 def models(size: str) -> RunConfig:
-    """The paper's models, or tiny ones for a CPU."""
+    """The paper's models, those of size medium, or tiny ones for a CPU."""
+    if size == "medium":
+        medium = size_named(size)
+        return RunConfig(
+            name="bench",
+            teacher=medium.teacher,
+            cell=medium.cell,
+            smt=SMTConfig(steps=FOREVER, batch_size=medium.batch_size),
+        )
     if size == "paper":
         return RunConfig(
             name="bench",

@@ -118,7 +118,7 @@ def _train(pipe: Connection, store: Path, size: str, engine: EngineConfig, resid
     watched = PeakMemory()
     base = models(size)
     # Two processes train at the same time: both have to fit on one GPU.
-    length, batch = (256, 32) if size == "paper" else (32, 8)
+    length, batch = (32, 8) if size == "tiny" else (256, 32)
     bptt = bptt_case(base, "", batch, length).config.bptt
     config = replace(smt_case(base, "").config, bptt=bptt, engine=engine)
     data = Stream(path=str(store), evaluate_length=length, resident=resident)

@@ -31,8 +31,8 @@ class _BenchOptions:
     file on disk, dropped from the page cache before, and from a small one, in turns; with the peak
     memory of both processes. RssAnon is what a process allocated itself, VmHWM all its resident
     pages, with mapped libraries and files; neither counts the page cache."""
-    size: Literal["auto", "paper", "tiny"] = "auto"
-    """Size of the models; auto: the paper's on a GPU, else tiny."""
+    size: Literal["auto", "paper", "medium", "tiny"] = "auto"
+    """Size of the models; auto: the paper's on a GPU, else tiny. growth has no medium."""
     seconds: float | None = None
     """Seconds per case and path, and at least three steps (default: 3; for growth 0.5)."""
     device: str = "auto"
@@ -81,6 +81,8 @@ def bench(arguments: list[str]) -> int:
         if options.suite != suite and getattr(options, name) != default:
             raise MemtrainError(f"{name}: only for {suite}; memtrain bench {suite} --{name} ...")
     if options.suite == "growth":
+        if options.size == "medium":
+            raise MemtrainError("size=medium: growth has paper and tiny")
         return _growth(options)
     if options.suite == "data":
         return _data(options)
