@@ -65,7 +65,7 @@ def test_the_file_tree_names_every_folder_and_only_existing_files():
     assert len(folders) >= 13
     missing = [name for name in folders if f"{name}/" not in section]
     assert not missing
-    first = re.search(r"Read first, in this order: (.*?)\.\s", section, flags=re.DOTALL)
+    first = re.search(r"Read first, in this\s+order: (.*?)\.\s", section, flags=re.DOTALL)
     assert first and len(re.findall(r"`([\w/]+\.py)`", first[1])) == 6
     for name in re.findall(r"`([\w/]+\.py)`", section):
         assert (package / name).exists() or (ROOT / name).exists(), name

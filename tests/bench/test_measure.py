@@ -13,6 +13,7 @@ from memtrain.bench.report import print_results
 from memtrain.cli import main
 from memtrain.config import EngineConfig
 from memtrain.errors import MemtrainError
+from memtrain.recipes.sizes import size_named
 
 CPU = EngineConfig(device="cpu")
 
@@ -107,6 +108,18 @@ def test_the_papers_cases_have_the_papers_size():
     assert [c.config.dmt.label_stride for c in cases("dmt", "paper")] == [16, 1]
     assert [c.batch for c in cases("generate", "paper")] == [1, 128, 2048]
     assert [c.config.bptt.recompute for c in cases("bptt", "paper")] == [0, 16]
+
+
+def test_medium_cases_have_the_models_of_the_recipes_of_that_size():
+    (smt,) = cases("smt", "medium")
+    size = size_named("medium")
+    assert (smt.config.teacher, smt.config.cell) == (size.teacher, size.cell)
+    assert (smt.batch, cases("bptt", "medium")[0].tokens) == (size.batch_size, 128 * 256)
+
+
+def test_growth_of_size_medium_is_refused_in_words(capsys):
+    assert main(["bench", "growth", "--size", "medium"]) == 2
+    assert "growth has paper and tiny" in capsys.readouterr().err
 
 
 def test_an_unknown_suite_is_named():

@@ -3,6 +3,7 @@
 import copy
 import math
 import runpy
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def make_models(kind: str, space: dict) -> tuple[memtrain.Teacher, memtrain.RNN]
     return teacher, memtrain.RNN(cell, teacher)
 
 
+@pytest.fixture
+def whole_fp32() -> Iterator[None]:
+    """Products in fp32: a run of another test may have allowed TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("whole_fp32")
 @pytest.mark.parametrize("numbers", [True, False], ids=["numbers", "tokens"])
 @pytest.mark.parametrize("kind", [*CELLS, "wrapped"])
 def test_objectives_on_a_gpu_equal_those_on_the_cpu(kind: str, numbers: bool):
