@@ -21,7 +21,8 @@ import torch
 import memtrain
 from memtrain.config import Stream
 from memtrain.data.images import Pixels, decode_images
-from memtrain.data.store import Store, open_store
+from memtrain.data.store import Store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 from memtrain.files import write_output
 from memtrain.generation.generate import Samples

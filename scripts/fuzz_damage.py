@@ -30,7 +30,8 @@ from memtrain.config import DataConfig, LogConfig, Stream
 from memtrain.config.serialize import read_config, to_json
 from memtrain.data.prepare import prepare_path
 from memtrain.data.prepare.store_writer import write_store
-from memtrain.data.store import Split, StoreMeta, open_store
+from memtrain.data.store import Split, StoreMeta
+from memtrain.data.store_reader import open_store
 from memtrain.data.stream import StreamTask
 from memtrain.errors import MemtrainError
 from memtrain.generation.generate import generate

@@ -30,7 +30,7 @@ from fuzz_damage import EVIL, StopSoon, command, make_run, make_store, mutate
 
 from memtrain.config import Digits, Stream
 from memtrain.data.prepare import prepare_path
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.data.stream import StreamTask
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import load_rnn

@@ -663,7 +663,7 @@ MUTATIONS = [
     ),
     Mutation(
         "store-size",
-        "data/store.py",
+        "data/store_reader.py",
         "if found != expected:",
         "if found < expected:",
         STORE,
@@ -671,7 +671,7 @@ MUTATIONS = [
     ),
     Mutation(
         "store-checksum",
-        "data/store.py",
+        "data/store_reader.py",
         "if verify and hashlib.sha256(store.tokens(name).data).hexdigest() != info.sha256:",
         "if False:",
         STORE,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from memtrain.config.serialize import read_config
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.runs.checkpoint import latest_checkpoint
 from memtrain.runs.progress import MetricsFile
 

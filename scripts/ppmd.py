@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from memtrain.data.store import Store, open_store
+from memtrain.data.store import Store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 from memtrain.evaluation.ppmd import SYMBOLS, ppmd_losses
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from memtrain.config import RunConfig, Stream
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.objectives.futures import gather_window
 from memtrain.recipes import recipe
 from memtrain.shapes import Batch

@@ -11,7 +11,7 @@ from PIL import Image
 
 import memtrain
 from memtrain.cli import main
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 
 FEW = ["--size", "tiny", "--smt.steps", "2", "--dmt.steps", "1", "--log.evaluate-sequences", "2"]

@@ -13,7 +13,7 @@ import memtrain
 from memtrain.cli import main
 from memtrain.cli.data import OPTIONS
 from memtrain.data.prepare import DATA_SETS, NOT_OPTIONS, USER_FILES
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.data.tokenizer import train_bpe
 
 FEW = "--size tiny --smt.steps 2 --dmt.steps 1 --log.evaluate-sequences 2 --smt.batch-size 2"

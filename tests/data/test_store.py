@@ -21,17 +21,12 @@ from hypothesis import strategies as st
 
 from memtrain import files
 from memtrain.data import store as store_module
+from memtrain.data import store_reader
 from memtrain.data.images import ImageFormat
 from memtrain.data.prepare import store_writer
 from memtrain.data.prepare.store_writer import write_store
-from memtrain.data.store import (
-    Split,
-    StoreMeta,
-    load_splits,
-    open_array,
-    open_store,
-    require_tokens,
-)
+from memtrain.data.store import Split, StoreMeta, open_array, require_tokens
+from memtrain.data.store_reader import load_splits, open_store
 from memtrain.errors import MemtrainError
 
 
@@ -550,7 +545,7 @@ def test_tokens_of_a_large_store_are_not_scanned_when_it_is_opened(folder: Path,
     """Those that are read are checked then."""
     (folder / "train.bin").write_bytes(bytes([1, 2, 3, 99, 0]))
     assert "holds the token 99" in refusal(lambda: open_store(folder))
-    monkeypatch.setattr(store_module, "SCANNED_TOKENS", 4)
+    monkeypatch.setattr(store_reader, "SCANNED_TOKENS", 4)
     store = open_store(folder)
     file = store.token_file("train")
     assert file.windows(np.array([0]), 3).tolist() == [[1, 2, 3]]

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from conftest import TINY, seeded
 from memtrain.config import Stream
-from memtrain.data import store as store_module
+from memtrain.data import store_reader
 from memtrain.data import window_starts as module
 from memtrain.data.prepare import prepare_path, prepare_text, prepare_tokens
 from memtrain.data.prepare.store_writer import write_store
-from memtrain.data.store import Split, StoreMeta, open_store
+from memtrain.data.store import Split, StoreMeta
+from memtrain.data.store_reader import open_store
 from memtrain.data.stream import StreamTask
 from memtrain.data.task import build_task, check_task
 from memtrain.data.window_starts import (
@@ -467,7 +468,7 @@ def test_a_store_that_is_replaced_while_it_is_read_is_read_again(
     text: StreamTask, tmp_path: Path, monkeypatch
 ):
     """Its tokens are never mixed with the starts of another."""
-    load = store_module._load_starts
+    load = store_reader._load_starts
     times = []
 
     def late(store, name):
@@ -479,7 +480,7 @@ def test_a_store_that_is_replaced_while_it_is_read_is_read_again(
     def again(folder: Path) -> None:
         prepare_text(tmp_path / "book.txt", folder, overwrite=True)
 
-    monkeypatch.setattr(store_module, "_load_starts", late)
+    monkeypatch.setattr(store_reader, "_load_starts", late)
     limit = 1
     config = Stream(path=str(tmp_path / "book"), evaluate_length=32)
     task = StreamTask.from_config(config)

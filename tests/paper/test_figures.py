@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import TINY
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 from memtrain.objectives.futures import readout_loss
 from memtrain.paper import FIGURES, MORE, load

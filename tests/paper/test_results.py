@@ -498,7 +498,7 @@ def test_a_run_of_a_moved_folder_continues_where_its_data_is_now(tmp_path: Path,
 
 @pytest.mark.parametrize("name", EVALUATE_LENGTH)
 def test_substitute_data_keeps_the_held_out_lengths(name: str, tmp_path: Path):
-    from memtrain.data.store import open_store
+    from memtrain.data.store_reader import open_store
 
     setup = Setup(folder=tmp_path)
     path, length = store(setup, name)

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import load_script
 from memtrain.data.prepare import prepare_tokens
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.evaluation.ppmd import ppmd_losses
 
 pytest.importorskip("pyppmd")

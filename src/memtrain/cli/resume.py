@@ -120,7 +120,8 @@ def changes_of(
 
 def _check_same_data(source: str, prepared: Any, own: Any) -> None:
     """Refuse to resume if the stream prepared from --data is not the run's own."""
-    from memtrain.data.store import identity_of, open_store
+    from memtrain.data.store import identity_of
+    from memtrain.data.store_reader import open_store
 
     paths = [Path(prepared.path), Path(own.path)]
     if paths[0] == paths[1]:

@@ -26,10 +26,9 @@ from memtrain.data.store import (
     alphabet_of,
     blocks,
     identity_of,
-    load_splits,
-    load_store,
     require_tokens,
 )
+from memtrain.data.store_reader import load_splits, load_store
 from memtrain.data.task import Corpus, Task
 from memtrain.data.token_file import TokenFile
 from memtrain.data.tokenizer import open_tokenizer

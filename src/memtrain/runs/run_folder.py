@@ -14,7 +14,8 @@ from pathlib import Path
 
 from memtrain.config import TORCH_CELLS, DataConfig, LabelFile, RunConfig, Series, Stream
 from memtrain.config.serialize import read_config, to_json
-from memtrain.data.store import identity_of, open_store
+from memtrain.data.store import identity_of
+from memtrain.data.store_reader import open_store
 from memtrain.errors import CheckpointError, MemtrainError
 from memtrain.files import locked, parse_json, read_text, refuse_links, unique_name
 from memtrain.runs.checkpoint import DISK, Files, numbered

@@ -14,7 +14,8 @@ import pytest
 from memtrain.config import Stream
 from memtrain.data.prepare import cache, prepare_text
 from memtrain.data.prepare.cache import prepare_source, prepared_store, prepared_stream
-from memtrain.data.store import Store, open_store
+from memtrain.data.store import Store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 
 BOOK = "it was a dark and stormy night\n" * 50

@@ -11,7 +11,8 @@ from PIL import Image
 from memtrain.data.prepare import prepare, prepare_images
 from memtrain.data.prepare.cache import SETTLED_SECONDS, prepare_source
 from memtrain.data.prepare.image_classes import classes_of
-from memtrain.data.store import Store, open_store
+from memtrain.data.store import Store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 
 NOISE = np.random.default_rng(0)

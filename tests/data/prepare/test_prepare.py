@@ -29,7 +29,8 @@ from memtrain.data.prepare import (
 )
 from memtrain.data.prepare.cache import prepared_store
 from memtrain.data.prepare.encode import groups_of, held_out_names, split_stream
-from memtrain.data.store import Store, open_store
+from memtrain.data.store import Store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 
 NOISE = np.random.default_rng(0)

@@ -11,7 +11,8 @@ from memtrain.config import Stream
 from memtrain.data.prepare import prepare_text
 from memtrain.data.prepare.cache import prepare_source, prepared_store
 from memtrain.data.prepare.tokenize import cut_text
-from memtrain.data.store import Store, open_store
+from memtrain.data.store import Store
+from memtrain.data.store_reader import open_store
 from memtrain.data.stream import StreamTask
 from memtrain.data.task import build_task
 from memtrain.data.tokenizer import TextTokenizer, open_tokenizer, train_bpe

@@ -33,7 +33,8 @@ from memtrain.data.prepare.hugging_face import HUB, hub_name
 from memtrain.data.prepare.image_classes import label_file
 from memtrain.data.prepare.store_writer import PROVENANCE, publish, store_lock
 from memtrain.data.prepare.tokenize import BPE, tokenizer_file
-from memtrain.data.store import TOKENIZER_FILE, Store, open_store
+from memtrain.data.store import TOKENIZER_FILE, Store
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
 from memtrain.files import read_json, unique_name, write_atomic
 

@@ -28,8 +28,8 @@ from memtrain.data.store import (
     are_starts,
     blocks,
     check_tokens,
-    open_store,
 )
+from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError, printable
 from memtrain.files import Locked, locked, open_new, sync, unique_name
 

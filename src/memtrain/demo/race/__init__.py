@@ -15,7 +15,7 @@ from memtrain.accel.engine import pick_device
 from memtrain.config import Stream
 from memtrain.data.prepare.cache import prepared_stream
 from memtrain.data.prepare.file_kind import require_kind
-from memtrain.data.store import open_store
+from memtrain.data.store_reader import open_store
 from memtrain.data.stream import StreamTask
 from memtrain.demo.race.plan import (
     FIGURES,
