@@ -246,6 +246,7 @@ class TestEquations:
         for name in names:
             assert_close(losses.parts[name], plain.parts[name])
         total = sum(w * float(losses.parts[name]) for name, w in zip(names, weights, strict=True))
+        total += weights[3] * weights[5] * float(losses.parts["cell_next"])
         assert losses.total.item() == pytest.approx(total, rel=1e-5)
 
     def test_every_target_is_predicted_at_its_token(self):
@@ -543,9 +544,13 @@ def dynamics_of(
     return objective._dynamics(objective._step(batch, memory, steps, generator), memory)
 
 
+SEGMENTS = {1: range(6), 2: (0, 2, 4), 3: (0, 3), 4: (0, 2)}
+"""The first pairs of segments of 1 to 4 of six pairs; the last one may overlap another."""
+
+
 class TestDynamicsOptions:
     @BOTH
-    @pytest.mark.parametrize("steps", [2, 3])
+    @pytest.mark.parametrize("steps", [2, 3, 4])
     def test_several_steps_equal_a_loop_over_them(self, encoder, steps):
         objective = tiny_smt(
             encoder, timesteps=0, decode_weight=0.0, uniformity_weight=0.0, dynamics_steps=steps
@@ -554,7 +559,7 @@ class TestDynamicsOptions:
         found = objective(batch, seeded())
         losses = []
         for row in range(2):
-            for first in range(0, 6 - steps + 1):
+            for first in SEGMENTS[steps]:
                 memory = naive_memory(teacher, batch, row, first - 1)[None]
                 for t in range(first, first + steps):
                     memory = rnn.cell(memory, batch.inputs[row, t : t + 1])
@@ -563,18 +568,25 @@ class TestDynamicsOptions:
         expected = 0.1 * torch.stack(losses).mean()
         assert_same_loss_and_gradients(objective, found.total, expected)
 
-    def test_several_steps_do_not_cross_the_end_of_a_sequence(self):
+    def test_a_segment_with_the_end_of_a_sequence_begins_at_the_next_start(self):
         """A run of timesteps on the ring of all states goes from the end to the start."""
         objective = tiny_smt(timesteps=3, dynamics_steps=3, decode_weight=0.0)
         batch = random_batch(64, 5)
         steps, *_ = objective._timesteps(batch, seeded())
         memory = objective.teacher.encode(batch.inputs, steps)
-        crossing = (steps[:, 1:] != steps[:, :-1] + 1).cumsum(1) > 0
-        assert crossing.any() and not crossing.all()
+        real = steps[:, 1:] == steps[:, :-1] + 1
+        losses = []
+        for row, pairs in enumerate(real.tolist()):
+            first = 0 if all(pairs) else pairs.index(False) + 1
+            predicted = memory[row, first][None]
+            for pair in range(first, 3):
+                token = batch.inputs[row, steps[row, pair + 1]][None]
+                predicted = objective.rnn.cell(predicted, token)
+                losses.append((predicted[0] - memory[row, pair + 1]).square().mean())
+        starts = real.all(1), ~real[:, 0], ~real[:, 1], ~real[:, 2]
+        assert all(found.any() for found in starts)
         loss = dynamics_of(objective, batch, memory, steps, seeded())
-        spoiled = memory.clone()
-        spoiled[:, 1:][crossing] += 100
-        assert_close(dynamics_of(objective, batch, spoiled, steps, seeded()), loss)
+        assert_close(loss, torch.stack(losses).mean())
 
     @pytest.mark.parametrize("steps", [1, 4])
     def test_stream_windows_are_long_enough_for_the_steps(self, steps):
@@ -594,17 +606,16 @@ class TestDynamicsOptions:
         teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(2, 6)
         found = objective(batch, seeded())
         total, count = torch.zeros(()), 0
-        for row, first in product(range(2), range(0, 6 - steps + 1)):
+        for row, first in product(range(2), SEGMENTS[steps]):
             memory = naive_memory(teacher, batch, row, first - 1)[None]
             for t in range(first, first + steps):
                 memory = rnn.cell(memory, batch.inputs[row, t : t + 1])
-            last = first + steps - 1
-            logits = teacher.decode(memory, batch.inputs[row : row + 1, last + 1 : last + 3])[0]
-            due = batch.targets[row, last : last + 3]
-            total = total + F.cross_entropy(
-                logits[: len(due)], due, ignore_index=IGNORE_INDEX, reduction="sum"
-            )
-            count += int((due != IGNORE_INDEX).sum())
+                logits = teacher.decode(memory, batch.inputs[row : row + 1, t + 1 : t + 3])[0]
+                due = batch.targets[row, t : t + 3]
+                total = total + F.cross_entropy(
+                    logits[: len(due)], due, ignore_index=IGNORE_INDEX, reduction="sum"
+                )
+                count += int((due != IGNORE_INDEX).sum())
         assert_close(found.parts["cell_decode"], (total / count).detach())
         assert_same_loss_and_gradients(objective, found.total, 0.3 * total / count)
 
@@ -622,8 +633,20 @@ class TestDynamicsOptions:
         memory = objective.teacher.encode(batch.inputs, steps)
         stepped = objective._step(batch, memory, steps, seeded())
         crossing = steps[:, 1:] != steps[:, :-1] + 1
-        assert crossing.any() and (stepped.last[crossing] == 5).all()
-        assert torch.equal(stepped.last[~crossing], steps[:, 1:][~crossing])
+        after = stepped.after[..., 0]
+        assert crossing.any() and (after[crossing] == 5).all()
+        assert torch.equal(after[~crossing], steps[:, 1:][~crossing])
+
+    def test_the_next_target_counts_in_the_cells_decoding_as_in_the_teachers(self):
+        """With a future of one target both decoding losses of the cell are the same."""
+        weights: dict[str, Any] = dict(decode_weight=0.0, uniformity_weight=0.0)
+        weights |= dict(dynamics_weight=0.0, cell_decode_weight=0.5, next_weight=0.25)
+        objective = tiny_smt(timesteps=0, dynamics_steps=2, future_length=1, **weights)
+        losses = objective(random_batch(3, 6, target_rate=1.0), seeded())
+        decode, following = losses.parts["cell_decode"], losses.parts["cell_next"]
+        assert_close(decode, following)
+        total = 0.5 * decode + 0.5 * 0.25 * following + 0.25 * losses.parts["next"]
+        assert_close(losses.total.detach(), total)
 
     def test_with_a_frozen_teacher_it_trains_the_cell(self):
         objective = tiny_smt(train_teacher=False, cell_decode_weight=1.0, dynamics_weight=0.0)

@@ -185,7 +185,8 @@ class SMTConfig(StageConfig):
     dynamics_weight: Weight = 0.1
     """Weight of the dynamics loss."""
     dynamics_steps: Annotated[int, Bounds(1)] = 1
-    """Steps of the cell from each memory, each compared with the teacher's memory; gradients pass
+    """Divide the timesteps into segments of this length: from the teacher's memory at the start of
+    each, the cell takes as many steps, each compared with the teacher's memory; gradients pass
     through all of them (the paper: 1)."""
     normalize_dynamics: bool = False
     """Divide the dynamics loss by the mean squared distance between successive memories, so that
@@ -194,8 +195,8 @@ class SMTConfig(StageConfig):
     """Noise on the memories that the cell steps from, so that it learns to correct errors: normal,
     with a standard deviation drawn per memory between 0 and this (the paper: 0)."""
     cell_decode_weight: Weight = 0.0
-    """Weight of the decoding loss on the memories after the cell's own steps, of as many as are
-    decoded of the teacher's (the paper: 0)."""
+    """Weight of the decoding losses, that of the next target included, on the memories after the
+    cell's own steps, of as many as are decoded of the teacher's (the paper: 0)."""
     uniformity_weight: Weight = 0.001
     """Weight of the uniformity loss."""
     uniformity_samples: UniformitySamples = 512

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import SMTConfig
@@ -21,29 +21,36 @@ from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.arguments import check_models, check_readout, stage_settings
 from memtrain.objectives.base import Objective, sample_steps
-from memtrain.objectives.futures import decode_futures, encode_and_predict, prediction_loss
+from memtrain.objectives.futures import (
+    DecodedFutures,
+    decode_futures,
+    encode_and_predict,
+    prediction_loss,
+)
 from memtrain.shapes import Batch, Losses, at_steps
 
 
 class CellSteps(NamedTuple):
-    """K steps of the cell from each of P memories of the teacher."""
+    """P segments of K steps of the cell, each from a memory of the teacher."""
 
     memory: Float[Tensor, "B P K M D"]
+    label: Float[Tensor, "B P K M D"]
+    """The teacher's memory after each step."""
     weight: Float[Tensor, "B P K"]
     """In the dynamics loss."""
     real: Float[Tensor, "B A"]
     """1 for each pair of successive memories, and 0 for the end of a sequence and its start."""
-    last: Int[Tensor, "B P"]
-    """The timestep of the last memory; beyond the end, where nothing is to be predicted, if the
-    sequence ends before it."""
+    after: Int[Tensor, "B P K"]
+    """The timestep of each memory; beyond the end, where nothing is to be predicted, if it is none
+    of the sequence."""
 
 
 class SMT(Objective):
     """decode_weight · L^dec + dynamics_weight · L^dyn + uniformity_weight · L^unif, and
     next_weight · L^dec of the next target, token_weight · that of the encoder's tokens,
-    cell_decode_weight · L^dec of the memories after the cell's steps.
+    cell_decode_weight · (L^dec + next_weight · that of the next target) of the cell's memories.
 
-    With a frozen teacher, dynamics_weight · L^dyn and cell_decode_weight · L^dec alone.
+    With a frozen teacher, dynamics_weight · L^dyn and the cell's L^dec alone.
 
     Example:
         smt = SMT(teacher, rnn, future_length=16, timesteps=0)
@@ -142,7 +149,10 @@ class SMT(Objective):
                 stepped = self._step(batch, labels, steps, generator)
                 parts["dynamics"] = self._dynamics(stepped, labels)
                 if config.cell_decode_weight:
-                    parts["cell_decode"] = self._decode_cell(batch, stepped, generator)
+                    reached = self._decode_cell(batch, stepped, generator)
+                    parts["cell_decode"] = reached.loss(self.shard)
+                    if config.next_weight:
+                        parts["cell_next"] = reached.next_loss(self.shard)
         if self.trains_teacher:
             rows = torch.arange(len(steps), device=steps.device)[:, None]
             with self.overlap():
@@ -171,6 +181,7 @@ class SMT(Objective):
             "next": config.next_weight,
             "token": config.token_weight,
             "cell_decode": config.cell_decode_weight,
+            "cell_next": config.cell_decode_weight * config.next_weight,
         }
         return total_loss(
             {name: (weight, parts[name]) for name, weight in weights.items() if name in parts}
@@ -233,33 +244,30 @@ class SMT(Objective):
         steps: Int[Tensor, "B S"],
         generator: torch.Generator,
     ) -> CellSteps:
-        """Steps of the cell from every memory to the next ones, all at once."""
-        config, length = self.config, self.config.dynamics_steps
+        """Segments of steps of the cell from the memories of the teacher, all at once."""
         before, after = steps[:, :-1], steps[:, 1:]
         token = at_steps(batch.inputs, after.clamp(min=0))
-        # From the end of the sequence back to its start there is no step.
-        real = (after == before + 1).float()
-        weight = real.where(before >= 0, real * config.start_weight)
-        start = self._noisy(memory[:, :-length].flatten(0, 1), generator)
-        tokens = _windows(token, length).flatten(0, 1)  # (B·P, K)
-        if length == 1:
+        real = after == before + 1  # from the end of a sequence to its start there is no step
+        weight = torch.where(before >= 0, 1.0, self.config.start_weight)
+        segments = _Segments(real, self.config.dynamics_steps)
+        start = self._noisy(segments.starts(memory).flatten(0, 1), generator)
+        tokens = segments.pairs(token).flatten(0, 1)  # (B·P, K)
+        if segments.length == 1:
             predicted = self.rnn.unroll_last(tokens, start)[:, None]
         else:
             predicted = self.rnn.unroll(tokens, start)
-        reached = _windows(real, length).cumprod(-1)
         return CellSteps(
-            predicted.unflatten(0, reached.shape[:2]),
-            _windows(weight, length) * reached,
-            real,
-            after[:, length - 1 :].where(reached[..., -1] > 0, batch.inputs.shape[1]),
+            predicted.unflatten(0, segments.inside.shape[:2]),
+            segments.pairs(memory[:, 1:]),
+            segments.pairs(weight) * segments.inside,
+            real.float(),
+            segments.pairs(after).where(segments.inside, batch.inputs.shape[1]),
         )
 
     def _dynamics(self, stepped: CellSteps, memory: Float[Tensor, "B S M D"]) -> Float[Tensor, ""]:
         """L^dyn of the cell's steps and the teacher's memories."""
-        config = self.config
-        following = _windows(memory[:, 1:], config.dynamics_steps)
-        loss = dynamics_loss(stepped.memory, following, stepped.weight, self.shard)
-        if config.normalize_dynamics:
+        loss = dynamics_loss(stepped.memory, stepped.label, stepped.weight, self.shard)
+        if self.config.normalize_dynamics:
             still = memory.detach()
             distance = dynamics_loss(still[:, :-1], still[:, 1:], stepped.real, self.shard)
             loss = loss / distance.clamp(min=1e-6)
@@ -267,17 +275,16 @@ class SMT(Objective):
 
     def _decode_cell(
         self, batch: Batch, stepped: CellSteps, generator: torch.Generator
-    ) -> Float[Tensor, ""]:
-        """L^dec of the memories after the cell's last steps, of as many as of the teacher's."""
-        memory, after = stepped.memory[:, :, -1], stepped.last
-        count, pairs = self.config.decode_timesteps, after.shape[1]
-        if 0 < count < pairs:
+    ) -> DecodedFutures:
+        """The decoded futures of the cell's memories, of as many as of the teacher's."""
+        memory, after = stepped.memory.flatten(1, 2), stepped.after.flatten(1, 2)
+        count, found = self.config.decode_timesteps, after.shape[1]
+        if 0 < count < found:
             rows = self.shard.whole(len(after))
-            chosen = sample_steps(rows, count, pairs, generator, after.device)
+            chosen = sample_steps(rows, count, found, generator, after.device)
             chosen = self.shard.rows(chosen)
             memory, after = at_steps(memory, chosen), after.gather(1, chosen)
-        futures = decode_futures(self.teacher, batch, memory, after, self.config.future_length)
-        return futures.loss(self.shard)
+        return decode_futures(self.teacher, batch, memory, after, self.config.future_length)
 
     def _noisy(
         self, memory: Float[Tensor, "N M D"], generator: torch.Generator
@@ -293,11 +300,37 @@ class SMT(Objective):
         return memory + self.shard.rows(noise).to(memory)
 
 
-def _windows(tensor: Tensor, length: int) -> Tensor:
-    """Every `length` successive entries of the second axis, (B, A, ...) -> (B, A-K+1, K, ...)."""
-    if length == 1:  # there may be no entries
-        return tensor[:, :, None]
-    return tensor.unfold(1, length, 1).movedim(-1, 2)
+class _Segments:
+    """A pairs of successive memories, divided into P segments of K.
+
+    The last segment overlaps the one before if they do not divide evenly. One that holds the end of
+    a sequence begins at the start that follows it, so that the steps from the empty memory are
+    trained as often as others.
+    """
+
+    def __init__(self, real: Bool[Tensor, "B A"], length: int) -> None:
+        self.length = length
+        if length == 1:
+            self.inside = real[..., None]
+            """Whether each pair of each segment is a step of one sequence."""
+            return
+        pairs, step = real.shape[1], torch.arange(length, device=real.device)
+        place = torch.arange(-(-pairs // length), device=real.device) * length
+        place = place.clamp(max=pairs - length)
+        left_out = torch.where(real[:, place[:, None] + step], 0, step + 1).amax(-1)
+        self.inside = step < length - left_out[..., None]
+        self._first = place + left_out
+        self._pairs = (self._first[..., None] + step).clamp(max=pairs - 1)
+
+    def starts(self, states: Float[Tensor, "B S M D"]) -> Float[Tensor, "B P M D"]:
+        """The memory that each segment starts from."""
+        return states[:, :-1] if self.length == 1 else at_steps(states, self._first)
+
+    def pairs(self, each: Tensor) -> Tensor:
+        """What belongs to the pairs, (B, A, ...), by segment: (B, P, K, ...)."""
+        if self.length == 1:
+            return each[:, :, None]
+        return at_steps(each, self._pairs.flatten(1)).unflatten(1, self._pairs.shape[1:])
 
 
 class Pretrain(SMT):
