@@ -35,6 +35,18 @@ def test_both_sides_have_the_same_steps_and_sequences(script):
             assert config.seed == 1 and config.data == script.TASKS[task].data
 
 
+def test_smt_begins_with_shorter_sequences(script):
+    plan = script.Plan(task="parity", method="smt-dmt", rate=1e-3, seed=0)
+    curricula = {
+        name: script.config_of(plan, scale).smt.curriculum for name, scale in script.SCALES.items()
+    }
+    assert curricula == {
+        "smoke": (),
+        "cpu": ((4, 300), (8, 500)),
+        "gpu": ((4, 1200), (8, 2000)),
+    }
+
+
 def test_lengths_are_multiples_of_the_trained_one_and_two_long_ones(script):
     assert script.lengths("parity") == [16, 32, 64, 128, 256, 1024]
 
