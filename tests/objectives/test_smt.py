@@ -23,11 +23,13 @@ from conftest import (
 from memtrain.accel.engine import Engine
 from memtrain.config import BPTTConfig, EngineConfig, SMTConfig, Stack, StageConfig
 from memtrain.data.task import build_task
+from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.objectives.base import BatchShard, sample_steps
 from memtrain.objectives.bptt import BPTT
+from memtrain.objectives.segments import Segments
 from memtrain.objectives.smt import SMT, Pretrain
 from memtrain.shapes import IGNORE_INDEX, Batch
 from memtrain.training.step import Trainer
@@ -185,14 +187,14 @@ class TestEquations:
         counts = torch.zeros(6)
         batch = random_batch(64, 5)
         for seed in range(40):
-            steps, _, decoded = objective._timesteps(batch, seeded(seed))
+            steps, _, decoded = objective._states(batch, seeded(seed))
             counts += (steps.gather(1, decoded) + 1).flatten().bincount(minlength=6)
         share = counts / counts.sum()
         assert bool(((share - 1 / 6).abs() < 0.02).all())
 
     def test_windows_of_a_stream_have_whole_contexts_short_ones_and_none(self):
         objective = tiny_smt(timesteps=1, context_length=4, stream=True)
-        steps, _, decoded = objective._timesteps(random_batch(64, 9), seeded())
+        steps, _, decoded = objective._states(random_batch(64, 9), seeded())
         first = steps[:, 0]
         assert torch.equal(steps[:, 1], first + 1)
         assert first[:2].tolist() == [-1, -1] and decoded[:2].flatten().tolist() == [1, 1]
@@ -216,7 +218,7 @@ class TestEquations:
         objective = tiny_smt("bidirectional", timesteps=1, context_length=4, stream=True)
         batch = random_batch(64, 9)
         losses = objective(batch, seeded())
-        steps, current, decoded = objective._timesteps(batch, seeded())
+        steps, current, decoded = objective._states(batch, seeded())
         assert torch.equal(current, decoded) and current.shape == (64, 1)
         at = steps.gather(1, current)
         assert int(at.min()) == 0  # after the first token, where the window begins empty
@@ -541,11 +543,16 @@ def dynamics_of(
     objective: SMT, batch: Batch, memory: Tensor, steps: Tensor, generator: torch.Generator
 ) -> Tensor:
     """The dynamics loss of given memories after the given steps."""
-    return objective._dynamics(objective._step(batch, memory, steps, generator), memory)
+    segments = Segments(steps, objective.config.dynamics_steps)
+    stepped = objective._step(batch, memory, segments, generator)
+    return objective._dynamics(stepped, memory, segments)
 
 
 SEGMENTS = {1: range(6), 2: (0, 2, 4), 3: (0, 3), 4: (0, 2)}
 """The first pairs of segments of 1 to 4 of six pairs; the last one may overlap another."""
+
+
+LAST_SEGMENTS = SEGMENTS | {6: (0,)}
 
 
 class TestDynamicsOptions:
@@ -572,7 +579,7 @@ class TestDynamicsOptions:
         """A run of timesteps on the ring of all states goes from the end to the start."""
         objective = tiny_smt(timesteps=3, dynamics_steps=3, decode_weight=0.0)
         batch = random_batch(64, 5)
-        steps, *_ = objective._timesteps(batch, seeded())
+        steps, *_ = objective._states(batch, seeded())
         memory = objective.teacher.encode(batch.inputs, steps)
         real = steps[:, 1:] == steps[:, :-1] + 1
         losses = []
@@ -588,11 +595,101 @@ class TestDynamicsOptions:
         loss = dynamics_of(objective, batch, memory, steps, seeded())
         assert_close(loss, torch.stack(losses).mean())
 
+    @BOTH
+    @pytest.mark.parametrize(
+        ("steps", "frozen"), [(2, False), (3, False), (4, False), (6, False), (4, True)]
+    )
+    def test_the_last_label_alone_equals_a_loop_over_segments(self, encoder, steps, frozen):
+        """The teacher is decoded, and its memories are spread, where segments end."""
+        options: dict[str, Any] = dict(dynamics_steps=steps, dynamics_labels="last")
+        weights: dict[str, Any] = dict(dynamics_weight=2.0, cell_decode_weight=0.3)
+        objective = tiny_smt(encoder, timesteps=0, train_teacher=not frozen, **options, **weights)
+        teacher, rnn = objective.teacher, objective.rnn
+        teacher.requires_grad_(not frozen)
+        batch = random_batch(2, 6, target_rate=1.0)
+        found = objective(batch, seeded())
+        dynamics, total, count, ends = [], torch.zeros(()), 0, []
+        for row, first in product(range(2), LAST_SEGMENTS[steps]):
+            memory = naive_memory(teacher, batch, row, first - 1)[None]
+            for t in range(first, first + steps):
+                memory = rnn.cell(memory, batch.inputs[row, t : t + 1])
+                logits = teacher.decode(memory, batch.inputs[row : row + 1, t + 1 : t + 3])[0]
+                due = batch.targets[row, t : t + 3]
+                total = total + F.cross_entropy(logits[: len(due)], due, reduction="sum")
+                count += len(due)
+            label = naive_memory(teacher, batch, row, first + steps - 1)
+            dynamics.append((memory[0] - label).square().mean())
+            ends.append((row, first + steps - 1))
+        parts = {"dynamics": torch.stack(dynamics).mean(), "cell_decode": total / count}
+        expected = 2 * parts["dynamics"] + 0.3 * parts["cell_decode"]
+        if not frozen:
+            at = [[t for row, t in ends if row == one] for one in range(2)]
+            memories = torch.cat([naive_memory(teacher, batch, *end) for end in ends])
+            parts["decode"] = naive_decode(teacher, batch, at, 3)
+            parts["uniformity"] = naive_uniformity(memories)
+            expected = expected + parts["decode"] + 0.001 * parts["uniformity"]
+        assert found.parts.keys() == parts.keys()
+        for name, part in parts.items():
+            assert_close(found.parts[name], part.detach(), atol=1e-5, rtol=1e-5)
+        if frozen:
+            assert receives_gradient(found.total, rnn.cell)
+        else:
+            assert_same_loss_and_gradients(objective, found.total, expected)
+
+    def test_the_last_label_is_that_of_the_segment_that_begins_at_the_next_start(self):
+        """Runs of timesteps on the ring of all states, of which some go from end to start."""
+        options: dict[str, Any] = dict(timesteps=3, dynamics_steps=3, dynamics_labels="last")
+        objective = tiny_smt(**options)
+        batch = random_batch(64, 5)
+        states = objective._states(batch, seeded())
+        segments = Segments(states.steps, 3)
+        memory = objective.teacher.encode(batch.inputs, states.steps)
+        losses = []
+        for row, pairs in enumerate(segments.real.tolist()):
+            first = 0 if all(pairs) else pairs.index(False) + 1
+            predicted = memory[row, first][None]
+            for pair in range(first, 3):
+                token = batch.inputs[row, states.steps[row, pair + 1]][None]
+                predicted = objective.rnn.cell(predicted, token)
+            if first < 3:
+                losses.append((predicted[0] - memory[row, 3]).square().mean())
+        assert len(losses) < 64, "one run ends where a sequence does"
+        encoded = objective._encoded(states, segments).steps
+        kept = objective.teacher.encode(batch.inputs, encoded)
+        stepped = objective._step(batch, kept, segments, seeded())
+        loss = objective._dynamics(stepped, kept, segments)
+        assert_close(loss, torch.stack(losses).mean())
+
+    def test_with_the_last_label_alone_the_teacher_encodes_two_states_of_each_segment(self):
+        options: dict[str, Any] = dict(timesteps=0, dynamics_steps=4, dynamics_labels="last")
+        objective, calls = tiny_smt(**options), []
+        pretrain = Pretrain(objective.teacher, objective.rnn, objective.config)
+        objective.teacher.encode = recorded(calls, objective.teacher.encode)
+        batch = random_batch(3, 12)
+        objective(batch, seeded())
+        pretrain(batch, seeded())
+        assert [steps[0].tolist() for _, steps, _ in calls] == [
+            [-1, 3, 7, 3, 7, 11],
+            [3, 7, 11],
+        ]
+
+    def test_with_segments_of_one_step_the_last_label_is_the_only_one(self):
+        batch = random_batch(3, 6)
+        every, last = (
+            tiny_smt(timesteps=0, dynamics_labels=labels)(batch, seeded())
+            for labels in ("all", "last")
+        )
+        assert torch.equal(every.total, last.total)
+
+    def test_normalized_dynamics_is_refused_with_the_last_label_alone(self):
+        with pytest.raises(MemtrainError, match="normalize_dynamics=True with dynamics_labels=la"):
+            SMTConfig(normalize_dynamics=True, dynamics_labels="last")
+
     @pytest.mark.parametrize("steps", [1, 4])
     def test_stream_windows_are_long_enough_for_the_steps(self, steps):
         objective = tiny_smt(stream=True, dynamics_steps=steps, short_contexts=0.5)
         batch = random_batch(8, objective.tokens_needed())
-        chosen, *_ = objective._timesteps(batch, seeded())
+        chosen, *_ = objective._states(batch, seeded())
         assert chosen.shape == (8, steps + 1) and int(chosen.max()) < batch.inputs.shape[1]
         assert objective(batch, seeded()).total.isfinite()
 
@@ -629,9 +726,9 @@ class TestDynamicsOptions:
         """A run of timesteps on the ring of all states goes from the end to the start."""
         objective = tiny_smt(timesteps=3, cell_decode_weight=1.0, decode_weight=0.0)
         batch = random_batch(64, 5, target_rate=1.0)
-        steps, *_ = objective._timesteps(batch, seeded())
+        steps, *_ = objective._states(batch, seeded())
         memory = objective.teacher.encode(batch.inputs, steps)
-        stepped = objective._step(batch, memory, steps, seeded())
+        stepped = objective._step(batch, memory, Segments(steps, 1), seeded())
         crossing = steps[:, 1:] != steps[:, :-1] + 1
         after = stepped.after[..., 0]
         assert crossing.any() and (after[crossing] == 5).all()

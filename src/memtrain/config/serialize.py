@@ -22,6 +22,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "data.needle_within": 1.0,
     "data.resident": "auto",
     "smt.dynamics_steps": 1,
+    "smt.dynamics_labels": "all",
     "smt.normalize_dynamics": False,
     "smt.memory_noise": 0.0,
     "smt.cell_decode_weight": 0.0,

@@ -188,6 +188,9 @@ class SMTConfig(StageConfig):
     """Divide the timesteps into segments of this length: from the teacher's memory at the start of
     each, the cell takes as many steps, each compared with the teacher's memory; gradients pass
     through all of them (the paper: 1)."""
+    dynamics_labels: Literal["all", "last"] = "all"
+    """Which memories of a segment are compared with the teacher's: all of them, or the last alone,
+    so that the teacher encodes and decodes only where segments begin and end."""
     normalize_dynamics: bool = False
     """Divide the dynamics loss by the mean squared distance between successive memories, so that
     constant memories do not reduce it (the paper: off)."""
@@ -214,6 +217,11 @@ class SMTConfig(StageConfig):
         if 0 < self.timesteps < self.dynamics_steps and self.timesteps != 1:
             raise MemtrainError(
                 f"dynamics_steps={self.dynamics_steps}: must be at most timesteps={self.timesteps}"
+            )
+        if self.dynamics_labels == "last" and self.normalize_dynamics:
+            raise MemtrainError(
+                "normalize_dynamics=True with dynamics_labels=last: needs the teacher's memory at "
+                "every timestep; set dynamics_labels to all"
             )
 
 

@@ -52,10 +52,11 @@ class SMTFromLabels(SMT):
 
     def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
-        steps, _, decoded = self._timesteps(batch, generator)
+        (steps, _, decoded), segments = self._chosen(batch, generator)
         memory = memories_at(batch, steps)
         with self.overlap(urgent=True):
-            dynamics = self._dynamics(self._step(batch, memory, steps, generator), memory)
+            stepped = self._step(batch, memory, segments, generator)
+            dynamics = self._dynamics(stepped, memory, segments)
         parts = {"dynamics": (config.dynamics_weight, dynamics)}
         if config.decode_weight:
             rows = torch.arange(len(steps), device=steps.device)[:, None]

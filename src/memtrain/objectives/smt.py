@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memtrain.config import SMTConfig
@@ -27,22 +27,33 @@ from memtrain.objectives.futures import (
     encode_and_predict,
     prediction_loss,
 )
+from memtrain.objectives.segments import Segments
 from memtrain.shapes import Batch, Losses, at_steps
 
 
+class States(NamedTuple):
+    """Timesteps of each sequence, and the indices of two kinds among them."""
+
+    steps: Int[Tensor, "B S"]
+    """-1 is the empty memory, before the first token."""
+    compared: Int[Tensor, "B A"]
+    """In the uniformity loss."""
+    decoded: Int[Tensor, "B A"]
+
+
 class CellSteps(NamedTuple):
-    """P segments of K steps of the cell, each from a memory of the teacher."""
+    """P segments of K steps of the cell, each from a memory of the teacher; L = K of these steps,
+    or the last alone, are compared with the teacher."""
 
     memory: Float[Tensor, "B P K M D"]
-    label: Float[Tensor, "B P K M D"]
-    """The teacher's memory after each step."""
-    weight: Float[Tensor, "B P K"]
-    """In the dynamics loss."""
-    real: Float[Tensor, "B A"]
-    """1 for each pair of successive memories, and 0 for the end of a sequence and its start."""
     after: Int[Tensor, "B P K"]
     """The timestep of each memory; beyond the end, where nothing is to be predicted, if it is none
     of the sequence."""
+    compared: Float[Tensor, "B P L M D"]
+    label: Float[Tensor, "B P L M D"]
+    """The teacher's memory after each of these steps."""
+    weight: Float[Tensor, "B P L"]
+    """In the dynamics loss."""
 
 
 class SMT(Objective):
@@ -135,7 +146,7 @@ class SMT(Objective):
 
     def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
         config = self.config
-        steps, current, decoded = self._timesteps(batch, generator)
+        (steps, compared, decoded), segments = self._chosen(batch, generator)
         predicted = None
         with nullcontext() if self.trains_teacher else torch.no_grad():
             if config.token_weight and self.trains_teacher:
@@ -146,8 +157,8 @@ class SMT(Objective):
         if self.trains_cell:
             with self.overlap(urgent=True):
                 labels = memory if config.joint else memory.detach()
-                stepped = self._step(batch, labels, steps, generator)
-                parts["dynamics"] = self._dynamics(stepped, labels)
+                stepped = self._step(batch, labels, segments, generator)
+                parts["dynamics"] = self._dynamics(stepped, labels, segments)
                 if config.cell_decode_weight:
                     reached = self._decode_cell(batch, stepped, generator)
                     parts["cell_decode"] = reached.loss(self.shard)
@@ -156,10 +167,10 @@ class SMT(Objective):
         if self.trains_teacher:
             rows = torch.arange(len(steps), device=steps.device)[:, None]
             with self.overlap():
-                every = current.shape == steps.shape
-                compared = self.shard.gather(memory if every else memory[rows, current])
+                every = compared.shape == steps.shape
+                spread = self.shard.gather(memory if every else memory[rows, compared])
                 samples = config.uniformity_samples
-                parts["uniformity"] = uniformity_loss(compared, samples, generator)
+                parts["uniformity"] = uniformity_loss(spread, samples, generator)
             futures = decode_futures(
                 self.teacher,
                 batch,
@@ -187,11 +198,16 @@ class SMT(Objective):
             {name: (weight, parts[name]) for name, weight in weights.items() if name in parts}
         )
 
-    def _timesteps(
-        self, batch: Batch, generator: torch.Generator
-    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B P"], Int[Tensor, "B A"]]:
-        """Consecutive steps to encode, and the indices of two kinds among them: all m_t,
-        without an m_{t+1} that is a label only, and the m_t to decode.
+    def _chosen(self, batch: Batch, generator: torch.Generator) -> tuple[States, Segments]:
+        """The states that the teacher encodes, and the segments of the cell's steps."""
+        states = self._states(batch, generator)
+        segments = Segments(states.steps, self.config.dynamics_steps)
+        states = self._encoded(states, segments)
+        return states._replace(decoded=self._some(states.decoded, generator)), segments
+
+    def _states(self, batch: Batch, generator: torch.Generator) -> States:
+        """Consecutive timesteps. Those to compare are all m_t, without an m_{t+1} that is a label
+        only.
 
         Step -1 is the empty memory, which adds the pair of a sequence's first step.
         """
@@ -199,7 +215,8 @@ class SMT(Objective):
         device = batch.inputs.device
         if self.stream and self.config.timesteps == 1:
             steps, decoded = self._stream_pair(rows, generator, device)
-            return self.shard.rows(steps), self.shard.rows(decoded), self.shard.rows(decoded)
+            decoded = self.shard.rows(decoded)
+            return States(self.shard.rows(steps), decoded, decoded)
         before = int(self.config.learn_start)
         states = length + before
         steps = torch.arange(-before, length, device=device).expand(rows, states)
@@ -212,12 +229,30 @@ class SMT(Objective):
             run = torch.arange(pairs + 1, device=device)
             steps = (begin + run) % states - before
             current = decoded = run[:-1].expand(rows, -1)
-        count = self.config.decode_timesteps
-        if 0 < count < decoded.shape[1]:
-            decoded = decoded.gather(
-                1, sample_steps(rows, count, decoded.shape[1], generator, device)
-            )
-        return self.shard.rows(steps), self.shard.rows(current), self.shard.rows(decoded)
+        return States(*(self.shard.rows(one) for one in (steps, current, decoded)))
+
+    def _encoded(self, states: States, segments: Segments) -> States:
+        """The states that the teacher encodes: all, or where segments begin and end."""
+        if not self.sparse:
+            return states
+        found = segments.count
+        kept = torch.cat([segments.first, segments.last], dim=1)
+        ends = torch.arange(found, 2 * found, device=kept.device).expand(len(kept), -1)
+        return States(states.steps.gather(1, kept), ends, ends)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the teacher encodes only where segments begin and end."""
+        return self.config.dynamics_labels == "last" and self.config.dynamics_steps > 1
+
+    def _some(self, steps: Int[Tensor, "B A"], generator: torch.Generator) -> Int[Tensor, "B _"]:
+        """`decode_timesteps` of each row, at random; all of them if there are not more."""
+        count, found = self.config.decode_timesteps, steps.shape[1]
+        if not 0 < count < found:
+            return steps
+        rows = self.shard.whole(len(steps))
+        chosen = sample_steps(rows, count, found, generator, steps.device)
+        return steps.gather(1, self.shard.rows(chosen))
 
     def _stream_pair(
         self, rows: int, generator: torch.Generator, device: torch.device
@@ -241,35 +276,39 @@ class SMT(Objective):
         self,
         batch: Batch,
         memory: Float[Tensor, "B S M D"],
-        steps: Int[Tensor, "B S"],
+        segments: Segments,
         generator: torch.Generator,
     ) -> CellSteps:
         """Segments of steps of the cell from the memories of the teacher, all at once."""
-        before, after = steps[:, :-1], steps[:, 1:]
-        token = at_steps(batch.inputs, after.clamp(min=0))
-        real = after == before + 1  # from the end of a sequence to its start there is no step
-        weight = torch.where(before >= 0, 1.0, self.config.start_weight)
-        segments = _Segments(real, self.config.dynamics_steps)
-        start = self._noisy(segments.starts(memory).flatten(0, 1), generator)
-        tokens = segments.pairs(token).flatten(0, 1)  # (B·P, K)
+        count, rows = segments.count, len(memory)
+        before, after = segments.pairs(segments.before), segments.pairs(segments.after)
+        weight = torch.where(before >= 0, 1.0, self.config.start_weight) * segments.inside
+        start = memory[:, :count] if self.sparse else segments.starts(memory)
+        start = self._noisy(start.flatten(0, 1), generator)
+        tokens = at_steps(batch.inputs, after.flatten(1).clamp(min=0))
+        tokens = tokens.unflatten(1, after.shape[1:]).flatten(0, 1)  # (B·P, K)
         if segments.length == 1:
-            predicted = self.rnn.unroll_last(tokens, start)[:, None]
+            reached = self.rnn.unroll_last(tokens, start)[:, None]
         else:
-            predicted = self.rnn.unroll(tokens, start)
-        return CellSteps(
-            predicted.unflatten(0, segments.inside.shape[:2]),
-            segments.pairs(memory[:, 1:]),
-            segments.pairs(weight) * segments.inside,
-            real.float(),
-            segments.pairs(after).where(segments.inside, batch.inputs.shape[1]),
-        )
+            reached = self.rnn.unroll(tokens, start)
+        reached = compared = reached.unflatten(0, (rows, count))
+        if self.sparse:
+            label = memory[:, count:, None]
+            compared = segments.at_last(reached)[:, :, None]
+            weight = segments.at_last(weight)[:, :, None]
+        else:
+            label = segments.pairs(memory[:, 1:])
+        after = after.where(segments.inside, batch.inputs.shape[1])
+        return CellSteps(reached, after, compared, label, weight)
 
-    def _dynamics(self, stepped: CellSteps, memory: Float[Tensor, "B S M D"]) -> Float[Tensor, ""]:
+    def _dynamics(
+        self, stepped: CellSteps, memory: Float[Tensor, "B S M D"], segments: Segments
+    ) -> Float[Tensor, ""]:
         """L^dyn of the cell's steps and the teacher's memories."""
-        loss = dynamics_loss(stepped.memory, stepped.label, stepped.weight, self.shard)
+        loss = dynamics_loss(stepped.compared, stepped.label, stepped.weight, self.shard)
         if self.config.normalize_dynamics:
-            still = memory.detach()
-            distance = dynamics_loss(still[:, :-1], still[:, 1:], stepped.real, self.shard)
+            still, real = memory.detach(), segments.real.float()
+            distance = dynamics_loss(still[:, :-1], still[:, 1:], real, self.shard)
             loss = loss / distance.clamp(min=1e-6)
         return loss
 
@@ -278,11 +317,9 @@ class SMT(Objective):
     ) -> DecodedFutures:
         """The decoded futures of the cell's memories, of as many as of the teacher's."""
         memory, after = stepped.memory.flatten(1, 2), stepped.after.flatten(1, 2)
-        count, found = self.config.decode_timesteps, after.shape[1]
-        if 0 < count < found:
-            rows = self.shard.whole(len(after))
-            chosen = sample_steps(rows, count, found, generator, after.device)
-            chosen = self.shard.rows(chosen)
+        every = torch.arange(after.shape[1], device=after.device).expand(len(after), -1)
+        chosen = self._some(every, generator)
+        if chosen is not every:
             memory, after = at_steps(memory, chosen), after.gather(1, chosen)
         return decode_futures(self.teacher, batch, memory, after, self.config.future_length)
 
@@ -298,39 +335,6 @@ class SMT(Objective):
         deviation = largest * torch.rand(rows, 1, 1, **drawn)
         noise = deviation * torch.randn(rows, *memory.shape[1:], **drawn)
         return memory + self.shard.rows(noise).to(memory)
-
-
-class _Segments:
-    """A pairs of successive memories, divided into P segments of K.
-
-    The last segment overlaps the one before if they do not divide evenly. One that holds the end of
-    a sequence begins at the start that follows it, so that the steps from the empty memory are
-    trained as often as others.
-    """
-
-    def __init__(self, real: Bool[Tensor, "B A"], length: int) -> None:
-        self.length = length
-        if length == 1:
-            self.inside = real[..., None]
-            """Whether each pair of each segment is a step of one sequence."""
-            return
-        pairs, step = real.shape[1], torch.arange(length, device=real.device)
-        place = torch.arange(-(-pairs // length), device=real.device) * length
-        place = place.clamp(max=pairs - length)
-        left_out = torch.where(real[:, place[:, None] + step], 0, step + 1).amax(-1)
-        self.inside = step < length - left_out[..., None]
-        self._first = place + left_out
-        self._pairs = (self._first[..., None] + step).clamp(max=pairs - 1)
-
-    def starts(self, states: Float[Tensor, "B S M D"]) -> Float[Tensor, "B P M D"]:
-        """The memory that each segment starts from."""
-        return states[:, :-1] if self.length == 1 else at_steps(states, self._first)
-
-    def pairs(self, each: Tensor) -> Tensor:
-        """What belongs to the pairs, (B, A, ...), by segment: (B, P, K, ...)."""
-        if self.length == 1:
-            return each[:, :, None]
-        return at_steps(each, self._pairs.flatten(1)).unflatten(1, self._pairs.shape[1:])
 
 
 class Pretrain(SMT):
@@ -351,10 +355,12 @@ class Pretrain(SMT):
         super().__init__(teacher, rnn, config, stream=stream, **settings)
         self.trains_teacher = True
 
-    def _timesteps(
-        self, batch: Batch, generator: torch.Generator
-    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B P"], Int[Tensor, "B A"]]:
-        """Those of SMT without the m_{t+1} that are labels only."""
-        steps, current, decoded = super()._timesteps(batch, generator)
-        first = current[:, :1]  # the m_t are consecutive
-        return steps.gather(1, current), current - first, decoded - first
+    def _encoded(self, states: States, segments: Segments) -> States:
+        """Those of SMT without the memories that are starts or labels only."""
+        if self.sparse:
+            ends = torch.arange(segments.count, device=segments.last.device)
+            ends = ends.expand(len(segments.last), -1)
+            return States(states.steps.gather(1, segments.last), ends, ends)
+        steps, compared, decoded = states
+        first = compared[:, :1]  # the m_t are consecutive
+        return States(steps.gather(1, compared), compared - first, decoded - first)
