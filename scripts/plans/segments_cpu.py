@@ -1,63 +1,115 @@
-"""SMT whose cell takes segments of steps, decoded as the teacher's memories are: sizes for a CPU.
+"""SMT whose cell takes segments of steps, decoded after each: the RNN after SMT alone, beside BPTT.
 
-TinyStories at size tiny, on `TINYSTORIES`, and the 8x8 digits, with the recipes' steps and rates.
-"plain" is one step of the cell per memory. "segments" takes eight, decodes after each, and has
-noise on the memories that they start from; the others leave one of these out, or change one.
-followable_cpu.py has the options one at a time, before a shorter DMT.
+TinyStories at size tiny, on `TINYSTORIES`; the 8x8 digits; and MNIST in 2x2 patches of four greys,
+on `MNIST` (see the recipe mnist_small). The teacher encodes the ends of segments only, and sees the
+whole sequence. BPTT has the same cell and readout, as many steps of as many sequences of the same
+length, and three rates. "plain" is SMT as the recipe has it; other names change one option.
+followable_cpu.py has such options before a short DMT.
+
+    python scripts/many_runs.py scripts/plans/segments_cpu.py --folder runs/segments --processes 2 --only RUN ...
 """
 
 import os
 from dataclasses import replace
 
-from memtrain.config import RunConfig, Stream
+from memtrain.config import BPTTConfig, DMTConfig, LogConfig, RunConfig, SMTConfig, Stream
 from memtrain.recipes import recipe
+from memtrain.recipes.datasets import PATCHES
 
-SEEDS = (0, 1, 2)
-SEGMENTS: dict = {"dynamics_steps": 8, "cell_decode_weight": 1.0, "memory_noise": 0.3}
+CELLS = ("transformer", "gru", "lstm")
+LOG = LogConfig(every=50, evaluate_every=0, evaluate_sequences=64, checkpoint_every=10**6)
+SEGMENTS: dict = {
+    "timesteps": 0,
+    "decode_timesteps": 0,
+    "future_length": 1,
+    "next_weight": 0.0,
+    "dynamics_steps": 32,
+    "dynamics_labels": "last",
+    "cell_decode_weight": 3.0,
+    "memory_noise": 0.3,
+    "learning_rate": 1e-2,
+}
 OPTIONS: dict[str, dict] = {
-    "plain": {},
-    "noise": {"memory_noise": 0.3},
-    "segments": SEGMENTS,
-    "segments-no-noise": SEGMENTS | {"memory_noise": 0.0},
-    "segments-noise-1": SEGMENTS | {"memory_noise": 1.0},
-    "segments-no-decode": SEGMENTS | {"cell_decode_weight": 0.0},
-    "segments-decode-3": SEGMENTS | {"cell_decode_weight": 3.0},
-    "segments-4": SEGMENTS | {"dynamics_steps": 4},
-    "segments-16": SEGMENTS | {"dynamics_steps": 16},
-    "decode-1-step": SEGMENTS | {"dynamics_steps": 1},
-    "segments-dynamics-1": SEGMENTS | {"dynamics_weight": 1.0},
-    "segments-32": SEGMENTS | {"dynamics_steps": 32, "timesteps": 32},
+    "segments": {},
+    "rate-3e-3": {"learning_rate": 3e-3},
+    "rate-6e-3": {"learning_rate": 6e-3},
+    "rate-2e-2": {"learning_rate": 2e-2},
+    "muon": {"optimizer": "muon"},
+    "8-steps": {"dynamics_steps": 8},
+    "16-steps": {"dynamics_steps": 16},
+    "64-steps": {"dynamics_steps": 64},
+    "all-labels": {"dynamics_labels": "all"},
+    "no-noise": {"memory_noise": 0.0},
+    "noise-1": {"memory_noise": 1.0},
+    "decode-1": {"cell_decode_weight": 1.0},
+    "decode-10": {"cell_decode_weight": 10.0},
+    "no-dynamics": {"dynamics_weight": 0.0},
+    "dynamics-1": {"dynamics_weight": 1.0},
+    "no-token-loss": {"token_weight": 0.0},
+    "detached": {"joint": False},
+    "future-4": {"future_length": 4},
+}
+GATED = {
+    "gru": {"kind": "gru", "layers": 2, "memory_tokens": 2},
+    "lstm": {"kind": "lstm", "layers": 1, "memory_tokens": 2},
 }
 
 
 def stories(cell: str) -> RunConfig:
     config = recipe("tinystories", "tiny", "smt-dmt", cell)
     path = os.environ.get("TINYSTORIES", "data/tinystories")
-    return replace(
-        config,
-        data=Stream(path=path, evaluate_length=256),
-        dmt=replace(config.dmt, future_length=8),
-        log=replace(config.log, evaluate_every=0, evaluate_sequences=64, checkpoint_every=10**6),
-    )
+    data = Stream(path=path, evaluate_length=256)
+    return replace(config, data=data, teacher=replace(config.teacher, context_length=159), log=LOG)
 
 
 def digits(cell: str) -> RunConfig:
     config = recipe("digits")
-    gated = {"gru": {"kind": "gru", "memory_tokens": 2, "memory_dim": 128}}
+    if cell in GATED:
+        config = replace(
+            config,
+            teacher=replace(config.teacher, normalize_memory=False),
+            cell=replace(config.cell, memory_dim=128, **GATED[cell]),
+        )
+    return replace(config, log=replace(LOG, evaluate_sequences=270))
+
+
+def mnist(cell: str) -> RunConfig:
+    """The digits' models; whole images."""
+    config, path = digits(cell), os.environ.get("MNIST", "data/mnist-small")
     return replace(
         config,
-        cell=replace(config.cell, **gated.get(cell, {})),
-        log=replace(config.log, evaluate_every=0, evaluate_sequences=270),
+        name="mnist",
+        data=Stream(path=path, evaluate_length=PATCHES, document_starts=1.0),
+        teacher=replace(config.teacher, context_length=PATCHES - 1),
+        smt=replace(config.smt, steps=2_000, batch_size=16, short_contexts=1.0),
+        log=replace(LOG, evaluate_sequences=256),
     )
 
 
-DATA = {"stories": stories, "digits": digits}
-RUNS = {
-    f"{data}-{cell}-{name}-seed{seed}": replace(
-        config := make(cell), seed=seed, smt=replace(config.smt, **options)
+def smt(config: RunConfig, **options) -> RunConfig:
+    return replace(config, smt=replace(config.smt, **(SEGMENTS | options)), dmt=DMTConfig())
+
+
+def bptt(config: RunConfig, rate: float) -> RunConfig:
+    stage = BPTTConfig(
+        steps=config.smt.steps,
+        batch_size=config.smt.batch_size,
+        learning_rate=rate,
+        warmup=0.05,
+        schedule="cosine",
+        sequence_length=config.teacher.context_length + 1,
     )
-    for seed in SEEDS
-    for data, make in DATA.items()
-    for cell in ("transformer", "gru")
-    for name, options in OPTIONS.items()
-}
+    return replace(config, smt=SMTConfig(), dmt=DMTConfig(), bptt=stage)
+
+
+RUNS: dict[str, RunConfig] = {}
+for name, make in {"stories": stories, "digits": digits, "mnist": mnist}.items():
+    for seed in (0, 1, 2):
+        for cell in CELLS:
+            config = replace(make(cell), seed=seed)
+            some = f"{name}-{cell}"
+            RUNS[f"{some}-plain-seed{seed}"] = replace(config, dmt=DMTConfig())
+            for option, changes in OPTIONS.items():
+                RUNS[f"{some}-{option}-seed{seed}"] = smt(config, **changes)
+            for rate in (1e-3, 3e-3, 6e-3, 1e-2, 2e-2):
+                RUNS[f"{some}-bptt-{rate:g}-seed{seed}"] = bptt(config, rate)

@@ -113,7 +113,8 @@ class SMT(Objective):
 
     def tokens_needed(self) -> int:
         config = self.config
-        return self.teacher.config.context_length + config.future_length + config.dynamics_steps - 1
+        after = config.dynamics_steps - 1 if config.timesteps == 1 else 0  # a segment at its end
+        return self.teacher.config.context_length + config.future_length + after
 
     def check_batch(self, tokens: object, targets: object) -> Batch:
         batch, needed = super().check_batch(tokens, targets), self.tokens_needed()
