@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from memtrain.config import RunConfig
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.paper.workers import shared_gpu
 from memtrain.runs.processes import cores, die_with_parent
 from memtrain.training.console import Reporter
@@ -104,6 +104,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="runs of the plan to train")
     options = parser.parse_args()
     runs: dict[str, RunConfig] = runpy.run_path(str(options.plan))["RUNS"]
+    for name in options.only or ():
+        if name not in runs:
+            parser.error(
+                f"--only {name}: {options.plan} has no such run; {did_you_mean(name, runs)}"
+            )
     chosen = {name: runs[name] for name in options.only or runs}
     options.folder.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []

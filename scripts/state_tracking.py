@@ -4,11 +4,12 @@
     python scripts/state_tracking.py --folder runs/tracking-gpu --processes 12 --scale gpu
 
 Tasks: parity, a running sum modulo 3, and words over the symmetric group S5, with a target at every
-token. Methods: SMT -> DMT with a Transformer cell and with a GRU; BPTT with a GRU and with a plain
-causal Transformer (attention), for as many steps of as many sequences as SMT and DMT together. The
-teacher of the first method is one more row. All are trained on sequences of length T, SMT first on
-shorter ones, and scored by their accuracy over all tokens of sequences of T, 2T, 4T, 8T, 256 and
-1,024.
+token; and retrieval, where one token of the first half is asked for at the end. Methods: SMT -> DMT
+with a Transformer cell and with a GRU; BPTT with a GRU, an LSTM and a plain causal Transformer
+(attention), for as many steps of as many sequences as SMT and DMT together. The teacher of the
+first method is one more row, up to 1,024 tokens. All are trained on sequences of length T, SMT
+first on shorter ones, and scored by their accuracy over all targets of sequences of T, 2T, 4T, 8T,
+256 and 1,024, of retrieval 4,096, too.
 
 A learning rate is chosen per task and method with seed 0, by the accuracy at T and 8T together on
 other sequences than those that are reported; then the other seeds are trained at it. Results are
@@ -39,6 +40,7 @@ from memtrain.config import (
     LogConfig,
     ModularArithmetic,
     Parity,
+    Retrieval,
     RunConfig,
     SMTConfig,
     model_shapes,
@@ -53,6 +55,7 @@ METHODS = {
     "smt-dmt": "SMT → DMT, Transformer cell",
     "smt-dmt-gru": "SMT → DMT, GRU",
     "bptt-gru": "BPTT, GRU",
+    "bptt-lstm": "BPTT, LSTM",
     "bptt-attention": "BPTT, plain Transformer",
 }
 TEACHER = "teacher of the Transformer cell"
@@ -60,6 +63,7 @@ RATES = {
     "smt-dmt": (2e-3, 3e-3),
     "smt-dmt-gru": (2e-3, 3e-3),
     "bptt-gru": (1e-3, 3e-3),
+    "bptt-lstm": (1e-3, 3e-3),
     "bptt-attention": (1e-3, 3e-3),
 }
 """Learning rates to choose from; DMT has a third of SMT's."""
@@ -77,12 +81,17 @@ CURRICULUM = ((4, 0.15), (2, 0.25))
 class Tracking:
     """A task of state tracking, and the memory that its cells get."""
 
-    data: Parity | ModularArithmetic | S5
+    data: Parity | ModularArithmetic | S5 | Retrieval
     memory_dim: int
     """Numbers in a memory. Few leave no room for anything but the state."""
     noise: float
     """On the memories that SMT steps from, so that a step corrects them."""
     chance: float
+    future: int = 1
+    """Targets that a memory has to predict: one, where a target is the whole state."""
+    long: tuple[int, ...] = LONG
+    sequences: int = 16
+    """Least number of sequences that are scored at one length."""
 
 
 TASKS = {
@@ -94,6 +103,15 @@ TASKS = {
         chance=1 / 3,
     ),
     "s5": Tracking(data=S5(), memory_dim=16, noise=0.7, chance=1 / 120),
+    "retrieval": Tracking(
+        data=Retrieval(),
+        memory_dim=WIDTH,
+        noise=1.0,
+        chance=1 / 8,
+        future=Retrieval().sequence_length,
+        long=(*LONG, 4096),
+        sequences=512,
+    ),
 }
 
 
@@ -145,14 +163,13 @@ def config_of(plan: Plan, scale: Scale) -> RunConfig:
         seed=plan.seed,
         data=task.data,
         **shapes,
-        # A target is the whole state, so a memory has to predict no more than the next one.
         smt=SMTConfig(
             steps=scale.smt_steps,
             batch_size=scale.batch_size,
             learning_rate=plan.rate,
             schedule="cosine",
             timesteps=0,
-            future_length=1,
+            future_length=task.future,
             dynamics_weight=1.0,
             memory_noise=task.noise,
             # A step must keep the state, which may be a small part of a memory's numbers.
@@ -165,11 +182,15 @@ def config_of(plan: Plan, scale: Scale) -> RunConfig:
         log=LogConfig(every=50, evaluate_every=0, checkpoint_every=10**6),
     )
     gru = CellConfig(kind="gru", memory_tokens=1, memory_dim=WIDTH)
+    cells = {
+        "bptt-gru": gru,
+        "bptt-lstm": replace(gru, kind="lstm", memory_tokens=2),
+        "bptt-attention": replace(config.cell, kind="attention", memory_tokens=max(LONG), layers=3),
+    }
     if plan.method == "smt-dmt-gru":  # its states cannot reach RMS 1
         return replace(config, cell=gru, teacher=replace(config.teacher, normalize_memory=False))
     if plan.method == "smt-dmt":
         return config
-    attention = replace(config.cell, kind="attention", memory_tokens=max(LONG), layers=3)
     bptt = BPTTConfig(
         steps=scale.smt_steps + scale.dmt_steps,
         batch_size=scale.batch_size,
@@ -180,21 +201,23 @@ def config_of(plan: Plan, scale: Scale) -> RunConfig:
         name=config.name,
         seed=plan.seed,
         data=config.data,
-        teacher=config.teacher,  # its decoder is the readout of the GRU
-        cell=gru if plan.method == "bptt-gru" else attention,
+        teacher=config.teacher,  # its decoder is the readout
+        cell=cells[plan.method],
         bptt=bptt,
         log=config.log,
     )
 
 
 def lengths(task: str) -> list[int]:
-    """T, 2T, 4T and 8T, 256 and 1,024."""
+    """T, 2T, 4T and 8T, and the long ones of the task."""
     trained = TASKS[task].data.sequence_length
-    return sorted({trained * factor for factor in (1, 2, 4, 8)} | set(LONG))
+    return sorted({trained * factor for factor in (1, 2, 4, 8)} | set(TASKS[task].long))
 
 
-def accuracies(run: Run, length: int, tokens: int, **settings: Any) -> tuple[float, float | None]:
-    """Of the RNN and of its teacher, over all tokens of sequences of one length."""
+def accuracies(
+    run: Run, length: int, sequences: int, **settings: Any
+) -> tuple[float, float | None]:
+    """Of the RNN and of its teacher, over all targets of sequences of one length."""
     from memtrain.data.task import build_task
     from memtrain.evaluation.evaluate import evaluate
 
@@ -203,8 +226,8 @@ def accuracies(run: Run, length: int, tokens: int, **settings: Any) -> tuple[flo
         found = evaluate(
             task,
             run.rnn,
-            run.teacher,
-            sequences=max(16, tokens // length),
+            run.teacher if length <= max(LONG) else None,
+            sequences=sequences,
             device=run.engine.device,
             **settings,
         )
@@ -221,12 +244,13 @@ def train(plan: Plan, scale: Scale, folder: Path) -> dict[str, Any]:
     place = folder / "runs" / config.name
     run = Run.create(config, place, overwrite=True)
     run.train(Reporter())
-    at = lengths(plan.task)
+    at, least = lengths(plan.task), TASKS[plan.task].sequences
+    counts = {length: max(least, scale.tokens // length) for length in at}
     choice = [
-        accuracies(run, length, scale.tokens, seed=OTHER_SEQUENCES)[0]
+        accuracies(run, length, counts[length], seed=OTHER_SEQUENCES)[0]
         for length in (at[0], 8 * at[0])
     ]
-    found = [accuracies(run, length, scale.tokens) for length in at]
+    found = [accuracies(run, length, counts[length]) for length in at]
     stages = run.progress.stages_json()
     shutil.rmtree(place)
     return {
@@ -327,9 +351,9 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def _row(name: str, runs: list[dict[str, Any]], of: str) -> str:
     at = runs[0]["lengths"]
-    means = [f"{mean(one[of][place] for one in runs):.3f}" for place in range(len(at))]
-    last = at.index(8 * at[0])
-    seeds = ", ".join(f"{one[of][last]:.2f}" for one in runs)
+    every = [[one[of][place] for one in runs] for place in range(len(at))]
+    means = ["" if None in found else f"{mean(found):.3f}" for found in every]
+    seeds = ", ".join(f"{found:.2f}" for found in every[at.index(8 * at[0])])
     steps, seconds = runs[0]["steps"], mean(one["seconds"] for one in runs)
     columns = [name, f"{runs[0]['rate']:g}", *means, seeds, f"{steps:,}", f"{seconds:.0f}"]
     return f"| {' | '.join(columns)} |"

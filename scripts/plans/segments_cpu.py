@@ -6,7 +6,7 @@ whole sequence. BPTT has the same cell and readout, as many steps of as many seq
 length, and three rates. "plain" is SMT as the recipe has it; other names change one option.
 followable_cpu.py has such options before a short DMT.
 
-    python scripts/many_runs.py scripts/plans/segments_cpu.py --folder runs/segments --processes 2 --only RUN ...
+    python scripts/many_runs.py scripts/plans/segments_cpu.py --folder runs/segments --only RUN ...
 """
 
 import os
@@ -47,6 +47,8 @@ OPTIONS: dict[str, dict] = {
     "dynamics-1": {"dynamics_weight": 1.0},
     "no-token-loss": {"token_weight": 0.0},
     "detached": {"joint": False},
+    "own-0.5": {"own_starts": 0.5},
+    "own-1": {"own_starts": 1.0},
     "future-4": {"future_length": 4},
 }
 GATED = {

@@ -61,3 +61,12 @@ def test_runs_of_a_plan_are_scored_after_each_stage_and_resumed(tmp_path: Path):
     broken = replace(config, name="x", data=replace(TINY.data, vocab_size=9))
     (tmp_path / "two").write_text("a file")
     assert "failed" in script._attempt("two", broken, tmp_path, 8)
+
+
+def test_a_run_that_the_plan_does_not_have_is_refused(monkeypatch, capsys):
+    plan = next(path for path in PLANS if path.stem == "retrieval_long")
+    arguments = ["many_runs.py", str(plan), "--only", "smt-dmt-T256-seed9"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit):
+        load_script("many_runs").main()
+    assert "has no such run; did you mean smt-dmt-T256-seed" in capsys.readouterr().err

@@ -49,6 +49,7 @@ def test_smt_begins_with_shorter_sequences(script):
 
 def test_lengths_are_multiples_of_the_trained_one_and_two_long_ones(script):
     assert script.lengths("parity") == [16, 32, 64, 128, 256, 1024]
+    assert script.lengths("retrieval") == [32, 64, 128, 256, 1024, 4096]
 
 
 def test_the_best_rate_is_that_of_seed_0_on_the_other_sequences(script):
@@ -96,18 +97,29 @@ def test_the_table_has_means_the_teacher_and_the_seeds_that_track(script):
     assert "Chance 0.5. Seeds of at least 0.9 at 8T: SMT → DMT, Transformer cell 1." in text
 
 
+def test_a_length_at_which_the_teacher_was_not_scored_is_left_empty(script):
+    rate, results = script.RATES["smt-dmt"][0], []
+    for one in script.RATES["smt-dmt"]:
+        found = line("retrieval", rate=one, choice=1 if one == rate else 0)
+        found |= {"lengths": script.lengths("retrieval"), "teacher": [1.0] * 5 + [None]}
+        results.append(found)
+    rows = [row for row in script.table(results).splitlines() if "teacher" in row]
+    assert rows == [f"| {script.TEACHER} | {rate:g} |{' 1.000 |' * 5}  | 1.00 | 3 | 2 |"]
+
+
 @pytest.mark.slow
 def test_a_plan_is_trained_scored_and_continued(script, tmp_path: Path, monkeypatch, capsys):
     command = f"state_tracking --folder {tmp_path} --processes 1 --scale smoke --seeds 2"
     monkeypatch.setattr(sys, "argv", [*command.split(), "--tasks", "parity"])
     assert script.main() == 0
     lines = [json.loads(text) for text in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert len(lines) == 4 * 3, "four methods: two rates with seed 0, and seed 1"
+    assert len(lines) == 5 * 3, "five methods: two rates with seed 0, and seed 1"
     assert all("failed" not in one and one["steps"] == 3 for one in lines)
     assert {one["method"]: one["teacher"][0] is None for one in lines} == {
         "smt-dmt": False,
         "smt-dmt-gru": False,
         "bptt-gru": True,
+        "bptt-lstm": True,
         "bptt-attention": True,
     }
     shown = capsys.readouterr().out

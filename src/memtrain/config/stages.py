@@ -191,6 +191,9 @@ class SMTConfig(StageConfig):
     dynamics_labels: Literal["all", "last"] = "all"
     """Which memories of a segment are compared with the teacher's: all of them, or the last alone,
     so that the teacher encodes and decodes only where segments begin and end."""
+    own_starts: Fraction = 0.0
+    """Fraction of the sequences in which a segment starts where the cell itself ended the segment
+    before, without gradients, and not at the teacher's memory (the paper: 0)."""
     normalize_dynamics: bool = False
     """Divide the dynamics loss by the mean squared distance between successive memories, so that
     constant memories do not reduce it (the paper: off)."""

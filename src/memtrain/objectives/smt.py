@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from memtrain.config import SMTConfig
 from memtrain.errors import MemtrainError
@@ -288,6 +289,8 @@ class SMT(Objective):
         start = self._noisy(start.flatten(0, 1), generator)
         tokens = at_steps(batch.inputs, after.flatten(1).clamp(min=0))
         tokens = tokens.unflatten(1, after.shape[1:]).flatten(0, 1)  # (B·P, K)
+        if self.config.own_starts and segments.length > 1:
+            start = self._own_starts(start, tokens, segments, generator)
         if segments.length == 1:
             reached = self.rnn.unroll_last(tokens, start)[:, None]
         else:
@@ -323,6 +326,25 @@ class SMT(Objective):
         if chosen is not every:
             memory, after = at_steps(memory, chosen), after.gather(1, chosen)
         return decode_futures(self.teacher, batch, memory, after, self.config.future_length)
+
+    def _own_starts(
+        self,
+        start: Float[Tensor, "N M D"],
+        tokens: Int[Tensor, "N K"] | Float[Tensor, "N K X"],
+        segments: Segments,
+        generator: torch.Generator,
+    ) -> Float[Tensor, "N M D"]:
+        """Where segments start: in some sequences where the cell ended the segment before."""
+        with torch.no_grad():
+            ended = self.rnn.unroll(tokens, start)[:, -1]
+        rows = self.shard.whole(len(segments.first))
+        drawn = torch.rand(rows, 1, generator=generator, device=generator.device)
+        own = self.shard.rows(drawn).to(start.device) < self.config.own_starts
+        # The first segment has none before it; the last may overlap the one before.
+        follows = segments.last[:, :-1] == segments.first[:, 1:]
+        own = F.pad(own & follows, (1, 0))[..., None, None]
+        before = ended.unflatten(0, own.shape[:2]).roll(1, dims=1)
+        return before.to(start).where(own, start.unflatten(0, own.shape[:2])).flatten(0, 1)
 
     def _noisy(
         self, memory: Float[Tensor, "N M D"], generator: torch.Generator
