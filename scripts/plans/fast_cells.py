@@ -4,9 +4,8 @@ At the paper's size a Transformer cell of 16 memory tokens computes 17 tokens fo
 reads, and DMT reads 140,000 tokens per second where the GRU's BPTT reads 630,000. Fewer memory
 tokens and fewer, wider layers make a step cheaper and shorter; DMT then takes more rows at once.
 "16" is the paper's cell. "noise" and "steps" change SMT, so that DMT has less to do; "muon" takes
-Muon for the matrices of both stages; "segments" lets the cell take eight steps from each memory of
-the teacher in SMT, decoded as the teacher's are, "alone" without DMT after it. Stages end by the
-clock: train one run at a time.
+Muon for the matrices of both stages. Stages end by the clock: train one run at a time. segments.py
+has what came after it.
 `TINYSTORIES`, `ENWIK8` and `MNIST` name the prepared data.
 
     python scripts/many_runs.py scripts/plans/fast_cells.py --folder runs/fast --processes 1
@@ -30,16 +29,6 @@ SMT: dict = {
     "next_weight": 0.05,
     "token_weight": 1.0,
 }
-SEGMENTS: dict = {
-    "timesteps": 16,
-    "decode_timesteps": 8,
-    "dynamics_steps": 8,
-    "cell_decode_weight": 1.0,
-    "memory_noise": 0.3,
-    "next_weight": 0.25,
-}
-"""What let SMT alone train the RNN at size tiny (docs/LOG.md, 2026-11-19)."""
-PIXELS: dict = SEGMENTS | {"next_weight": 0.1}
 
 
 def run(
@@ -47,7 +36,6 @@ def run(
     layers: int = 8,
     width: int = 256,
     data: str = "tinystories",
-    smt_share: float = 0.4,
     **smt,
 ) -> RunConfig:
     """The causal encoder of carried.py with another cell; memories keep the width of 256."""
@@ -63,10 +51,8 @@ def run(
         data=Stream(path=path, evaluate_length=784 if data == "mnist" else 1024),
         teacher=replace(config.teacher, encoder="causal", padding="mask"),
         cell=cell,
-        smt=replace(config.smt, seconds=smt_share * seconds, **(SMT | SCHEDULE | smt)),
-        dmt=DMTConfig()
-        if smt_share == 1
-        else dmt(1024 // memory_tokens if memory_tokens > 4 else 256, (1 - smt_share) * seconds),
+        smt=replace(config.smt, seconds=0.4 * seconds, **(SMT | SCHEDULE | smt)),
+        dmt=dmt(1024 // memory_tokens if memory_tokens > 4 else 256, 0.6 * seconds),
         engine=replace(config.engine, compile=False),
         log=LogConfig(every=100, evaluate_every=0, evaluate_sequences=32, checkpoint_every=FOREVER),
     )
@@ -123,11 +109,6 @@ RUNS = {
     "8-muon-noise-0.3": muon(run(8, memory_noise=0.3)),
     "enwik8-4-noise-0.3": run(data="enwik8", memory_noise=0.3),
     "enwik8-4-muon-noise-0.3": muon(run(data="enwik8", memory_noise=0.3)),
-    "enwik8-4-segments": run(data="enwik8", **SEGMENTS),
-    "enwik8-4-segments-alone": run(data="enwik8", smt_share=1.0, **SEGMENTS),
-    "4-segments": run(**SEGMENTS),
-    "4-segments-alone": run(smt_share=1.0, **SEGMENTS),
-    "mnist-8-segments": run(8, data="mnist", **PIXELS),
     "mnist-8-noise-0.3": run(8, data="mnist", memory_noise=0.3),
     "mnist-8-muon-noise-0.3": muon(run(8, data="mnist", memory_noise=0.3)),
 }
