@@ -89,6 +89,22 @@ def test_bptt_trains_the_same_cell_on_the_same_data(name: str):
     assert (paper.batch_size, paper.sequence_length) == (128, 256)
 
 
+@pytest.mark.parametrize("kind", ["transformer", "gru", "lstm"])
+@pytest.mark.parametrize("name", STREAMS)
+def test_smt_in_segments_trains_the_cell_of_the_other_methods_without_dmt(name: str, kind: str):
+    for size in SIZES:
+        config, bptt = (recipe(name, size, method, kind) for method in ("smt", "bptt"))
+        assert (config.data, config.cell) == (bptt.data, bptt.cell)
+        assert list(stage for stage, one in config.stages().items() if one.steps) == ["smt"]
+        assert config.smt.steps == recipe(name, size).smt.steps
+        assert config.smt.batch_size == bptt.bptt.batch_size
+        # Windows are as long as BPTT's sequences, and divide into segments.
+        length = config.teacher.context_length + config.smt.future_length
+        assert length == bptt.bptt.sequence_length and length % config.smt.dynamics_steps == 0
+        assert config.teacher.normalize_memory == bptt.teacher.normalize_memory
+        assert config.name == f"{name}-smt"
+
+
 def test_methods_are_named():
     with pytest.raises(MemtrainError, match="method='bpt': did you mean bptt"):
         recipe("text", "tiny", "bpt")

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from memtrain.config import DMTConfig, LogConfig, RunConfig, Series, SMTConfig, model_shapes
 from memtrain.errors import MemtrainError, did_you_mean
-from memtrain.recipes.datasets import METHODS, by_bptt
+from memtrain.recipes.datasets import by_bptt
 from memtrain.recipes.sizes import RECURRENT_CELLS, cell_like
+
+METHODS = ("smt-dmt", "bptt")
 
 
 def series(method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:

@@ -23,6 +23,8 @@ class Size:
     """The machine it is made for."""
     text_rate: float = 0.0
     """SMT's learning rate on text with the causal encoder; DMT has half of it (docs/LOG.md)."""
+    segments_rate: float
+    """That of SMT in segments, without DMT (docs/RESULTS.md); untried at the two large sizes."""
 
 
 SIZES: dict[str, Size] = {
@@ -34,6 +36,7 @@ SIZES: dict[str, Size] = {
         teacher_parameters=12.7,
         rnn_parameters=12.7,
         machine="a large GPU",
+        segments_rate=1e-3,
     ),
     "medium": Size(
         **model_shapes(
@@ -43,6 +46,7 @@ SIZES: dict[str, Size] = {
         teacher_parameters=4.1,
         rnn_parameters=4.1,
         machine="any GPU",
+        segments_rate=2e-3,
     ),
     "small": Size(
         **model_shapes(
@@ -58,6 +62,7 @@ SIZES: dict[str, Size] = {
         teacher_parameters=0.6,
         rnn_parameters=0.5,
         machine="a laptop, minutes",
+        segments_rate=6e-3,
         text_rate=2e-3,
     ),
     "tiny": Size(
@@ -74,6 +79,7 @@ SIZES: dict[str, Size] = {
         teacher_parameters=0.05,
         rnn_parameters=0.04,
         machine="a first try, a minute",
+        segments_rate=1e-2,
         text_rate=6e-3,
     ),
 }

@@ -1,7 +1,8 @@
 """A race between methods on one machine and one data set, each for the same time.
 
-SMT -> DMT, BPTT with three cells and a plain Transformer are trained; count models and PPMd, which
-need no training, are scored on the same held-out targets. docs/RACE.md explains how to read it.
+SMT -> DMT, SMT in segments, BPTT with three cells and a plain Transformer are trained; count models
+and PPMd, which need no training, are scored on the same held-out targets. docs/RACE.md explains how
+to read it.
 """
 
 from collections.abc import Callable, Sequence

@@ -45,12 +45,13 @@ class Contender:
 
     title: str
     method: str
-    """Of the recipe: smt-dmt or bptt."""
+    """Of the recipe: smt-dmt, smt or bptt."""
     cell: str
 
 
 CONTENDERS = {
     "smt-dmt": Contender("SMT -> DMT", "smt-dmt", "transformer"),
+    "smt": Contender("SMT in segments, GRU", "smt", "gru"),
     "bptt": Contender("BPTT, Transformer cell", "bptt", "transformer"),
     "gru": Contender("BPTT, GRU", "bptt", "gru"),
     "lstm": Contender("BPTT, LSTM", "bptt", "lstm"),
