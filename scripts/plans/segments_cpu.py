@@ -1,10 +1,10 @@
-"""SMT whose cell takes segments of steps, decoded after each: the RNN after SMT alone, beside BPTT.
+"""SMT in segments, the RNN after SMT alone, beside BPTT; sizes for a CPU.
 
 TinyStories at size tiny, on `TINYSTORIES`; the 8x8 digits; and MNIST in 2x2 patches of four greys,
-on `MNIST` (see the recipe mnist_small). The teacher encodes the ends of segments only, and sees the
-whole sequence. BPTT has the same cell and readout, as many steps of as many sequences of the same
-length, and three rates. "plain" is SMT as the recipe has it; other names change one option.
-followable_cpu.py has such options before a short DMT.
+on `MNIST` (see the recipe mnist_small). The cell takes 16 steps from where it ended the segment
+before and is decoded after each; the teacher encodes the ends of segments only. BPTT has the same
+cell and readout, as many steps of as many sequences of the same length, and several rates. "plain"
+is SMT as the recipe has it; other names change one option. segments.py is for a GPU.
 
     python scripts/many_runs.py scripts/plans/segments_cpu.py --folder runs/segments --only RUN ...
 """
@@ -23,9 +23,10 @@ SEGMENTS: dict = {
     "decode_timesteps": 0,
     "future_length": 1,
     "next_weight": 0.0,
-    "dynamics_steps": 32,
+    "dynamics_steps": 16,
     "dynamics_labels": "last",
-    "cell_decode_weight": 3.0,
+    "own_starts": 1.0,
+    "cell_decode_weight": 10.0,
     "memory_noise": 0.3,
     "learning_rate": 1e-2,
 }
@@ -36,19 +37,17 @@ OPTIONS: dict[str, dict] = {
     "rate-2e-2": {"learning_rate": 2e-2},
     "muon": {"optimizer": "muon"},
     "8-steps": {"dynamics_steps": 8},
-    "16-steps": {"dynamics_steps": 16},
-    "64-steps": {"dynamics_steps": 64},
+    "32-steps": {"dynamics_steps": 32},
+    "teacher-starts": {"own_starts": 0.0},
+    "half-own-starts": {"own_starts": 0.5},
+    "decode-1": {"cell_decode_weight": 1.0},
+    "decode-3": {"cell_decode_weight": 3.0},
     "all-labels": {"dynamics_labels": "all"},
     "no-noise": {"memory_noise": 0.0},
     "noise-1": {"memory_noise": 1.0},
-    "decode-1": {"cell_decode_weight": 1.0},
-    "decode-10": {"cell_decode_weight": 10.0},
     "no-dynamics": {"dynamics_weight": 0.0},
-    "dynamics-1": {"dynamics_weight": 1.0},
     "no-token-loss": {"token_weight": 0.0},
     "detached": {"joint": False},
-    "own-0.5": {"own_starts": 0.5},
-    "own-1": {"own_starts": 1.0},
     "future-4": {"future_length": 4},
 }
 GATED = {
@@ -113,5 +112,5 @@ for name, make in {"stories": stories, "digits": digits, "mnist": mnist}.items()
             RUNS[f"{some}-plain-seed{seed}"] = replace(config, dmt=DMTConfig())
             for option, changes in OPTIONS.items():
                 RUNS[f"{some}-{option}-seed{seed}"] = smt(config, **changes)
-            for rate in (1e-3, 3e-3, 6e-3, 1e-2, 2e-2):
+            for rate in (1e-3, 3e-3, 6e-3, 1e-2, 2e-2, 3e-2):
                 RUNS[f"{some}-bptt-{rate:g}-seed{seed}"] = bptt(config, rate)
