@@ -682,27 +682,33 @@ class TestDynamicsOptions:
         assert torch.equal(every.total, last.total)
 
     @pytest.mark.parametrize("labels", ["all", "last"])
-    @pytest.mark.parametrize(("steps", "firsts"), [(2, (0, 2, 4)), (4, (0, 2))])
-    def test_own_starts_are_where_the_cell_ended_the_segment_before(self, steps, firsts, labels):
-        """From the teacher's memory, without gradients; not where segments overlap."""
+    @pytest.mark.parametrize(
+        ("steps", "sweeps", "firsts"), [(2, 1, (0, 2, 4)), (2, 2, (0, 2, 4)), (4, 1, (0, 2))]
+    )
+    def test_own_starts_are_where_the_cell_ended_the_segment_before(
+        self, steps, sweeps, firsts, labels
+    ):
+        """From the teacher's memory `sweeps` segments before, without gradients; not where segments
+        overlap."""
         options: dict[str, Any] = dict(dynamics_steps=steps, dynamics_labels=labels)
+        options |= dict(own_sweeps=sweeps)
         options |= dict(decode_weight=0.0, uniformity_weight=0.0, own_starts=1.0)
         objective = tiny_smt(timesteps=0, **options)
         teacher, rnn, batch = objective.teacher, objective.rnn, random_batch(2, 6)
         found = objective(batch, seeded())
         losses = []
         for row in range(2):
-            ended, end = torch.zeros(()), -1
-            for first in firsts:
-                starts = naive_memory(teacher, batch, row, first - 1)[None]
-                memory = ended if first == end else starts
+            for place, first in enumerate(firsts):
+                follows = place > 0 and first == firsts[place - 1] + steps
+                begin = firsts[max(0, place - sweeps)] if follows else first
+                memory = naive_memory(teacher, batch, row, begin - 1)[None]
+                for t in range(begin, first):
+                    memory = rnn.cell(memory, batch.inputs[row, t : t + 1]).detach()
                 for t in range(first, first + steps):
-                    starts = rnn.cell(starts, batch.inputs[row, t : t + 1])
                     memory = rnn.cell(memory, batch.inputs[row, t : t + 1])
                     if labels == "all" or t == first + steps - 1:
                         label = naive_memory(teacher, batch, row, t)
                         losses.append((memory[0] - label).square().mean())
-                ended, end = starts.detach(), first + steps
         assert_same_loss_and_gradients(objective, found.total, 0.1 * torch.stack(losses).mean())
 
     def test_own_starts_are_those_of_a_share_of_the_sequences(self):
@@ -714,6 +720,10 @@ class TestDynamicsOptions:
         changed = found.flatten(1).any(1).view(400, 3)
         assert not changed[:, 0].any() and torch.equal(changed[:, 1], changed[:, 2])
         assert 0.2 < float(changed[:, 1].float().mean()) < 0.4
+
+    def test_sweeps_without_own_starts_are_refused(self):
+        with pytest.raises(MemtrainError, match="own_sweeps=2 with own_starts=0: no segment"):
+            SMTConfig(own_sweeps=2)
 
     def test_normalized_dynamics_is_refused_with_the_last_label_alone(self):
         with pytest.raises(MemtrainError, match="normalize_dynamics=True with dynamics_labels=la"):

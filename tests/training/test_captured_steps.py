@@ -39,6 +39,7 @@ STAGES: dict[str, StageConfig] = {
         dynamics_steps=2,
         dynamics_labels="last",
         own_starts=0.5,
+        own_sweeps=2,
         memory_noise=0.3,
         cell_decode_weight=1.0,
     ),

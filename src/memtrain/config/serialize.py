@@ -24,6 +24,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "smt.dynamics_steps": 1,
     "smt.dynamics_labels": "all",
     "smt.own_starts": 0.0,
+    "smt.own_sweeps": 1,
     "smt.normalize_dynamics": False,
     "smt.memory_noise": 0.0,
     "smt.cell_decode_weight": 0.0,

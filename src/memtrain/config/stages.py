@@ -194,6 +194,9 @@ class SMTConfig(StageConfig):
     own_starts: Fraction = 0.0
     """Fraction of the sequences in which a segment starts where the cell itself ended the segment
     before, without gradients, and not at the teacher's memory (the paper: 0)."""
+    own_sweeps: Annotated[int, Bounds(1)] = 1
+    """Passes over all segments that these starts come from: before such a segment the cell has
+    taken up to so many others from a memory of the teacher."""
     normalize_dynamics: bool = False
     """Divide the dynamics loss by the mean squared distance between successive memories, so that
     constant memories do not reduce it (the paper: off)."""
@@ -220,6 +223,11 @@ class SMTConfig(StageConfig):
         if 0 < self.timesteps < self.dynamics_steps and self.timesteps != 1:
             raise MemtrainError(
                 f"dynamics_steps={self.dynamics_steps}: must be at most timesteps={self.timesteps}"
+            )
+        if self.own_sweeps > 1 and not self.own_starts:
+            raise MemtrainError(
+                f"own_sweeps={self.own_sweeps} with own_starts=0: no segment starts at the cell's "
+                "own memory; set own_starts above 0"
             )
         if self.dynamics_labels == "last" and self.normalize_dynamics:
             raise MemtrainError(

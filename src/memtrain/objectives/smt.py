@@ -335,16 +335,19 @@ class SMT(Objective):
         generator: torch.Generator,
     ) -> Float[Tensor, "N M D"]:
         """Where segments start: in some sequences where the cell ended the segment before."""
-        with torch.no_grad():
-            ended = self.rnn.unroll(tokens, start)[:, -1]
         rows = self.shard.whole(len(segments.first))
         drawn = torch.rand(rows, 1, generator=generator, device=generator.device)
         own = self.shard.rows(drawn).to(start.device) < self.config.own_starts
         # The first segment has none before it; the last may overlap the one before.
         follows = segments.last[:, :-1] == segments.first[:, 1:]
         own = F.pad(own & follows, (1, 0))[..., None, None]
-        before = ended.unflatten(0, own.shape[:2]).roll(1, dims=1)
-        return before.to(start).where(own, start.unflatten(0, own.shape[:2])).flatten(0, 1)
+        taught = start.unflatten(0, own.shape[:2])
+        for _ in range(self.config.own_sweeps):
+            with torch.no_grad():
+                ended = self.rnn.unroll(tokens, start)[:, -1]
+            before = ended.to(taught).unflatten(0, own.shape[:2]).roll(1, dims=1)
+            start = before.where(own, taught).flatten(0, 1)
+        return start
 
     def _noisy(
         self, memory: Float[Tensor, "N M D"], generator: torch.Generator
