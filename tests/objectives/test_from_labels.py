@@ -32,6 +32,7 @@ def labelled(encoder: str, rows: int = 5, length: int = 9) -> tuple[Any, Batch]:
         {"timesteps": 0, "learn_start": False},
         {"timesteps": 0, "start_weight": 5.0, "memory_noise": 0.3},
         {"timesteps": 0, "dynamics_steps": 3, "normalize_dynamics": True},
+        {"timesteps": 0, "dynamics_steps": 3, "dynamics_labels": "last", "own_starts": 0.5},
     ],
     ids=str,
 )
