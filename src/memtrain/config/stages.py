@@ -195,8 +195,8 @@ class SMTConfig(StageConfig):
     """Fraction of the sequences in which a segment starts where the cell itself ended the segment
     before, without gradients, and not at the teacher's memory (the paper: 0)."""
     own_sweeps: Annotated[int, Bounds(1)] = 1
-    """Passes over all segments that these starts come from: before such a segment the cell has
-    taken up to so many others from a memory of the teacher."""
+    """Passes over all segments that these starts come from: with n, the cell has taken up to n
+    segments from a memory of the teacher before."""
     normalize_dynamics: bool = False
     """Divide the dynamics loss by the mean squared distance between successive memories, so that
     constant memories do not reduce it (the paper: off)."""

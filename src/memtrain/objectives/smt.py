@@ -1,7 +1,8 @@
 """Supervised Memory Training: the teacher learns memories, the cell learns to update them.
 
 Nothing is unrolled. The cell is applied once to every pair (m_t, x_{t+1}), all pairs at once, so
-no gradient passes through more than one application of it. The paper's theory has two stages:
+no gradient passes through more than one application of it. With `dynamics_steps` K it takes K
+steps from every K-th memory, all segments at once (segments.py). The paper's theory has two stages:
 `Pretrain` trains the teacher alone, then SMT with `train_teacher` off trains the cell alone.
 """
 
