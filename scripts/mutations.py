@@ -186,9 +186,9 @@ MUTATIONS = [
     ),
     Mutation(
         "smt-token-target",
-        "objectives/smt.py",
-        "before, after = steps[:, :-1], steps[:, 1:]",
-        "before, after = steps[:, :-1], steps[:, :-1]",
+        "objectives/segments.py",
+        "self.before, self.after = steps[:, :-1], steps[:, 1:]",
+        "self.before, self.after = steps[:, :-1], steps[:, :-1]",
         SMT,
         "the cell reads the token that the memory has read already",
     ),

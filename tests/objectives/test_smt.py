@@ -721,6 +721,10 @@ class TestDynamicsOptions:
         assert not changed[:, 0].any() and torch.equal(changed[:, 1], changed[:, 2])
         assert 0.2 < float(changed[:, 1].float().mean()) < 0.4
 
+    def test_own_starts_without_segments_are_refused(self):
+        with pytest.raises(MemtrainError, match="own_starts=0.5 with dynamics_steps=1: needs segm"):
+            SMTConfig(own_starts=0.5)
+
     def test_sweeps_without_own_starts_are_refused(self):
         with pytest.raises(MemtrainError, match="own_sweeps=2 with own_starts=0: no segment"):
             SMTConfig(own_sweeps=2)

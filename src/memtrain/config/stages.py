@@ -224,6 +224,11 @@ class SMTConfig(StageConfig):
             raise MemtrainError(
                 f"dynamics_steps={self.dynamics_steps}: must be at most timesteps={self.timesteps}"
             )
+        if self.own_starts and self.dynamics_steps == 1:
+            raise MemtrainError(
+                f"own_starts={self.own_starts:g} with dynamics_steps=1: needs segments of several "
+                "steps; set dynamics_steps, for example to 16"
+            )
         if self.own_sweeps > 1 and not self.own_starts:
             raise MemtrainError(
                 f"own_sweeps={self.own_sweeps} with own_starts=0: no segment starts at the cell's "

@@ -290,7 +290,7 @@ class SMT(Objective):
         start = self._noisy(start.flatten(0, 1), generator)
         tokens = at_steps(batch.inputs, after.flatten(1).clamp(min=0))
         tokens = tokens.unflatten(1, after.shape[1:]).flatten(0, 1)  # (B·P, K)
-        if self.config.own_starts and segments.length > 1:
+        if self.config.own_starts:
             start = self._own_starts(start, tokens, segments, generator)
         if segments.length == 1:
             reached = self.rnn.unroll_last(tokens, start)[:, None]
