@@ -119,9 +119,9 @@ def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["train", "tinystories", "--help-all"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    # The source breaks the line after "for comparison, in".
-    assert "trained by BPTT alone, for comparison, in" in lines
-    assert "runs/NAME-bptt. --bptt.seconds limits it to the time" in lines
+    # The source breaks the lines after "or bptt: the" and "runs/NAME-bptt.".
+    assert "the cell, in runs/NAME-smt; or bptt: the same data," in lines
+    assert "comparison, in runs/NAME-bptt. --bptt.seconds limits" in lines
 
 
 def test_a_curriculum_is_pairs_in_one_option_or_several(capsys):

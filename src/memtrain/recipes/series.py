@@ -7,13 +7,13 @@ from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.recipes.datasets import by_bptt
 from memtrain.recipes.sizes import RECURRENT_CELLS, cell_like
 
-METHODS = ("smt-dmt", "bptt")
+SERIES_METHODS = ("smt-dmt", "bptt")
 
 
 def series(method: str = "smt-dmt", cell: str = "transformer") -> RunConfig:
     """Numbers over time, to forecast (--data FILE.csv, .parquet or .npy)."""
-    if method not in METHODS:
-        raise MemtrainError(f"method={method!r}: {did_you_mean(method, METHODS)}")
+    if method not in SERIES_METHODS:
+        raise MemtrainError(f"method={method!r}: {did_you_mean(method, SERIES_METHODS)}")
     shapes = model_shapes(
         encoder="causal",
         context_length=64,
