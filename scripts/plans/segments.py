@@ -5,7 +5,7 @@ before, and is decoded after each; the teacher encodes the ends of segments only
 segments_cpu.py has the same at sizes for a CPU, where the options were chosen (docs/LOG.md).
 Names: data, cell, SMT's rate. The GRU and the LSTM are the recipes', with as many parameters as the
 paper's cell; "4" and "16" are its Transformer cell with as many memory tokens. "bptt" is the GRU by
-BPTT, with a rate that was not tried before. Stages end by the clock: train one run at a time.
+BPTT, at two rates. Stages end by the clock: train one run at a time.
 `TINYSTORIES`, `ENWIK8`, `MNIST` and `SKETCHY` name the prepared data.
 
     python scripts/many_runs.py scripts/plans/segments.py --folder runs/segments --processes 1 --only RUN ...
