@@ -182,7 +182,7 @@ def test_a_store_beyond_the_limit_stays_on_disk_until_a_device_has_room(
     monkeypatch.setattr(module, "CPU_BYTES", 100)
     task = StreamTask.from_config(Stream(path=str(folder), evaluate_length=16))
     assert task.in_background and isinstance(task._tokens["train"], TokenFile)
-    assert "read from disk a batch ahead (data.resident=auto: more than 100 B" in task.placement
+    assert "read from disk in the background (data.resident=auto: more than 100 B" in task.placement
     before = numbers(task)
     monkeypatch.setattr(module, "CPU_BYTES", GIB)
     task.to(CPU)  # as a GPU with more room
@@ -204,7 +204,8 @@ def test_a_gpu_without_room_gets_batches_from_memory(tmp_path: Path, free: dict[
     free["cuda"] = 100
     task.to(GPU)
     assert task.in_background and task.device == GPU
-    assert "read from memory a batch ahead (data.resident=auto: more than 25 B" in task.placement
+    where = "read from memory in the background (data.resident=auto: more than 25 B"
+    assert where in task.placement
 
 
 @pytest.mark.parametrize("happens", ["removed", "replaced"])

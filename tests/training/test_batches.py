@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.runs.processes import Interrupted
 from memtrain.shapes import Batch
-from memtrain.training.batches import SLOTS, FetchedBatches, SampledBatches, make_batches
+from memtrain.training.batches import AHEAD, SLOTS, FetchedBatches, SampledBatches, make_batches
 from memtrain.training.console import Reporter
 from memtrain.training.run import Run
 from memtrain.training.step import Trainer
@@ -115,6 +116,101 @@ def test_an_error_of_the_thread_is_raised_by_the_step_that_needs_the_batch():
     assert len(steps(batches, generator, 2)) == 2
     with pytest.raises(MemtrainError, match="changed"):
         batches.load()
+
+
+# ------------------------------------------------------------------- several batches ahead
+
+
+class CountingGenerator(torch.Generator):
+    """Has the state of a GPU's generator: a seed and a counter, 8 bytes each."""
+
+    def __new__(cls, device: object = None, seed: int = 7) -> "CountingGenerator":
+        return super().__new__(cls)
+
+    def __init__(self, device: object = None, seed: int = 7) -> None:
+        self.state = torch.tensor([seed, 0])
+
+    def get_state(self) -> Tensor:
+        return self.state.clone().view(torch.uint8)
+
+    def set_state(self, state: Tensor) -> Any:
+        self.state = state.clone().view(torch.int64)
+
+    def draw(self, numbers: int) -> Tensor:
+        seed, count = self.state.tolist()
+        self.state[1] += numbers
+        return torch.from_numpy(np.random.default_rng([seed, count]).random(numbers))
+
+
+class Counted(Behind):
+    """Sequences of a number of the counting generator; knows how many were sampled."""
+
+    def sample(self, count: int, generator: Any) -> Batch:
+        self.threads.append(threading.current_thread().name)
+        tokens = (1000 * generator.draw(count)).long()[:, None]
+        return Batch(tokens, tokens + 1)
+
+
+@pytest.fixture
+def counting(monkeypatch) -> CountingGenerator:
+    monkeypatch.setattr(torch, "Generator", CountingGenerator)
+    return CountingGenerator()
+
+
+def counted_steps(batches: SampledBatches, generator, draws: list[int]) -> list[list[int]]:
+    """The batches of steps that draw so many numbers themselves."""
+    seen = []
+    for numbers in draws:
+        batches.load()
+        seen.append(batches.batch().inputs[:, 0].tolist())
+        generator.draw(numbers)
+        batches.prefetch()
+    return seen
+
+
+DRAWS = [8, 8, 8, 8, 8, 8, 24, 8, 8, 8, 8, 4, 4, 4, 4, 4]
+
+
+def test_batches_of_states_that_are_known_ahead_equal_sampled_ones(counting: CountingGenerator):
+    """Also where a step draws more or fewer numbers than those before it."""
+    reference = CountingGenerator()
+    sampled = counted_steps(SampledBatches(Counted(), 4, reference), reference, DRAWS)
+    fetched = counted_steps(FetchedBatches(Counted(), 4, counting, CPU), counting, DRAWS)
+    assert fetched == sampled and len({tuple(batch) for batch in sampled}) == len(DRAWS)
+    assert torch.equal(counting.state, reference.state)
+
+
+def test_several_batches_are_fetched_ahead_of_steps_that_draw_as_many_numbers(
+    counting: CountingGenerator,
+):
+    task = Counted()
+    batches = FetchedBatches(task, 4, counting, CPU)
+    for done, drawn in enumerate([8] * 10, 1):
+        counted_steps(batches, counting, [drawn])
+        for _, fetched in batches._ahead:
+            fetched.result()
+        assert len(task.threads) == done + (1 if done < 3 else AHEAD)  # none for nothing
+
+
+def test_a_state_that_is_set_discards_the_batches_that_were_fetched_ahead(
+    counting: CountingGenerator,
+):
+    batches = FetchedBatches(Counted(), 4, counting, CPU)
+    counted_steps(batches, counting, [8] * 5)
+    reference = CountingGenerator(seed=9)
+    counting.set_state(reference.get_state())
+    fetched = counted_steps(batches, counting, [8] * 5)
+    sampled = counted_steps(SampledBatches(Counted(), 4, reference), reference, [8] * 5)
+    assert fetched == sampled
+
+
+def test_a_reading_thread_ahead_leaves_a_cpu_generator_alone():
+    """Its later states are not known: one batch is fetched ahead."""
+    generator, task = seeded(), Behind()
+    batches = FetchedBatches(task, 4, generator, CPU)
+    steps(batches, generator, 6)
+    assert len(batches._ahead) == 1 and batches._ahead[0][1].result()
+    assert len(task.threads) == 7
 
 
 # ---------------------------------------------------------------------------------------- runs
@@ -249,7 +345,7 @@ def test_the_start_of_a_run_says_where_its_tokens_are(store: Path, tmp_path: Pat
         Run.create(config, tmp_path / resident).train(Noted(), until="smt")
     assert said == [
         "data: 11.7 KiB of tokens, in memory (data.resident=auto)",
-        "data: 11.7 KiB of tokens, read from disk a batch ahead (data.resident=disk)",
+        "data: 11.7 KiB of tokens, read from disk in the background (data.resident=disk)",
     ]
 
 

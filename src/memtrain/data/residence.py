@@ -1,7 +1,7 @@
 """Where the tokens of a store are during training: on the model's device, or on disk.
 
 Both give the same batches. Tokens on a GPU are sampled inside the CUDA graph of a step; those on
-disk are read by a background thread, a batch ahead (training/batches.py).
+disk are read by a background thread, ahead of the steps (training/batches.py).
 """
 
 from typing import Literal

@@ -154,7 +154,7 @@ class StreamTask(Task):
         place = "disk" if isinstance(self._tokens["train"], TokenFile) else "memory"
         if self.config.resident == "auto":
             setting += f": more than {gigabytes(auto_limit(self._device))}, the limit here"
-        return f"data: {size} of tokens, read from {place} a batch ahead ({setting})"
+        return f"data: {size} of tokens, read from {place} in the background ({setting})"
 
     def to(self, device: torch.device) -> "StreamTask":
         """Move the tokens to a device once, so that sampling needs no copy, if there is room."""
@@ -200,7 +200,9 @@ class StreamTask(Task):
             starts, tokens, self._document_rows, newline=newline, images=images
         )
         size, cross = self.sequence_length + 1, self.config.cross_documents
-        return WindowSampler(starts, len(tokens), size, cross, self.device, begins)
+        # Next to the tokens: many small operations on a busy GPU would hold up the reading thread.
+        device = CPU if self.in_background else self.device
+        return WindowSampler(starts, len(tokens), size, cross, device, begins)
 
     def held_out(self, count: int, generator: torch.Generator) -> Batch:
         """Distinct documents from their starts; of one long document or a few, pieces of them.

@@ -28,7 +28,7 @@ class WindowSampler:
         tokens: length of the stream.
         size: tokens in a window.
         cross_documents: whether a window may reach from one document into the next.
-        device: where offsets are sampled.
+        device: of the offsets; random numbers are drawn on the generator's.
         begins: offsets for windows that begin documents, in order; the starts by default. Those
             without room for a window are left out.
     """

@@ -1,4 +1,4 @@
-"""The batches of a stage: sampled inside the step, or by a background thread, a batch ahead.
+"""The batches of a stage: sampled inside the step, or by a background thread, ahead of it.
 
 Both give the same batches. The thread samples with a copy of the stage's generator, set to the
 state that the generator has before the next step. So the generator itself, which checkpoints save,
@@ -6,11 +6,14 @@ is always that of the batch about to be trained, and never of one that was fetch
 
 A step has drawn all its random numbers when its forward pass is done, or when its CUDA graph is
 launched: then `prefetch` starts on the next batch, during the backward pass or while the GPU
-computes. `load` waits for it and copies it into tensors that stay where they are, from which a
-CUDA graph reads every batch.
+computes. A GPU's generator is a counter, and replays of one graph advance it by the same number:
+there the states before later steps are known too, and several batches are fetched ahead. `load`
+waits for the next one and copies it into tensors that stay where they are, from which a CUDA graph
+reads every batch.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,8 +25,10 @@ from torch import Tensor
 from memtrain.data.task import Task
 from memtrain.shapes import Batch
 
-SLOTS = 3
-"""Buffers on the host: with three a GPU may be two batches behind the thread."""
+AHEAD = 3
+"""Batches that are fetched ahead where the generator's states before them are known."""
+SLOTS = AHEAD + 2
+"""Buffers on the host: those batches, and two that a GPU may still be reading."""
 
 
 class SampledBatches:
@@ -78,7 +83,7 @@ class _Fetched:
 
 
 class FetchedBatches(SampledBatches):
-    """Batches that a background thread samples, one ahead of the step.
+    """Batches that a background thread samples, one or several ahead of the step.
 
     Args:
         task: its `sample` is called in the thread.
@@ -95,11 +100,13 @@ class FetchedBatches(SampledBatches):
         self._copy = torch.Generator(generator.device)
         self._thread = ThreadPoolExecutor(1, "memtrain-batches")
         gpu = device.type == "cuda"
-        # Window starts are sampled on the GPU, next to the step that runs there.
+        # Random numbers are drawn on the GPU, next to the step that runs there.
         self._stream = torch.cuda.Stream(device, priority=-1) if gpu else None
         self._slots: Iterator[_Slot] = cycle([_Slot(gpu) for _ in range(SLOTS)])
         self._static: Batch | None = None
-        self._ahead: tuple[Tensor, Future[_Fetched]] | None = None
+        self._ahead: deque[tuple[Tensor, Future[_Fetched]]] = deque()
+        self._before: deque[Tensor] = deque(maxlen=3)
+        """The generator's states before the last steps."""
 
     def load(self) -> None:
         """Wait for the batch that the generator's state gives, and copy it to the device.
@@ -107,9 +114,9 @@ class FetchedBatches(SampledBatches):
         Raises:
             MemtrainError: its data cannot be read.
         """
+        self._before.append(self.generator.get_state())
         self.prefetch()  # the first batch, or the state was set: a run was resumed
-        assert self._ahead is not None
-        fetched = self._ahead[1].result()
+        fetched = self._ahead.popleft()[1].result()
         assert fetched.slot.batch is not None
         if self._static is None:
             self._static = fetched.slot.batch.map(
@@ -125,8 +132,16 @@ class FetchedBatches(SampledBatches):
 
     def prefetch(self) -> None:
         state = self.generator.get_state()
-        if self._ahead is None or not torch.equal(self._ahead[0], state):
-            self._ahead = state, self._thread.submit(self._fetch, state, next(self._slots))
+        while self._ahead and not torch.equal(self._ahead[0][0], state):
+            self._ahead.popleft()
+        if not self._ahead:
+            self._submit(state)
+        if (drawn := numbers_per_step(self._before)) is not None:
+            while len(self._ahead) < AHEAD:
+                self._submit(advanced(self._ahead[-1][0], drawn))
+
+    def _submit(self, state: Tensor) -> None:
+        self._ahead.append((state, self._thread.submit(self._fetch, state, next(self._slots))))
 
     def _fetch(self, state: Tensor, slot: _Slot) -> _Fetched:
         self._copy.set_state(state)
@@ -136,6 +151,31 @@ class FetchedBatches(SampledBatches):
 
     def _own_stream(self) -> AbstractContextManager:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def numbers_per_step(before: Sequence[Tensor]) -> int | None:
+    """By how much every step advances a GPU's generator, whose state is a seed and a counter.
+
+    Args:
+        before: the states before three successive steps.
+
+    Returns:
+        None if the steps differ, if there are fewer, or if the generator is a CPU's.
+    """
+    if len(before) < 3 or any(state.numel() != 16 for state in before):
+        return None
+    (seed, first), *rest = (state.view(torch.int64).tolist() for state in before)
+    if any(other != seed for other, _ in rest):
+        return None
+    second, third = (count for _, count in rest)
+    return third - second if third - second == second - first else None
+
+
+def advanced(state: Tensor, drawn: int) -> Tensor:
+    """The state of a GPU's generator after a step."""
+    later = state.clone()
+    later.view(torch.int64)[1] += drawn
+    return later
 
 
 def make_batches(
