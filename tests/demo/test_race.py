@@ -4,6 +4,7 @@ import io
 import json
 import random
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -19,6 +20,7 @@ from memtrain.demo.race.plan import (
     CONTENDERS,
     FACTORS,
     HEADROOM,
+    TRIALS,
     RaceFile,
     RacePlan,
     check_methods,
@@ -75,7 +77,7 @@ NO_STARTS = {"smt": 0.0, "dmt": 0.0, "bptt": 0.0}
 def test_every_network_has_the_same_seconds(name: str):
     pace = {"smt": 0.1, "dmt": 0.5, "bptt": 0.3}
     total = 0.0
-    for factor in FACTORS:
+    for factor in FACTORS[:TRIALS]:
         trial = PLAN.config(name, factor, pace, NO_STARTS, last=False)
         total += sum(stage.seconds for stage in trial.stages().values())
     last = PLAN.config(name, 1.0, pace, NO_STARTS, last=True)
@@ -189,7 +191,7 @@ class StopsSoon(StopAt):
 
 def test_every_network_and_both_other_models_have_a_result(race: RaceFile):
     assert race.results.keys() == {"counts", "ppmd", "smt-dmt", "attention"}
-    assert len(race.trials) == 2 * len(FACTORS)
+    assert len(race.trials) == 2 * TRIALS
     for key in ("smt-dmt", "attention"):
         result = race.results[key]
         assert result["nats"] == pytest.approx(mean(result["groups"]))
@@ -223,8 +225,32 @@ def test_first_steps_are_measured_after_all_is_compiled(race: RaceFile, folder: 
 
 def test_the_rate_with_the_lowest_loss_is_taken(race: RaceFile):
     for key in ("smt-dmt", "attention"):
-        losses = {factor: race.trials[f"{key}-{factor:.3g}"] for factor in FACTORS}
+        names = {f"{key}-{factor:.3g}": factor for factor in FACTORS}
+        losses = {names[name]: loss for name, loss in race.trials.items() if name in names}
+        assert len(losses) == TRIALS
         assert race.results[key]["factor"] == min(losses, key=lambda one: losses[one] or 1e9)
+
+
+@pytest.mark.parametrize(
+    ("losses", "tried"),
+    [
+        ({1 / 3: 2.0, 1.0: 1.9, 3.0: 1.95}, [1.0, 3.0, 1 / 3]),
+        ({1.0: 1.9, 3.0: 1.8, 9.0: 1.7}, [1.0, 3.0, 9.0]),
+        ({1 / 3: 2.0, 1.0: None, 3.0: None}, [1.0, 3.0, 1 / 3]),
+        ({1.0: None, 3.0: 1.8, 9.0: None}, [1.0, 3.0, 9.0]),
+    ],
+)
+def test_the_third_rate_lies_beyond_the_better_of_two(losses, tried, monkeypatch, tmp_path):
+    asked: list[tuple[float, int]] = []
+
+    def trial(self: Racing, name: str, factor: float, left: int) -> float | None:
+        asked.append((factor, left))
+        return losses[factor]
+
+    monkeypatch.setattr(Racing, "_trial", trial)
+    found = Racing(RaceFile(tmp_path, PLAN), 128, Reporter, print)._try_rates("gru")
+    assert asked == list(zip(tried, (2, 1, 0), strict=True))
+    assert found == {factor: inf if losses[factor] is None else losses[factor] for factor in tried}
 
 
 def test_the_result_is_of_other_sequences_than_those_that_choose(race, folder, monkeypatch):
@@ -353,7 +379,7 @@ def test_a_faster_network_is_mentioned():
 def test_problems_and_unequal_shares_of_the_processor_are_noted():
     race = finished(gru=2.0)
     race.results["lstm"] = {"problem": "diverged at every rate", "factor": None}
-    race.results["gru"]["factor"] = 3.0
+    race.results["gru"]["factor"] = 9.0
     race.shares = {"gru": {"cpu": 9.0, "seconds": 10.0}, "bptt": {"cpu": 4.0, "seconds": 10.0}}
     problem, rates, shares = notes_of_race(race)
     assert problem == "BPTT, LSTM: diverged at every rate"

@@ -1,8 +1,9 @@
 """The plan of a race: who takes part, how long each trains, and with which settings.
 
-Every network gets the same seconds of training and the same care: three learning rates, a third of
-the recipe's, the recipe's and three times that, each for a tenth of its seconds; then the best of
-them, from the beginning, for the other seven tenths. Everything else is the recipe's own.
+Every network gets the same seconds of training and the same care: three learning rates, each for a
+tenth of its seconds; then the best of them, from the beginning, for the other seven tenths. The
+rates are the recipe's, three times that, and the next one beyond the better of the two. Everything
+else is the recipe's own.
 """
 
 import json
@@ -22,10 +23,10 @@ from memtrain.recipes import recipe
 from memtrain.recipes.sizes import RECURRENT_CELLS
 from memtrain.runs.checkpoint import DISK
 
-FACTORS = (1 / 3, 1.0, 3.0)
-"""Multiples of the recipe's learning rates that are tried."""
-TRIAL = 0.1
-"""The part of a network's seconds for each of them."""
+FACTORS = (1 / 3, 1.0, 3.0, 9.0)
+"""Multiples of the recipe's learning rates: 1 and 3 are tried, then 1/3 or 9."""
+TRIALS, TRIAL = 3, 0.1
+"""Rates that are tried, and the part of a network's seconds for each of them."""
 CURVE = 16
 """Held-out sequences of the evaluations during training."""
 EVALUATIONS = 8
@@ -34,7 +35,7 @@ HEADROOM = 10
 """A stage has this many times the steps that its seconds should allow, so that they end it."""
 ALIKE = 0.1
 """Parameters of all networks are equal up to this fraction."""
-FILE, VERSION = "race.json", 2
+FILE, VERSION = "race.json", 3
 FIGURES = ("race.png", "race.svg")
 MAX_BYTES = 2**24
 
@@ -96,7 +97,7 @@ class RacePlan:
     @property
     def last(self) -> float:
         """Seconds of the last training."""
-        return self.seconds - len(FACTORS) * self.trial
+        return self.seconds - TRIALS * self.trial
 
     def recipe(self, name: str) -> RunConfig:
         """The recipe of a contender on this data, with about as many parameters as the others."""

@@ -10,7 +10,7 @@ from statistics import mean, median
 import torch
 
 from memtrain.demo.baselines import scientific
-from memtrain.demo.race.plan import CONTENDERS, FACTORS, RaceFile, fit_parameters
+from memtrain.demo.race.plan import CONTENDERS, FACTORS, TRIALS, RaceFile, fit_parameters
 from memtrain.errors import DivergedError
 from memtrain.evaluation.evaluate import Evaluation, evaluate
 from memtrain.generation.sampling import sample
@@ -79,7 +79,7 @@ class Racing:
         self.target = count_parameters(build_rnn(plan.recipe(names[0]), self.vocab_size))
         self.say(
             f"{plan.minutes:g} minutes of training, {plan.seconds:.0f} s per network: "
-            f"{len(FACTORS)} learning rates for {plan.trial:.0f} s each, the best for "
+            f"{TRIALS} learning rates for {plan.trial:.0f} s each, the best for "
             f"{plan.last:.0f} s; evaluations come on top"
         )
         for name in names:
@@ -124,30 +124,42 @@ class Racing:
 
     def _contender(self, name: str) -> dict:
         """Try the rates, train with the best, score it; returns what the table shows."""
-        losses = [self._trial(name, factor) for factor in FACTORS]
-        best = min(range(len(losses)), key=lambda i: math.inf if (n := losses[i]) is None else n)
-        if losses[best] is None:
+        losses = self._try_rates(name)
+        best = min(losses, key=losses.__getitem__)
+        if losses[best] == math.inf:
             return {"problem": "diverged at every rate", "factor": None}
         try:
-            run = self._run(name, FACTORS[best], last=True)
+            run = self._run(name, best)
         except DivergedError as error:
-            return {"problem": str(error), "factor": FACTORS[best]}
-        return {"factor": FACTORS[best], "problem": "", **self._score(run)}
+            return {"problem": str(error), "factor": best}
+        return {"factor": best, "problem": "", **self._score(run)}
 
-    def _trial(self, name: str, factor: float) -> float | None:
+    def _try_rates(self, name: str) -> dict[float, float]:
+        """The losses of the recipe's rate, of a higher one, and of the next beyond the better."""
+        lowest, recipe, higher, highest = FACTORS
+        losses: dict[float, float] = {}
+        for left, factor in ((2, recipe), (1, higher), (0, None)):
+            if factor is None:
+                factor = highest if losses[higher] < losses[recipe] else lowest
+            loss = self._trial(name, factor, left)
+            losses[factor] = math.inf if loss is None else loss
+        return losses
+
+    def _trial(self, name: str, factor: float, left: int) -> float | None:
+        """The loss of a trial, after which `left` others come; None if it diverged."""
         key = f"{name}-{factor:.3g}"
         if key not in self.race.trials:
             self.race.trials[key] = None
             with suppress(DivergedError):
-                self.race.trials[key] = self._validate(self._run(name, factor, last=False))
+                self.race.trials[key] = self._validate(self._run(name, factor, trials_left=left))
             if not math.isfinite(self.race.trials[key] or math.inf):
                 self.race.trials[key] = None
             self.race.write()
         return self.race.trials[key]
 
-    def _run(self, name: str, factor: float, *, last: bool) -> Run:
-        """A trained run, continued if it was stopped."""
-        plan, race = self.race.plan, self.race
+    def _run(self, name: str, factor: float, trials_left: int | None = None) -> Run:
+        """A trained run, continued if it was stopped; the last one if it is not a trial."""
+        plan, race, last = self.race.plan, self.race, trials_left is None
         folder = race.folder / (name if last else f"trials/{name}-{factor:.3g}")
         config = plan.config(name, factor, race.pace[name], race.starts[name], last=last)
         config = fit_parameters(config, self.target, self.vocab_size)
@@ -157,7 +169,7 @@ class Racing:
         seconds = sum(one.seconds for one in config.stages().values())
         label = f"{name} {rate}{'' if last else ' trial'}"
         reporter = RaceReporter(
-            self.make_reporter(), label, self._after(name, factor, last), seconds
+            self.make_reporter(), label, self._after(name, trials_left), seconds
         )
         began, cpu = time.perf_counter(), time.process_time()
         try:
@@ -172,12 +184,12 @@ class Racing:
                 race.write()
         return run
 
-    def _after(self, name: str, factor: float, last: bool) -> float:
+    def _after(self, name: str, trials_left: int | None) -> float:
         """Training seconds of the race after this run."""
         plan = self.race.plan
         others = len(plan.methods) - plan.methods.index(name) - 1
-        trials = len(FACTORS) - FACTORS.index(factor) - 1
-        return others * plan.seconds + (0.0 if last else plan.last + trials * plan.trial)
+        own = 0.0 if trials_left is None else plan.last + trials_left * plan.trial
+        return others * plan.seconds + own
 
     def _validate(self, run: Run) -> float:
         return self._nats(run, self.race.plan.validation)
