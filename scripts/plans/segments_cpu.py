@@ -3,8 +3,9 @@
 TinyStories at size tiny, on `TINYSTORIES`; the 8x8 digits; and MNIST in 2x2 patches of four greys,
 on `MNIST` (see the recipe mnist_small). The cell takes 16 steps from where it ended the segment
 before and is decoded after each; the teacher encodes the ends of segments only. BPTT has the same
-cell and readout, as many steps of as many sequences of the same length, and several rates. "plain"
-is SMT as the recipe has it; other names change one option. segments.py is for a GPU.
+cell and readout, as many steps of as many sequences of the same length, and several rates; it is
+also cut into pieces, trained one after another or at once. "plain" is SMT as the recipe has it;
+other names change one option. segments.py is for a GPU.
 
     python scripts/many_runs.py scripts/plans/segments_cpu.py --folder runs/segments --only RUN ...
 """
@@ -50,6 +51,16 @@ OPTIONS: dict[str, dict] = {
     "detached": {"joint": False},
     "future-4": {"future_length": 4},
 }
+PIECES: dict[str, dict] = {
+    "truncate-16": {"truncate": 16},
+    "pieces-8": {"truncate": 8, "sweeps": 1},
+    "pieces-16": {"truncate": 16, "sweeps": 1},
+    "pieces-16-sweeps-3": {"truncate": 16, "sweeps": 3},
+    "pieces-32": {"truncate": 32, "sweeps": 1},
+    "pieces-32-sweeps-2": {"truncate": 32, "sweeps": 2},
+    "pieces-64": {"truncate": 64, "sweeps": 1},
+}
+"""BPTT that is cut into pieces."""
 GATED = {
     "gru": {"kind": "gru", "layers": 2, "memory_tokens": 2},
     "lstm": {"kind": "lstm", "layers": 1, "memory_tokens": 2},
@@ -91,7 +102,7 @@ def smt(config: RunConfig, **options) -> RunConfig:
     return replace(config, smt=replace(config.smt, **(SEGMENTS | options)), dmt=DMTConfig())
 
 
-def bptt(config: RunConfig, rate: float) -> RunConfig:
+def bptt(config: RunConfig, rate: float, **options) -> RunConfig:
     stage = BPTTConfig(
         steps=config.smt.steps,
         batch_size=config.smt.batch_size,
@@ -99,6 +110,7 @@ def bptt(config: RunConfig, rate: float) -> RunConfig:
         warmup=0.05,
         schedule="cosine",
         sequence_length=config.teacher.context_length + 1,
+        **options,
     )
     return replace(config, smt=SMTConfig(), dmt=DMTConfig(), bptt=stage)
 
@@ -114,3 +126,6 @@ for name, make in {"stories": stories, "digits": digits, "mnist": mnist}.items()
                 RUNS[f"{some}-{option}-seed{seed}"] = smt(config, **changes)
             for rate in (1e-3, 3e-3, 6e-3, 1e-2, 2e-2, 3e-2):
                 RUNS[f"{some}-bptt-{rate:g}-seed{seed}"] = bptt(config, rate)
+                for option, changes in PIECES.items():
+                    run = f"{some}-bptt-{rate:g}-{option}-seed{seed}"
+                    RUNS[run] = bptt(config, rate, **changes)

@@ -14,6 +14,7 @@ from conftest import (
     tiny_rnn,
 )
 from memtrain.config import BPTTConfig
+from memtrain.errors import MemtrainError
 from memtrain.evaluation.cost import CountedCell, recurrent_depth, sequential_ops
 from memtrain.models.rnn import RNN
 from memtrain.objectives.bptt import BPTT
@@ -136,6 +137,97 @@ def test_truncation_changes_the_gradient():
 def test_credit_passes_as_many_applications_as_the_truncation_allows(length, truncate, depth):
     objective = BPTT(tiny_rnn(CountedCell(tiny_cell())), BPTTConfig(truncate=truncate))
     assert recurrent_depth(objective(random_batch(2, length), seeded()).total) == depth
+
+
+# ------------------------------------------------------------------------- pieces at once
+
+
+def naive_sweeps(rnn: RNN, batch: Batch, truncate: int, sweeps: int) -> Tensor:
+    """Each piece on its own: read the pieces before it from the empty memory, then train it."""
+    losses, length = [], batch.inputs.shape[1]
+    for begin in range(0, length, truncate):
+        memory = rnn.empty_memory(len(batch.inputs))
+        with torch.no_grad():
+            for t in range(max(0, begin - sweeps * truncate), begin):
+                _, memory = rnn.step(memory, batch.inputs[:, t])
+        for t in range(begin, min(begin + truncate, length)):
+            logits, memory = rnn.step(memory, batch.inputs[:, t])
+            kept = batch.targets[:, t] != IGNORE_INDEX
+            losses.append(F.cross_entropy(logits[kept], batch.targets[kept, t], reduction="none"))
+    return torch.cat(losses).mean()
+
+
+@pytest.mark.parametrize(
+    ("length", "truncate", "sweeps"),
+    [(6, 2, 1), (6, 2, 2), (7, 3, 1), (5, 4, 1), (8, 2, 3), (8, 2, 9), (5, 9, 1), (4, 1, 2)],
+    ids=lambda n: str(n),
+)
+@pytest.mark.parametrize("kind", ["transformer", "mlp", "gru", "lstm"])
+def test_pieces_at_once_equal_pieces_one_by_one(kind, length, truncate, sweeps):
+    rnn, batch = tiny_rnn(tiny_cell(kind)), random_batch(3, length)
+    total = BPTT(rnn, BPTTConfig(truncate=truncate, sweeps=sweeps))(batch, seeded()).total
+    expected = naive_sweeps(rnn, batch, truncate, sweeps)
+    assert_close(total, expected)
+    parameters = list(rnn.parameters())
+    for one, other in zip(
+        gradients(total, parameters), gradients(expected, parameters), strict=True
+    ):
+        assert_close(one, other, atol=1e-6, rtol=1e-3)
+
+
+def test_enough_sweeps_equal_pieces_in_order():
+    rnn, batch = tiny_rnn(), random_batch(3, 11)
+    losses = [
+        BPTT(rnn, BPTTConfig(truncate=3, sweeps=sweeps))(batch, seeded()).total
+        for sweeps in (0, 3, 1)
+    ]
+    assert_close(losses[0], losses[1])
+    assert abs(losses[0] - losses[2]) > 1e-5  # a third piece starts two pieces late
+
+
+def test_sequential_operations_of_pieces_at_once_do_not_grow_with_the_length():
+    counts = {
+        (sweeps, length): sequential_ops(
+            lambda length=length, sweeps=sweeps: (
+                BPTT(tiny_rnn(), BPTTConfig(truncate=4, sweeps=sweeps))(
+                    random_batch(2, length), seeded()
+                ).total
+            )
+        )
+        for sweeps in (0, 1)
+        for length in (8, 16, 32)
+    }
+    assert counts[1, 8] == counts[1, 16] == counts[1, 32] < counts[0, 16]
+    assert counts[0, 32] - counts[0, 16] == 2 * (counts[0, 16] - counts[0, 8]) > 0
+
+
+def test_pieces_at_once_reach_as_far_back_as_sweeps_and_pieces():
+    """A token before them changes nothing; the last of the pieces that are read does."""
+    torch.manual_seed(0)
+    rnn, batch = tiny_rnn(tiny_cell("gru")), random_batch(1, 12)
+    targets = batch.targets.clone()
+    targets[:, :8] = IGNORE_INDEX
+
+    def loss(position: int) -> float:
+        inputs = batch.inputs.clone()
+        inputs[:, position] = (inputs[:, position] + 1) % 5
+        objective = BPTT(rnn, BPTTConfig(truncate=4, sweeps=1))
+        return float(objective(Batch(inputs, targets), seeded()).total.detach())
+
+    assert loss(0) == loss(3)
+    assert loss(4) != loss(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sweeps": 1}, "sweeps=1 with truncate=0: the sequence is one piece; set truncate"),
+        ({"sweeps": 1, "truncate": 4, "recompute": 2}, "recompute=2 with sweeps=1: pieces"),
+    ],
+)
+def test_sweeps_need_pieces_that_are_kept(settings, words):
+    with pytest.raises(MemtrainError, match=words):
+        BPTTConfig(**settings)
 
 
 def test_cell_and_readout_train():

@@ -35,6 +35,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "dmt.teacher_decode_weight": 1.0,
     "dmt.uniformity_weight": 0.01,
     "dmt.uniformity_samples": 512,
+    "bptt.sweeps": 0,
     "teacher.rotary_fraction": 1.0,
     "teacher.head_bias": False,
     "cell.rotary_fraction": 1.0,

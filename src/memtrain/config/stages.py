@@ -318,3 +318,20 @@ class BPTTConfig(StageConfig):
     recompute: Annotated[int, Bounds(0)] = 0
     """Keep only every n-th memory and recompute the steps between in the backward pass: less
     memory (least near the square root of the length) for a third more time (0: keep all)."""
+    sweeps: Annotated[int, Bounds(0)] = 0
+    """Train the pieces that `truncate` makes all at once, which needs few sequential steps: each
+    starts from the memory that the cell has when it reads as many pieces before it, from the empty
+    memory and without gradients (0: one piece after another, the memory is carried on)."""
+
+    def check(self) -> None:
+        StageConfig.check(self)
+        if self.sweeps and not self.truncate:
+            raise MemtrainError(
+                f"sweeps={self.sweeps} with truncate=0: the sequence is one piece; set truncate to "
+                "the steps of a piece, for example 16"
+            )
+        if self.sweeps and self.recompute:
+            raise MemtrainError(
+                f"recompute={self.recompute} with sweeps={self.sweeps}: pieces that are trained at "
+                "once are kept; set recompute=0"
+            )

@@ -19,6 +19,9 @@ from memtrain.shapes import Batch, Losses, count_targets
 class BPTT(Objective):
     """Next-target loss of the RNN unrolled from the empty memory.
 
+    With `truncate` K and `sweeps` a sequence is not unrolled: its pieces of K steps are trained all
+    at once, from memories that passes without gradients over the pieces before them leave.
+
     Example: `BPTT(rnn)(tokens).total.backward()`.
     """
 
@@ -60,18 +63,46 @@ class BPTT(Objective):
         return isinstance(self.rnn.cell, Cell)
 
     def compute(self, batch: Batch, generator: torch.Generator) -> Losses:
-        loss = self._recomputed(batch) if self.config.recompute else self._kept(batch)
+        if self.config.recompute:
+            loss = self._recomputed(batch)
+        else:
+            unroll = self._at_once if self.config.sweeps else self._in_order
+            loss = readout_loss(self.rnn, unroll(batch.inputs), batch.targets, self.shard)
         return Losses(loss, {"readout": loss.detach()})
 
-    def _kept(self, batch: Batch) -> Float[Tensor, ""]:
-        """Unroll, keep all activations, and read all memories out at once."""
+    def _in_order(
+        self, inputs: Int[Tensor, "B T"] | Float[Tensor, "B T X"]
+    ) -> Float[Tensor, "B T M D"]:
+        """All memories, one piece of the sequence after another."""
         memory, memories = None, []
-        for chunk in batch.inputs.split(self.config.truncate or batch.inputs.shape[1], dim=1):
+        for chunk in inputs.split(self.config.truncate or inputs.shape[1], dim=1):
             # Truncated: the memory is carried into the next chunk, the gradient is not.
             unrolled = self.rnn.unroll(chunk, None if memory is None else memory.detach())
             memory = unrolled[:, -1]
             memories.append(unrolled)
-        return readout_loss(self.rnn, torch.cat(memories, dim=1), batch.targets, self.shard)
+        return torch.cat(memories, dim=1)
+
+    def _at_once(
+        self, inputs: Int[Tensor, "B T"] | Float[Tensor, "B T X"]
+    ) -> Float[Tensor, "B T M D"]:
+        """All memories, all pieces of the sequence in parallel.
+
+        Each of `sweeps` passes starts a piece from where the pass before ended the piece before it;
+        the first starts all of them from the empty memory.
+        """
+        rows, length = inputs.shape[:2]
+        piece = min(self.config.truncate, length)
+        count = -(-length // piece)
+        filling = inputs.new_zeros(rows, count * piece - length, *inputs.shape[2:])
+        pieces = torch.cat([inputs, filling], dim=1).unflatten(1, (count, piece)).flatten(0, 1)
+        empty = self.rnn.empty_memory(rows)[:, None]
+        start = self.rnn.empty_memory(rows * count)
+        for _ in range(min(self.config.sweeps, count - 1)):
+            with torch.no_grad():
+                ended = self.rnn.unroll_last(pieces, start).unflatten(0, (rows, count))
+            start = torch.cat([empty, ended[:, :-1]], dim=1).flatten(0, 1)
+        memories = self.rnn.unroll(pieces, start).unflatten(0, (rows, count))
+        return memories.flatten(1, 2)[:, :length]
 
     def _recomputed(self, batch: Batch) -> Float[Tensor, ""]:
         """Unroll in pieces and keep only the last memory of each; the rest is recomputed."""
