@@ -219,8 +219,8 @@ MUTATIONS = [
     Mutation(
         "dmt-readout-detached",
         "objectives/dmt.py",
-        "rollout[:, read_at].detach()",
-        "rollout[:, read_at]",
+        "self._read_out(rollout.detach(), targets",
+        "self._read_out(rollout, targets",
         DMT,
         "the readout's loss reaches the cell",
     ),
