@@ -71,6 +71,18 @@ def test_sampling_with_the_cache_equals_sampling_step_by_step():
     assert torch.equal(found, torch.stack(expected, dim=1))
 
 
+def test_sampling_rows_that_have_read_different_lengths_equals_sampling_each_alone():
+    rnn, uniforms = model(), torch.rand(9, 3, generator=seeded())
+    with torch.no_grad():
+        read = [rnn.unroll(random_tokens(1, length))[:, -1] for length in (5, 1)]
+        memory = torch.cat([*read, rnn.empty_memory(1)])
+        found = rnn.write(memory, uniforms, Sampler())
+        for row in range(3):
+            alone = rnn.write(memory[row : row + 1], uniforms[:, row : row + 1], Sampler())
+            assert torch.equal(found[0][row], alone[0][0])
+            same(found[1][row], alone[1][0])
+
+
 def test_the_memory_after_sampling_continues_the_sequence():
     rnn, prompt = model(), random_tokens(2, 3)
     with torch.no_grad():
