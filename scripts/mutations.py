@@ -760,9 +760,9 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluate-mode",
-        "evaluation/evaluate.py",
-        "rnn.train(training)",
-        "rnn.train()",
+        "models/layers.py",
+        "part.train(training)",
+        "part.train()",
         EVALUATE,
         "evaluating switches dropout on",
     ),

@@ -22,6 +22,7 @@ from memtrain.evaluation.scores import (
     binned_means,
 )
 from memtrain.losses import squared_error, variance_of
+from memtrain.models.layers import evaluation_mode
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch, Inputs, count_targets, describe_space
@@ -235,18 +236,13 @@ def evaluate(
             found = f"it has {describe_space(task.space)}, the rnn {describe_space(rnn.space)}"
         raise MemtrainError(f"task: {found}; they must be equal")
     device = rnn.readout.head.weight.device if device is None else device
-    training = rnn.training
-    rnn.eval()
-    try:
-        with torch.no_grad():
-            batch = task.held_out(skip + sequences, torch.Generator().manual_seed(seed))
-            batch = batch.map(lambda tensor: tensor[skip:]).to(device) if skip else batch.to(device)
-            if not len(batch.inputs):
-                raise MemtrainError(f"skip={skip}: no held-out sequences are left; skip fewer")
-            found = _baselines(task, batch) if baselines else []
-            return _evaluate(task, batch, rnn, teacher, found)
-    finally:
-        rnn.train(training)
+    with evaluation_mode(rnn), torch.no_grad():
+        batch = task.held_out(skip + sequences, torch.Generator().manual_seed(seed))
+        batch = batch.map(lambda tensor: tensor[skip:]).to(device) if skip else batch.to(device)
+        if not len(batch.inputs):
+            raise MemtrainError(f"skip={skip}: no held-out sequences are left; skip fewer")
+        found = _baselines(task, batch) if baselines else []
+        return _evaluate(task, batch, rnn, teacher, found)
 
 
 def _evaluate(
