@@ -202,6 +202,14 @@ def test_the_optimizer_gets_parameters_only_where_some_are_trained():
         objective.trained_parameters()
 
 
+def test_the_optimizer_gets_a_weight_that_two_modules_share_once():
+    teacher, rnn = tiny_teacher(), tiny_rnn()
+    cell: Any = rnn.cell
+    cell.embedding.weight = rnn.readout.head.weight
+    found = memtrain.DMT(teacher, rnn).trained_parameters()
+    assert len(found) == len(set(found)) == len([*rnn.parameters()])
+
+
 def test_configs_in_messages_fit_a_line():
     assert "\n" not in repr(TINY) and len(repr(replace(TINY, name="n"))) < 120
     assert json.loads(memtrain.to_json(TINY))["name"] == "tiny"
