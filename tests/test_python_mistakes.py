@@ -97,6 +97,8 @@ CASES: list[Case] = [
     ("tokens elsewhere", lambda _: smt()(TOKENS.to("meta")), r"tokens: must be on cpu, .*not on meta; tokens.to\('cpu'\)"),
     ("sequences of one token", lambda _: smt()(TOKENS[:, :1]), r"tokens=\(2, 1\): must have at least 2 .*pass targets"),
     ("windows too short for a stream", lambda _: smt(stream=True)(TOKENS), r"tokens=\(2, 4\): .*at least 72 tokens.*stream=True"),
+    ("sequences too short for a segment", lambda _: smt(dynamics_steps=5)(TOKENS), r"dynamics_steps=5: sequences must have at least 5 tokens, and tokens are \(2, 4\); lower it"),
+    ("too short without the first step", lambda _: smt(dynamics_steps=4, learn_start=False, timesteps=0)(TOKENS), r"dynamics_steps=4: sequences must have at least 5 tokens"),
     ("tokens beyond it in rnn()", lambda _: tiny_rnn()(TOKENS + 3), r"tokens: contains 8, outside the vocabulary 0..6"),
     # ------------------------------------------------------------------------- targets
     ("targets of another length", lambda _: smt()(TOKENS, targets=TOKENS[:, 1:]), r"targets=\(2, 3\): .*shape of tokens, \(2, 4\), with -100 where"),

@@ -125,6 +125,12 @@ class SMT(Objective):
                 f"tokens={tuple(batch.inputs.shape)}: windows of a stream must have at least "
                 f"{needed} tokens, context and future; or leave out stream=True"
             )
+        steps, least = self.config.dynamics_steps, self.shortest_length()
+        if steps > 1 and batch.inputs.shape[1] < least:
+            raise MemtrainError(
+                f"dynamics_steps={steps}: sequences must have at least {least} tokens, and tokens "
+                f"are {tuple(batch.inputs.shape)}; lower it, or take longer sequences"
+            )
         return batch
 
     def shortest_length(self) -> int:
