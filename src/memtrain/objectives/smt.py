@@ -276,9 +276,13 @@ class SMT(Objective):
         short = self.empty_start_rows(rows)
         first[:short] = sample_steps(short, 1, context, generator, device)
         decoded = torch.zeros_like(first)
-        if self.config.learn_start:
+        if self.config.learn_start and rows > 1:
             some = max(1, rows // 32)
             first[:some], decoded[:some] = -1, 1
+        elif self.config.learn_start:  # the only row: some of the time, to train other steps too
+            drawn = torch.rand(1, 1, generator=generator, device=generator.device).to(device)
+            decoded = (drawn < 1 / 32).long()
+            first = first.where(decoded == 0, -1)
         return first + torch.arange(self.config.dynamics_steps + 1, device=device), decoded
 
     def _step(
