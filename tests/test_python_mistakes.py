@@ -50,6 +50,10 @@ class Wider(nn.Module):
         return nn.functional.pad(memory, (0, 1)) + self.embedding(token)[:, None]
 
 
+def attention_cell() -> nn.Module:
+    return memtrain.make_cell("attention", vocab_size=7, width=16, heads=2, head_dim=8, layers=1)
+
+
 def other_readout() -> memtrain.RNN:
     sizes: dict[str, Any] = SIZES | {"width": 32}
     return memtrain.RNN(tiny_cell(), vocab_size=7, **sizes)
@@ -126,6 +130,12 @@ CASES: list[Case] = [
     ("a teacher's vocabulary first", lambda _: memtrain.Teacher(9), "config=int: must be a TeacherConfig; or leave it out"),  # type: ignore
     ("a teacher's misspelt size", lambda _: memtrain.Teacher(vocab_size=9, layers=2), "layers=2: TeacherConfig has no such field; did you mean"),
     ("a linear readout", lambda _: memtrain.RNN(tiny_cell(), nn.Linear(16, 7)), "readout=Linear: must be a memtrain.Decoder, or the memtrain.Teacher"),  # type: ignore
+    ("a readout of another width", lambda _: memtrain.RNN(tiny_cell(), memtrain.Decoder(vocab_size=7, memory_dim=8, **SIZES)), r"readout: reads memory tokens of width 8, those of the cell have 16; Decoder\(memory_dim=16"),
+    ("a teacher of an attention cell", lambda _: memtrain.RNN(attention_cell(), tiny_teacher()), r"readout=<Teacher.*must be left out; an attention cell .* BPTT alone: RNN\(cell, vocab_size=7\)"),
+    ("another vocabulary of an attention cell", lambda _: memtrain.RNN(attention_cell(), vocab_size=9), "vocab_size=9: the cell reads tokens, vocab_size=7"),
+    ("a list to unroll", lambda _: tiny_rnn().unroll([[3, 0]]), r"inputs=\[\[3, 0\]\]: must be a tensor of whole numbers"),  # type: ignore
+    ("a token beyond the vocabulary to read", lambda _: tiny_rnn().read(TOKENS + 3), "inputs: contains 8, outside the vocabulary 0..6"),
+    ("a memory of other rows", lambda _: tiny_rnn().unroll(TOKENS, torch.zeros(1, 2, 16)), r"memory: must be a tensor of shape \(2, 2, 16\), not \(1, 2, 16\)"),
     ("a size that a GRU has not", lambda _: memtrain.make_cell("gru", vocab_size=9, layers=4), "layers=4: must be left out with cell.kind=gru"),
     ("a cell of no known kind", lambda _: memtrain.make_cell("gruu", vocab_size=9), "kind='gruu': did you mean gru"),
     ("a memory of another shape", lambda _: tiny_rnn().step(torch.zeros(1, 3, 16), torch.tensor([1])), r"memory: must be a tensor of shape \(B, 2, 16\), not \(1, 3, 16\); rnn.empty_memory"),

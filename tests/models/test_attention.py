@@ -11,6 +11,7 @@ from memtrain.errors import MemtrainError
 from memtrain.generation.sampling import sample
 from memtrain.models.attention import AttentionCell
 from memtrain.models.build import build_rnn
+from memtrain.models.cells import make_cell
 from memtrain.models.rnn import RNN, Sampler
 from memtrain.objectives.bptt import BPTT
 from memtrain.recipes import recipe
@@ -107,6 +108,20 @@ def test_the_recipe_has_as_many_parameters_as_that_of_the_recurrent_cell(size: s
         for cell in ("transformer", "attention")
     ]
     assert abs(counts[1] / counts[0] - 1) < 0.01
+
+
+def test_it_trains_in_a_loop_of_ones_own():
+    cell = make_cell("attention", vocab_size=VOCAB, memory_tokens=4, width=16, heads=2, head_dim=8)
+    rnn, tokens = RNN(cell, vocab_size=VOCAB), random_tokens(4, 9)
+    objective = BPTT(rnn)
+    optimizer = torch.optim.AdamW(objective.trained_parameters(), lr=1e-2)
+    losses = []
+    for _ in range(4):
+        losses.append(objective(tokens).total)
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.1
 
 
 def test_it_is_refused_where_it_cannot_be_trained():

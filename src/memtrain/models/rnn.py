@@ -65,7 +65,7 @@ class RNN(Replaceable):
             vocab_size: the number of tokens, if no readout is given.
             values: what sequences are, if they are numbers, and no readout is given.
             sizes: width, decoder_layers, heads and other fields of TeacherConfig, if no readout is
-                given.
+                given; an attention cell has none, its readout is linear.
 
         Raises:
             CellContractError: the cell breaks a rule.
@@ -79,6 +79,11 @@ class RNN(Replaceable):
             )
         if isinstance(readout, Decoder | AttentionReadout):
             self._refuse(vocab_size=vocab_size, values=values, **sizes)
+            self._check_width(cell, readout)
+        elif isinstance(cell, AttentionCell):
+            if readout is not None:
+                sizes = {"readout": readout, **sizes}
+            readout = self._attention_readout(cell, vocab_size, values, sizes)
         else:
             if isinstance(readout, Teacher):
                 self._refuse(vocab_size=vocab_size, values=values, **sizes)
@@ -97,6 +102,33 @@ class RNN(Replaceable):
         for name, size in sizes.items():
             if size:
                 raise MemtrainError(f"{name}={size!r}: must be left out; the readout has its own")
+
+    @staticmethod
+    def _check_width(cell: nn.Module, readout: Decoder | AttentionReadout) -> None:
+        """Refuse a decoder of memories of another width."""
+        dim = memory_shape(cell)[1]
+        if isinstance(readout, Decoder) and readout.memory_dim != dim:
+            raise MemtrainError(
+                f"readout: reads memory tokens of width {readout.memory_dim}, those of the cell "
+                f"have {dim}; Decoder(memory_dim={dim}, ...)"
+            )
+
+    @staticmethod
+    def _attention_readout(
+        cell: AttentionCell, vocab_size: int, values: Values | None, given: dict[str, Any]
+    ) -> AttentionReadout:
+        """The readout of a plain Transformer, which has no teacher."""
+        own = cell.embedding.num_embeddings
+        for name, value in given.items():
+            raise MemtrainError(
+                f"{name}={value!r}: must be left out; an attention cell has a linear readout and "
+                f"is trained by BPTT alone: RNN(cell, vocab_size={own})"
+            )
+        space = space_of(vocab_size, values)
+        if space != own:
+            name = "values" if isinstance(space, Values) else "vocab_size"
+            raise MemtrainError(f"{name}={space}: the cell reads tokens, vocab_size={own}")
+        return AttentionReadout(cell.embedding.embedding_dim, own)
 
     @property
     def space(self) -> Space:
@@ -148,12 +180,13 @@ class RNN(Replaceable):
         self.check_tokens("tokens", tokens)
         return self.predict(self.unroll(tokens))
 
-    def _check_memory(self, memory: object) -> None:
-        shape = ", ".join(map(str, memory_shape(self.cell)))
+    def _check_memory(self, memory: object, rows: int | None = None) -> None:
+        shape = ", ".join(map(str, ("B" if rows is None else rows, *memory_shape(self.cell))))
         found = tuple(memory.shape) if isinstance(memory, Tensor) else type(memory).__name__
-        if not isinstance(found, tuple) or found[1:] != memory_shape(self.cell):
+        right = isinstance(found, tuple) and found[1:] == memory_shape(self.cell)
+        if not right or rows not in (None, found[0]):
             raise MemtrainError(
-                f"memory: must be a tensor of shape (B, {shape}), not {found}; "
+                f"memory: must be a tensor of shape ({shape}), not {found}; "
                 "rnn.empty_memory(batch_size) makes one"
             ) from None
 
@@ -248,7 +281,20 @@ class RNN(Replaceable):
     def unroll(
         self, inputs: Inputs, memory: Float[Tensor, "B M D"] | None = None
     ) -> Float[Tensor, "B T M D"]:
-        """The memories after each input, step by step, from `memory` or the empty one."""
+        """The memories after each input, step by step, from `memory` or the empty one.
+
+        Raises:
+            MemtrainError: the inputs or the memory are not what the model takes.
+        """
+        try:
+            return self._unroll(inputs, memory)
+        except Exception:  # checked only now, as in `step`
+            self.check_tokens("inputs", inputs)
+            if memory is not None:
+                self._check_memory(memory, len(inputs))
+            raise
+
+    def _unroll(self, inputs: Inputs, memory: Float[Tensor, "B M D"] | None) -> Tensor:
         if isinstance(self.cell, AttentionCell):  # it computes all steps at once
             return self.cell.unroll(inputs, memory)
         if memory is None:
