@@ -133,6 +133,8 @@ CASES: list[Case] = [
     ("a readout of another width", lambda _: memtrain.RNN(tiny_cell(), memtrain.Decoder(vocab_size=7, memory_dim=8, **SIZES)), r"readout: reads memory tokens of width 8, those of the cell have 16; Decoder\(memory_dim=16"),
     ("a teacher of an attention cell", lambda _: memtrain.RNN(attention_cell(), tiny_teacher()), r"readout=<Teacher.*must be left out; an attention cell .* BPTT alone: RNN\(cell, vocab_size=7\)"),
     ("another vocabulary of an attention cell", lambda _: memtrain.RNN(attention_cell(), vocab_size=9), "vocab_size=9: the cell reads tokens, vocab_size=7"),
+    ("weights of 16 bits", lambda _: tiny_rnn().bfloat16()(TOKENS), r"rnn: its weights are torch.bfloat16, .*; take rnn.float\(\) under torch.autocast\('cpu', torch.bfloat16\)"),
+    ("a step with weights of 16 bits", lambda _: rnn_of(memtrain.make_cell("gru", vocab_size=7, memory_tokens=1, memory_dim=16)).half().step(torch.zeros(1, 1, 16), TOKENS[0, :1]), "rnn: its weights are torch.float16"),
     ("a list to unroll", lambda _: tiny_rnn().unroll([[3, 0]]), r"inputs=\[\[3, 0\]\]: must be a tensor of whole numbers"),  # type: ignore
     ("a token beyond the vocabulary to read", lambda _: tiny_rnn().read(TOKENS + 3), "inputs: contains 8, outside the vocabulary 0..6"),
     ("a memory of other rows", lambda _: tiny_rnn().unroll(TOKENS, torch.zeros(1, 2, 16)), r"memory: must be a tensor of shape \(2, 2, 16\), not \(1, 2, 16\)"),

@@ -110,6 +110,15 @@ def test_the_recipe_has_as_many_parameters_as_that_of_the_recurrent_cell(size: s
     assert abs(counts[1] / counts[0] - 1) < 0.01
 
 
+def test_float64_is_kept():
+    rnn, tokens = model(), random_tokens(2, 6)
+    single = rnn(tokens)
+    memory = rnn.double().empty_memory(2)
+    logits, memory = rnn.step(memory, tokens[:, 0])
+    assert logits.dtype == memory.dtype == torch.float64
+    same(rnn(tokens), single.double())
+
+
 def test_it_trains_in_a_loop_of_ones_own():
     cell = make_cell("attention", vocab_size=VOCAB, memory_tokens=4, width=16, heads=2, head_dim=8)
     rnn, tokens = RNN(cell, vocab_size=VOCAB), random_tokens(4, 9)

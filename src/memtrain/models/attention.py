@@ -60,8 +60,8 @@ class AttentionCell(nn.Module):
         else:
             numbers = torch.cat([self._numbers(memory), inputs + 1], dim=1)
             hidden = self._read_masked(numbers[:, 1:])[:, -inputs.shape[1] :]
-        windows = numbers.float().unfold(1, self.span, 1)[:, 1:]  # (B, T, span)
-        return torch.cat([windows, hidden.float()], dim=2)[:, :, None]
+        windows = numbers.unfold(1, self.span, 1)[:, 1:]  # (B, T, span)
+        return _join(windows, hidden)[:, :, None]
 
     def write(
         self,
@@ -85,10 +85,10 @@ class AttentionCell(nn.Module):
                 seen = F.pad(there, (0, len(tokens)), value=True)
                 mask = seen[:, None, None, -min(self.context, place + 1) :]
             x = self.embedding(tokens[-1])[:, None]
-            hidden = self._layers(x, place, mask, cache).float()
+            hidden = self._layers(x, place, mask, cache)
         written = torch.stack(tokens, dim=1)
         numbers = torch.cat([numbers, written + 1], dim=1)[:, -self.span :]
-        return written, torch.cat([numbers.float(), hidden[:, 0]], dim=1)[:, None]
+        return written, _join(numbers, hidden[:, 0])[:, None]
 
     def _numbers(self, memory: Float[Tensor, "B M D"]) -> Int[Tensor, "B R"]:
         return memory[:, 0, : self.span].round().long()
@@ -135,6 +135,12 @@ class AttentionCell(nn.Module):
         if cache is not None:
             cache[:] = grown
         return self.stack.norm(x)
+
+
+def _join(numbers: Int[Tensor, "*rows R"], hidden: Float[Tensor, "*rows W"]) -> Tensor:
+    """A memory, which is at least fp32: it holds tokens as numbers."""
+    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    return torch.cat([numbers.to(hidden.dtype), hidden], dim=-1)
 
 
 class AttentionReadout(nn.Module):

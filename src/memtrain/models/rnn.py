@@ -148,9 +148,11 @@ class RNN(Replaceable):
         )
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
-        """The memory of having read nothing: zeros."""
-        device = self.readout.head.weight.device
-        return torch.zeros(batch_size, *memory_shape(self.cell), device=device)
+        """The memory of having read nothing: zeros, in float64 of a model in float64."""
+        weight = self.readout.head.weight
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        shape = memory_shape(self.cell)
+        return torch.zeros(batch_size, *shape, dtype=exact, device=weight.device)
 
     def step(
         self, memory: Float[Tensor, "B M D"], token: Token
@@ -162,12 +164,12 @@ class RNN(Replaceable):
         """
         self._check_memory(memory)
         try:
-            memory = self.cell(memory, token)
+            after = self.cell(memory, token)
+            return self.predict(after), after
         except Exception:
             # Checked only now: reading the tokens on the host would stall a GPU at every step.
             self.check_tokens("token", token, len(memory))
             raise
-        return self.predict(memory), memory
 
     def forward(self, tokens: Inputs) -> Float[Tensor, "B T V"]:
         """Read sequences from the empty memory: the logits of the target of each token.
@@ -193,6 +195,7 @@ class RNN(Replaceable):
     def check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
         """Refuse anything but a tensor of tokens, (rows,) or, without `rows`, (B, T); of a network
         that reads numbers, anything but (rows, X) or (B, T, X)."""
+        self._check_precision()
         if isinstance(self.space, Values):
             return self._check_values(name, tokens, rows, self.space)
         example = "torch.tensor([[3, 0, 5]])" if rows is None else "torch.tensor([3])"
@@ -216,6 +219,16 @@ class RNN(Replaceable):
         if free_to_read(tokens) and bool((outside := (tokens < 0) | (tokens > last)).any()):
             raise MemtrainError(
                 f"{name}: contains {int(tokens[outside][0])}, outside the vocabulary 0..{last}"
+            ) from None
+
+    def _check_precision(self) -> None:
+        """Refuse weights of 16 bits, which cannot read the memory: it is fp32 at least."""
+        weight = self.readout.head.weight
+        if weight.dtype.itemsize == 2 and not torch.is_autocast_enabled(weight.device.type):
+            kind = weight.device.type
+            raise MemtrainError(
+                f"rnn: its weights are {weight.dtype}, and a memory is float32; take rnn.float() "
+                f"under torch.autocast({kind!r}, {weight.dtype})"
             ) from None
 
     def _check_values(self, name: str, found: object, rows: int | None, values: Values) -> None:
