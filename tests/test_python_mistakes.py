@@ -54,6 +54,16 @@ def attention_cell() -> nn.Module:
     return memtrain.make_cell("attention", vocab_size=7, width=16, heads=2, head_dim=8, layers=1)
 
 
+class Table:
+    """Has three rows, and two columns by name, as a DataFrame."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, name: Any) -> list[float]:
+        return {0: [1.0, 2.0, 3.0], 1: [4.0, 5.0, 6.0]}[name]
+
+
 def other_readout() -> memtrain.RNN:
     sizes: dict[str, Any] = SIZES | {"width": 32}
     return memtrain.RNN(tiny_cell(), vocab_size=7, **sizes)
@@ -67,6 +77,11 @@ def memory() -> memtrain.Memory:
 def value_rnn() -> memtrain.RNN:
     cell = memtrain.make_cell("gru", values=VALUES, memory_tokens=1, memory_dim=16)
     return memtrain.RNN(cell, values=VALUES, **SIZES)
+
+
+def touched(path: Path) -> Path:
+    path.touch()
+    return path
 
 
 def run_of(folder: Path) -> memtrain.Run:
@@ -159,7 +174,25 @@ CASES: list[Case] = [
     ("memories without time", lambda _: memtrain.losses.rollout_drift(MEMORY[:, 0], MEMORY[:, 0]), r"memories=\(2, 2, 16\): must be \(B, T, M, D\), as rnn.unroll"),
     ("a list of logits", lambda _: memtrain.losses.decode_loss([[0.0, 1.0]], [1]), r"logits=list: must be a torch.Tensor; torch.tensor\("),  # type: ignore
     ("one sample", lambda _: memtrain.losses.uniformity_loss(MEMORY, samples=1), "samples=1: must be at least 2; the loss compares pairs"),
+    ("samples as a float", lambda _: memtrain.losses.uniformity_loss(MEMORY, samples=4.5), "samples=4.5: must be a whole number"),  # type: ignore
+    ("a list of weights", lambda _: memtrain.losses.dynamics_loss(MEMORY, MEMORY, [1.0, 2.0]), r"weight=list: must have one number per memory, \(2, 4\)"),  # type: ignore
+    ("a part without its weight", lambda _: memtrain.losses.total_loss({"decode": torch.tensor(1.0)}), r"parts: decode is a Tensor; must be \(weight, loss\), as \{'decode': \(1.0, loss\)\}"),  # type: ignore
+    ("a number for a likelihood", lambda _: memtrain.losses.value_loss(MEMORY, MEMORY, 3), "likelihood=3: must be one of gaussian"),  # type: ignore
     # ------------------------------------------------------------------------- evaluate, generate
+    ("sequences as text", lambda p: run_of(p).evaluate("4"), "sequences='4': must be a whole number"),  # type: ignore
+    ("half a sequence", lambda _: memtrain.evaluate(build_task(Retrieval(vocab_size=7)), tiny_rnn(), sequences=2.5), "sequences=2.5: must be a whole number"),  # type: ignore
+    ("a length as a float", lambda p: run_of(p).evaluate(4, length=7.5), "length=7.5: must be a whole number"),  # type: ignore
+    ("a seed as text", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), seed="a"), "seed='a': must be a whole number"),  # type: ignore
+    ("a temperature as text", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), temperature="a"), "temperature='a': must be a number"),  # type: ignore
+    ("tokens to keep as a float", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), top_k=2.5), "top_k=2.5: must be a whole number"),  # type: ignore
+    ("a text to sample after", lambda _: memtrain.sample(tiny_rnn(), "ab", 3, torch.Generator()), "prompt='ab': must be a tensor of whole numbers"),  # type: ignore
+    ("a prompt beyond the vocabulary", lambda _: memtrain.sample(tiny_rnn(), TOKENS + 3, 3, torch.Generator()), "prompt: contains 8, outside the vocabulary 0..6"),
+    ("a seed to sample with", lambda _: memtrain.sample(tiny_rnn(), TOKENS, 3, 0), r"generator=int: must be a torch.Generator; torch.Generator\(\).manual_seed\(0\)"),  # type: ignore
+    ("a misspelt temperature", lambda _: memtrain.sample(tiny_rnn(), TOKENS, 3, torch.Generator(), temprature=1.0), "temprature=1.0: did you mean temperature"),
+    ("a table to forecast", lambda _: memtrain.forecast(value_rnn(), Table(), 2), r"inputs=Table: must be numbers of shape \(B, P, 3\)"),
+    ("a file for a run's folder", lambda p: memtrain.Run.create(TINY, touched(p / "a.txt")), "a.txt: is a file; a run is a folder, name another"),
+    ("a number for a recipe", lambda _: memtrain.recipe(3), "recipe 3: must be one of"),  # type: ignore
+    ("one state's size without a list", lambda _: memtrain.wrap(nn.GRUCell(8, 8), vocab_size=7, state_sizes=8), r"state_sizes=8: must be the widths of all states, such as \(8,\)"),  # type: ignore
     ("a run to evaluate()", lambda p: memtrain.evaluate(run_of(p), None), r"task=Run: must be a memtrain.Task; .*run.evaluate\(\)"),  # type: ignore
     ("another task's vocabulary", lambda _: memtrain.evaluate(build_task(Retrieval(vocab_size=9)), tiny_rnn()), "task: its vocab_size=9, that of the rnn is 7; they must be equal"),
     ("no sequences to evaluate", lambda p: run_of(p).evaluate(0), "sequences=0: must be at least 1"),

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.errors import MemtrainError, did_you_mean
+from memtrain.errors import MemtrainError, check_whole, did_you_mean
 from memtrain.shapes import (
     IGNORE_INDEX,
     PARAMETERS,
@@ -160,7 +160,7 @@ def dynamics_loss(
     squared = squared_error(predicted, memory)
     if weight is None:
         weight = torch.ones_like(squared)
-    elif weight.shape != squared.shape:
+    elif not isinstance(weight, Tensor) or weight.shape != squared.shape:
         raise MemtrainError(
             f"weight={_shape(weight)}: must have one number per memory, {tuple(squared.shape)}"
         )
@@ -184,6 +184,7 @@ def uniformity_loss(
         generator: samples them; by default torch's global one.
     """
     _check_tensor("memory", memory)
+    check_whole("samples", samples, 0)
     if samples < 2:
         raise MemtrainError(f"samples={samples}: must be at least 2; the loss compares pairs")
     # Small distances vanish in bf16.
@@ -199,6 +200,12 @@ def total_loss(parts: Mapping[str, tuple[float, Float[Tensor, ""]]]) -> Losses:
     """
     if not parts:
         raise MemtrainError("parts={}: must have at least one loss, as name: (weight, loss)")
+    for name, part in parts.items():
+        if not isinstance(part, tuple) or len(part) != 2:
+            raise MemtrainError(
+                f"parts: {name} is a {type(part).__name__}; must be (weight, loss), as "
+                f"{{{name!r}: (1.0, loss)}}"
+            )
     weighted = [weight * loss for weight, loss in parts.values()]
     return Losses(
         reduce(operator.add, weighted), {name: loss.detach() for name, (_, loss) in parts.items()}

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memtrain.data.task import Task
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, check_whole
 from memtrain.evaluation.memories import Spread, SpreadAccumulator
 from memtrain.evaluation.naive import naive_baselines, series_format
 from memtrain.evaluation.ngram import Baseline, count_baselines
@@ -226,9 +226,10 @@ def evaluate(
             )
     if not isinstance(teacher, Teacher | None):
         raise MemtrainError(f"teacher={type(teacher).__name__}: must be a memtrain.Teacher or None")
-    for name, number, least in (("sequences", sequences, 1), ("skip", skip, 0)):
-        if number < least:
-            raise MemtrainError(f"{name}={number}: must be at least {least}")
+    for name, number, least in (
+        ("sequences", sequences, 1), ("skip", skip, 0), ("seed", seed, -(2**63)),
+    ):  # fmt: skip
+        check_whole(name, number, least)
     if task.space != rnn.space:
         if task.values is None and rnn.vocab_size:
             found = f"its vocab_size={task.vocab_size}, that of the rnn is {rnn.vocab_size}"

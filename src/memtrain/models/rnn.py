@@ -4,6 +4,7 @@ import math
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from memtrain.config import TeacherConfig
 from memtrain.config.validation import config_from
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, check_whole
 from memtrain.models.attention import AttentionCell, AttentionReadout
 from memtrain.models.check_cell import check_cell, check_kind, memory_shape
 from memtrain.models.layers import Replaceable
@@ -360,6 +361,10 @@ class Sampler:
     """Only tokens below this number (0: all)."""
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            number = getattr(self, name)
+            if not isinstance(number, Real):
+                raise MemtrainError(f"{name}={number!r}: must be a number")
         if self.temperature and not LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise MemtrainError(
                 f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE} and finite, "
@@ -367,10 +372,8 @@ class Sampler:
             )
         if not 0 < self.top_p <= 1:
             raise MemtrainError(f"top_p={self.top_p}: must be above 0 and at most 1")
-        if self.top_k < 0:
-            raise MemtrainError(f"top_k={self.top_k}: must be at least 0")
-        if self.allowed < 0:
-            raise MemtrainError(f"allowed={self.allowed}: must be at least 0")
+        check_whole("top_k", self.top_k, 0)
+        check_whole("allowed", self.allowed, 0)
 
     @property
     def is_plain(self) -> bool:

@@ -243,6 +243,10 @@ def _candidates(
     if sizes is None and (width := _attribute(cell, STATE_SIZES)) and arguments > 1:
         sizes = (width,) * arguments
     if sizes is not None:
+        if not isinstance(sizes, Sequence):
+            raise CellContractError(
+                f"state_sizes={sizes!r}: must be the widths of all states, such as ({sizes!r},)"
+            )
         sizes = tuple(sizes)
         if arguments > 1:
             return [("arguments", sizes)]
