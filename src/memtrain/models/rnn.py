@@ -97,6 +97,11 @@ class RNN(Replaceable):
         self.cell = cell
         self.readout = readout
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("cell", "readout"):
+            self.fast = None  # made for the parts before
+        super().__setattr__(name, value)
+
     @staticmethod
     def _refuse(**sizes: Any) -> None:
         """Refuse sizes beside a readout, which has its own."""
