@@ -219,8 +219,8 @@ MUTATIONS = [
     Mutation(
         "dmt-readout-detached",
         "objectives/dmt.py",
-        "rollout[:, read_at].detach()",
-        "rollout[:, read_at]",
+        "self._read_out(rollout.detach(), targets",
+        "self._read_out(rollout, targets",
         DMT,
         "the readout's loss reaches the cell",
     ),
@@ -623,7 +623,7 @@ MUTATIONS = [
     ),
     Mutation(
         "offsets-last",
-        "data/stream.py",
+        "data/window_starts.py",
         "np.array([tokens - size + 1])",
         "np.array([tokens - size])",
         STREAM,
@@ -631,7 +631,7 @@ MUTATIONS = [
     ),
     Mutation(
         "offsets-room",
-        "data/stream.py",
+        "data/window_starts.py",
         "lengths[lengths >= size] - size + 1",
         "lengths[lengths >= size] - size + 2",
         STREAM,
@@ -639,7 +639,7 @@ MUTATIONS = [
     ),
     Mutation(
         "offsets-search",
-        "data/stream.py",
+        "data/window_starts.py",
         "torch.searchsorted(self._ends, place, right=True)",
         "torch.searchsorted(self._ends, place)",
         STREAM,
@@ -760,9 +760,9 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluate-mode",
-        "evaluation/evaluate.py",
-        "rnn.train(training)",
-        "rnn.train()",
+        "models/layers.py",
+        "part.train(training)",
+        "part.train()",
         EVALUATE,
         "evaluating switches dropout on",
     ),

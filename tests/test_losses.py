@@ -12,6 +12,7 @@ from memtrain.losses import (
     rollout_drift,
     unexplained_variance,
     uniformity_loss,
+    value_loss,
 )
 from memtrain.shapes import IGNORE_INDEX
 
@@ -46,6 +47,18 @@ class TestDecodeLoss:
         loss.backward()
         assert loss.item() == 0
         assert logits.grad is not None and not logits.grad.any()
+
+
+def test_losses_of_float64_have_its_digits():
+    memory = torch.randn(4, 1, 8, dtype=torch.float64, generator=seeded())
+    targets = torch.tensor([0, 1, 2, 3])
+    for loss in (
+        decode_loss(memory[:, 0], targets),
+        dynamics_loss(memory, memory.roll(1, dims=0)),
+        uniformity_loss(memory),
+        value_loss(memory[:, 0], memory[:, 0, :4]),
+    ):
+        assert loss.dtype == torch.float64
 
 
 class TestDynamicsLoss:

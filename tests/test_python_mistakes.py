@@ -50,6 +50,20 @@ class Wider(nn.Module):
         return nn.functional.pad(memory, (0, 1)) + self.embedding(token)[:, None]
 
 
+def attention_cell() -> nn.Module:
+    return memtrain.make_cell("attention", vocab_size=7, width=16, heads=2, head_dim=8, layers=1)
+
+
+class Table:
+    """Has three rows, and two columns by name, as a DataFrame."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, name: Any) -> list[float]:
+        return {0: [1.0, 2.0, 3.0], 1: [4.0, 5.0, 6.0]}[name]
+
+
 def other_readout() -> memtrain.RNN:
     sizes: dict[str, Any] = SIZES | {"width": 32}
     return memtrain.RNN(tiny_cell(), vocab_size=7, **sizes)
@@ -63,6 +77,11 @@ def memory() -> memtrain.Memory:
 def value_rnn() -> memtrain.RNN:
     cell = memtrain.make_cell("gru", values=VALUES, memory_tokens=1, memory_dim=16)
     return memtrain.RNN(cell, values=VALUES, **SIZES)
+
+
+def touched(path: Path) -> Path:
+    path.touch()
+    return path
 
 
 def run_of(folder: Path) -> memtrain.Run:
@@ -97,6 +116,8 @@ CASES: list[Case] = [
     ("tokens elsewhere", lambda _: smt()(TOKENS.to("meta")), r"tokens: must be on cpu, .*not on meta; tokens.to\('cpu'\)"),
     ("sequences of one token", lambda _: smt()(TOKENS[:, :1]), r"tokens=\(2, 1\): must have at least 2 .*pass targets"),
     ("windows too short for a stream", lambda _: smt(stream=True)(TOKENS), r"tokens=\(2, 4\): .*at least 72 tokens.*stream=True"),
+    ("sequences too short for a segment", lambda _: smt(dynamics_steps=5)(TOKENS), r"dynamics_steps=5: sequences must have at least 5 tokens, and tokens are \(2, 4\); lower it"),
+    ("too short without the first step", lambda _: smt(dynamics_steps=4, learn_start=False, timesteps=0)(TOKENS), r"dynamics_steps=4: sequences must have at least 5 tokens"),
     ("tokens beyond it in rnn()", lambda _: tiny_rnn()(TOKENS + 3), r"tokens: contains 8, outside the vocabulary 0..6"),
     # ------------------------------------------------------------------------- targets
     ("targets of another length", lambda _: smt()(TOKENS, targets=TOKENS[:, 1:]), r"targets=\(2, 3\): .*shape of tokens, \(2, 4\), with -100 where"),
@@ -124,6 +145,14 @@ CASES: list[Case] = [
     ("a teacher's vocabulary first", lambda _: memtrain.Teacher(9), "config=int: must be a TeacherConfig; or leave it out"),  # type: ignore
     ("a teacher's misspelt size", lambda _: memtrain.Teacher(vocab_size=9, layers=2), "layers=2: TeacherConfig has no such field; did you mean"),
     ("a linear readout", lambda _: memtrain.RNN(tiny_cell(), nn.Linear(16, 7)), "readout=Linear: must be a memtrain.Decoder, or the memtrain.Teacher"),  # type: ignore
+    ("a readout of another width", lambda _: memtrain.RNN(tiny_cell(), memtrain.Decoder(vocab_size=7, memory_dim=8, **SIZES)), r"readout: reads memory tokens of width 8, those of the cell have 16; Decoder\(memory_dim=16"),
+    ("a teacher of an attention cell", lambda _: memtrain.RNN(attention_cell(), tiny_teacher()), r"readout=<Teacher.*must be left out; an attention cell .* BPTT alone: RNN\(cell, vocab_size=7\)"),
+    ("another vocabulary of an attention cell", lambda _: memtrain.RNN(attention_cell(), vocab_size=9), "vocab_size=9: the cell reads tokens, vocab_size=7"),
+    ("weights of 16 bits", lambda _: tiny_rnn().bfloat16()(TOKENS), r"rnn: its weights are torch.bfloat16, .*; take rnn.float\(\) under torch.autocast\('cpu', torch.bfloat16\)"),
+    ("a step with weights of 16 bits", lambda _: rnn_of(memtrain.make_cell("gru", vocab_size=7, memory_tokens=1, memory_dim=16)).half().step(torch.zeros(1, 1, 16), TOKENS[0, :1]), "rnn: its weights are torch.float16"),
+    ("a list to unroll", lambda _: tiny_rnn().unroll([[3, 0]]), r"inputs=\[\[3, 0\]\]: must be a tensor of whole numbers"),  # type: ignore
+    ("a token beyond the vocabulary to read", lambda _: tiny_rnn().read(TOKENS + 3), "inputs: contains 8, outside the vocabulary 0..6"),
+    ("a memory of other rows", lambda _: tiny_rnn().unroll(TOKENS, torch.zeros(1, 2, 16)), r"memory: must be a tensor of shape \(2, 2, 16\), not \(1, 2, 16\)"),
     ("a size that a GRU has not", lambda _: memtrain.make_cell("gru", vocab_size=9, layers=4), "layers=4: must be left out with cell.kind=gru"),
     ("a cell of no known kind", lambda _: memtrain.make_cell("gruu", vocab_size=9), "kind='gruu': did you mean gru"),
     ("a memory of another shape", lambda _: tiny_rnn().step(torch.zeros(1, 3, 16), torch.tensor([1])), r"memory: must be a tensor of shape \(B, 2, 16\), not \(1, 3, 16\); rnn.empty_memory"),
@@ -145,7 +174,25 @@ CASES: list[Case] = [
     ("memories without time", lambda _: memtrain.losses.rollout_drift(MEMORY[:, 0], MEMORY[:, 0]), r"memories=\(2, 2, 16\): must be \(B, T, M, D\), as rnn.unroll"),
     ("a list of logits", lambda _: memtrain.losses.decode_loss([[0.0, 1.0]], [1]), r"logits=list: must be a torch.Tensor; torch.tensor\("),  # type: ignore
     ("one sample", lambda _: memtrain.losses.uniformity_loss(MEMORY, samples=1), "samples=1: must be at least 2; the loss compares pairs"),
+    ("samples as a float", lambda _: memtrain.losses.uniformity_loss(MEMORY, samples=4.5), "samples=4.5: must be a whole number"),  # type: ignore
+    ("a list of weights", lambda _: memtrain.losses.dynamics_loss(MEMORY, MEMORY, [1.0, 2.0]), r"weight=list: must have one number per memory, \(2, 4\)"),  # type: ignore
+    ("a part without its weight", lambda _: memtrain.losses.total_loss({"decode": torch.tensor(1.0)}), r"parts: decode is a Tensor; must be \(weight, loss\), as \{'decode': \(1.0, loss\)\}"),  # type: ignore
+    ("a number for a likelihood", lambda _: memtrain.losses.value_loss(MEMORY, MEMORY, 3), "likelihood=3: must be one of gaussian"),  # type: ignore
     # ------------------------------------------------------------------------- evaluate, generate
+    ("sequences as text", lambda p: run_of(p).evaluate("4"), "sequences='4': must be a whole number"),  # type: ignore
+    ("half a sequence", lambda _: memtrain.evaluate(build_task(Retrieval(vocab_size=7)), tiny_rnn(), sequences=2.5), "sequences=2.5: must be a whole number"),  # type: ignore
+    ("a length as a float", lambda p: run_of(p).evaluate(4, length=7.5), "length=7.5: must be a whole number"),  # type: ignore
+    ("a seed as text", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), seed="a"), "seed='a': must be a whole number"),  # type: ignore
+    ("a temperature as text", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), temperature="a"), "temperature='a': must be a number"),  # type: ignore
+    ("tokens to keep as a float", lambda _: memtrain.generate(memtrain.load_pretrained("mnist-small"), top_k=2.5), "top_k=2.5: must be a whole number"),  # type: ignore
+    ("a text to sample after", lambda _: memtrain.sample(tiny_rnn(), "ab", 3, torch.Generator()), "prompt='ab': must be a tensor of whole numbers"),  # type: ignore
+    ("a prompt beyond the vocabulary", lambda _: memtrain.sample(tiny_rnn(), TOKENS + 3, 3, torch.Generator()), "prompt: contains 8, outside the vocabulary 0..6"),
+    ("a seed to sample with", lambda _: memtrain.sample(tiny_rnn(), TOKENS, 3, 0), r"generator=int: must be a torch.Generator; torch.Generator\(\).manual_seed\(0\)"),  # type: ignore
+    ("a misspelt temperature", lambda _: memtrain.sample(tiny_rnn(), TOKENS, 3, torch.Generator(), temprature=1.0), "temprature=1.0: did you mean temperature"),
+    ("a table to forecast", lambda _: memtrain.forecast(value_rnn(), Table(), 2), r"inputs=Table: must be numbers of shape \(B, P, 3\)"),
+    ("a file for a run's folder", lambda p: memtrain.Run.create(TINY, touched(p / "a.txt")), "a.txt: is a file; a run is a folder, name another"),
+    ("a number for a recipe", lambda _: memtrain.recipe(3), "recipe 3: must be one of"),  # type: ignore
+    ("one state's size without a list", lambda _: memtrain.wrap(nn.GRUCell(8, 8), vocab_size=7, state_sizes=8), r"state_sizes=8: must be the widths of all states, such as \(8,\)"),  # type: ignore
     ("a run to evaluate()", lambda p: memtrain.evaluate(run_of(p), None), r"task=Run: must be a memtrain.Task; .*run.evaluate\(\)"),  # type: ignore
     ("another task's vocabulary", lambda _: memtrain.evaluate(build_task(Retrieval(vocab_size=9)), tiny_rnn()), "task: its vocab_size=9, that of the rnn is 7; they must be equal"),
     ("no sequences to evaluate", lambda p: run_of(p).evaluate(0), "sequences=0: must be at least 1"),
@@ -200,6 +247,14 @@ def test_the_optimizer_gets_parameters_only_where_some_are_trained():
     objective.requires_grad_(False)
     with pytest.raises(memtrain.MemtrainError, match="requires_grad=False for all"):
         objective.trained_parameters()
+
+
+def test_the_optimizer_gets_a_weight_that_two_modules_share_once():
+    teacher, rnn = tiny_teacher(), tiny_rnn()
+    cell: Any = rnn.cell
+    cell.embedding.weight = rnn.readout.head.weight
+    found = memtrain.DMT(teacher, rnn).trained_parameters()
+    assert len(found) == len(set(found)) == len([*rnn.parameters()])
 
 
 def test_configs_in_messages_fit_a_line():

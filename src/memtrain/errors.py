@@ -1,5 +1,6 @@
 """Errors for users: one line with the field, its value, the rule and the remedy."""
 
+import operator
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -81,10 +82,20 @@ def _shortened(message: str) -> str:
     return f"{message[: MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2 :]}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number, Python's or numpy's, or below the least one."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise MemtrainError(f"{name}={value!r}: must be a whole number") from None
+    if number < least:
+        raise MemtrainError(f"{name}={value}: must be at least {least}")
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: a guess, if there is one, then all names."""
     known = sorted(known)
-    guess = get_close_matches(name, known, n=1, cutoff=0.6)
+    guess = get_close_matches(str(name), known, n=1, cutoff=0.6)
     ending = f"one of {', '.join(known)}"
     return f"did you mean {guess[0]}? ({ending})" if guess else f"must be {ending}"
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.errors import MemtrainError, did_you_mean
+from memtrain.errors import MemtrainError, check_whole, did_you_mean
 from memtrain.shapes import (
     IGNORE_INDEX,
     PARAMETERS,
@@ -52,7 +52,7 @@ def decode_loss(
         )
     if targets.dtype != torch.long:
         raise MemtrainError(f"targets={targets.dtype}: must be int64; pass targets.long()")
-    logits, targets = logits.flatten(0, -2).float(), targets.flatten()
+    logits, targets = _exact(logits.flatten(0, -2)), targets.flatten()
     try:
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     except IndexError:  # on a GPU the kernel itself asserts this
@@ -108,9 +108,9 @@ def value_losses(
             f"outputs={_shape(outputs)}: must be {needed}: {PARAMETERS[likelihood]} parameters of "
             f"{likelihood} for each number of targets, {_shape(targets)}"
         )
-    outputs = outputs.float().unflatten(-1, (targets.shape[-1], -1))  # (*rows, Y, P)
+    outputs = _exact(outputs).unflatten(-1, (targets.shape[-1], -1))  # (*rows, Y, P)
     missing = targets.isnan()
-    wanted = targets.float().where(~missing, 0)
+    wanted = _exact(targets).where(~missing, 0)
     if likelihood == "quantile":
         levels = outputs.new_tensor(QUANTILES)
         error = wanted[..., None] - outputs
@@ -160,7 +160,7 @@ def dynamics_loss(
     squared = squared_error(predicted, memory)
     if weight is None:
         weight = torch.ones_like(squared)
-    elif weight.shape != squared.shape:
+    elif not isinstance(weight, Tensor) or weight.shape != squared.shape:
         raise MemtrainError(
             f"weight={_shape(weight)}: must have one number per memory, {tuple(squared.shape)}"
         )
@@ -184,11 +184,12 @@ def uniformity_loss(
         generator: samples them; by default torch's global one.
     """
     _check_tensor("memory", memory)
+    check_whole("samples", samples, 0)
     if samples < 2:
         raise MemtrainError(f"samples={samples}: must be at least 2; the loss compares pairs")
     # Small distances vanish in bf16.
     with torch.autocast(memory.device.type, enabled=False):
-        tokens = memory.flatten(0, -2).float()
+        tokens = _exact(memory.flatten(0, -2))
         return _uniformity(tokens, samples, generator or torch.default_generator)
 
 
@@ -199,6 +200,12 @@ def total_loss(parts: Mapping[str, tuple[float, Float[Tensor, ""]]]) -> Losses:
     """
     if not parts:
         raise MemtrainError("parts={}: must have at least one loss, as name: (weight, loss)")
+    for name, part in parts.items():
+        if not isinstance(part, tuple) or len(part) != 2:
+            raise MemtrainError(
+                f"parts: {name} is a {type(part).__name__}; must be (weight, loss), as "
+                f"{{{name!r}: (1.0, loss)}}"
+            )
     weighted = [weight * loss for weight, loss in parts.values()]
     return Losses(
         reduce(operator.add, weighted), {name: loss.detach() for name, (_, loss) in parts.items()}
@@ -216,7 +223,7 @@ def squared_error(
             f"predicted={_shape(predicted)}: must have the shape of memory, {tuple(memory.shape)}; "
             "a cell returns memories of the shape that it gets, (B, M, D)"
         )
-    return (predicted.float() - memory.float()).square().mean(dim=(-1, -2))
+    return (_exact(predicted) - _exact(memory)).square().mean(dim=(-1, -2))
 
 
 def rollout_drift(
@@ -272,6 +279,11 @@ def _uniformity(
     squared_distance = 2 - 2 * tokens @ tokens.T
     potential = (-2 * squared_distance).exp().where(pairs, 0).sum() / pairs.sum().clamp(min=1)
     return potential.clamp(min=1e-12).log().where(pairs.any(), 0)
+
+
+def _exact(value: Tensor) -> Tensor:
+    """The value in fp32 at least: a sum of many numbers of 16 bits is not exact."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _check_tensor(name: str, value: object) -> None:

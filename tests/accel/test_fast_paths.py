@@ -212,6 +212,16 @@ def test_reference_detaches_every_row_and_restores_it():
     assert [module.fast for module in replaced] == before
 
 
+@pytest.mark.parametrize("kind", ["transformer", "gru"])
+def test_another_cell_is_unrolled_itself(kind):
+    config = replace(TINY, cell=CellConfig(kind=kind, memory_tokens=2, memory_dim=8))
+    rnn, tokens = build_models(config, 4)[0], torch.tensor([[3, 0, 2]])
+    Engine(EngineConfig(device="cpu")).prepare(rnn)
+    assert rnn.fast is not None
+    rnn.cell = build_models(replace(config, seed=1), 4)[0].cell
+    assert_close(rnn.unroll(tokens)[:, 0], rnn.cell(rnn.empty_memory(1), tokens[:, 0]))
+
+
 def losses(fast: bool) -> list[float]:
     config = replace(recipe("retrieval"), engine=EngineConfig(device="cpu", fast=fast))
     run = Run(config, Path("nowhere"))

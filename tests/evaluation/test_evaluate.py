@@ -155,6 +155,13 @@ class TestModes:
         evaluated(task, rnn, tiny_teacher())
         assert all(module.training is training for module in rnn.modules())
 
+    def test_a_part_in_evaluation_mode_stays_in_it(self, task):
+        rnn = tiny_rnn().train()
+        rnn.cell.eval()
+        evaluated(task, rnn, None)
+        assert rnn.training and rnn.readout.training
+        assert not any(module.training for module in rnn.cell.modules())
+
     def test_dropout_is_off_during_evaluation(self, task):
         class Dropping(nn.Module):
             memory_tokens, memory_dim = 2, 16

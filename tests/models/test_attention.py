@@ -11,6 +11,7 @@ from memtrain.errors import MemtrainError
 from memtrain.generation.sampling import sample
 from memtrain.models.attention import AttentionCell
 from memtrain.models.build import build_rnn
+from memtrain.models.cells import make_cell
 from memtrain.models.rnn import RNN, Sampler
 from memtrain.objectives.bptt import BPTT
 from memtrain.recipes import recipe
@@ -71,6 +72,18 @@ def test_sampling_with_the_cache_equals_sampling_step_by_step():
     assert torch.equal(found, torch.stack(expected, dim=1))
 
 
+def test_sampling_rows_that_have_read_different_lengths_equals_sampling_each_alone():
+    rnn, uniforms = model(), torch.rand(9, 3, generator=seeded())
+    with torch.no_grad():
+        read = [rnn.unroll(random_tokens(1, length))[:, -1] for length in (5, 1)]
+        memory = torch.cat([*read, rnn.empty_memory(1)])
+        found = rnn.write(memory, uniforms, Sampler())
+        for row in range(3):
+            alone = rnn.write(memory[row : row + 1], uniforms[:, row : row + 1], Sampler())
+            assert torch.equal(found[0][row], alone[0][0])
+            same(found[1][row], alone[1][0])
+
+
 def test_the_memory_after_sampling_continues_the_sequence():
     rnn, prompt = model(), random_tokens(2, 3)
     with torch.no_grad():
@@ -95,6 +108,29 @@ def test_the_recipe_has_as_many_parameters_as_that_of_the_recurrent_cell(size: s
         for cell in ("transformer", "attention")
     ]
     assert abs(counts[1] / counts[0] - 1) < 0.01
+
+
+def test_float64_is_kept():
+    rnn, tokens = model(), random_tokens(2, 6)
+    single = rnn(tokens)
+    memory = rnn.double().empty_memory(2)
+    logits, memory = rnn.step(memory, tokens[:, 0])
+    assert logits.dtype == memory.dtype == torch.float64
+    same(rnn(tokens), single.double())
+
+
+def test_it_trains_in_a_loop_of_ones_own():
+    cell = make_cell("attention", vocab_size=VOCAB, memory_tokens=4, width=16, heads=2, head_dim=8)
+    rnn, tokens = RNN(cell, vocab_size=VOCAB), random_tokens(4, 9)
+    objective = BPTT(rnn)
+    optimizer = torch.optim.AdamW(objective.trained_parameters(), lr=1e-2)
+    losses = []
+    for _ in range(4):
+        losses.append(objective(tokens).total)
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.1
 
 
 def test_it_is_refused_where_it_cannot_be_trained():

@@ -14,6 +14,7 @@ from memtrain.models.layers import (
     Rotary,
     Stack,
     _Lookup,
+    evaluation_mode,
     gather_positions,
     normalize_memory,
     projection,
@@ -39,6 +40,28 @@ def sparse_mask(count: int = 3, length: int = LENGTH) -> Tensor:
     mask[:, 0] = True
     assert not mask.all()
     return mask
+
+
+class Merged(nn.Module):
+    """A part that changes its weights when its mode changes, as adapters that are merged do."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> "Merged":
+        self.merged = not mode
+        return super().train(mode)
+
+
+def test_evaluation_mode_ends_in_the_modes_before_it_also_after_an_error():
+    inner, merged = nn.Sequential(nn.Dropout(), nn.Linear(2, 2)), Merged()
+    model = nn.Sequential(inner, merged)
+    inner.eval()
+    inner[1].train()
+    before = [part.training for part in model.modules()]
+    with pytest.raises(ZeroDivisionError), evaluation_mode(model):
+        assert not any(part.training for part in model.modules()) and merged.merged
+        raise ZeroDivisionError
+    assert [part.training for part in model.modules()] == before and not merged.merged
 
 
 class TestRotary:

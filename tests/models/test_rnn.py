@@ -13,6 +13,7 @@ from memtrain.errors import MemtrainError
 from memtrain.models.cells import build_cell
 from memtrain.models.rnn import RNN, Sampler
 from memtrain.models.teacher import Decoder
+from memtrain.objectives.bptt import BPTT
 
 CELLS = pytest.mark.parametrize(
     ("kind", "memory_tokens", "memory_dim"),
@@ -54,6 +55,24 @@ class TestEveryCell:
         inputs = random_tokens(3, 6)
         whole = rnn.unroll(inputs)
         assert_close(rnn.unroll(inputs[:, 2:], whole[:, 1]), whole[:, 2:])
+
+    def test_float64_is_kept_from_the_empty_memory_to_the_loss(self, rnn):
+        inputs, single = random_tokens(3, 6), rnn(random_tokens(3, 6))
+        rnn.double()
+        assert rnn.empty_memory(3).dtype == torch.float64
+        assert_close(rnn(inputs), single.double(), atol=1e-5, rtol=1e-5)
+        weight, objective = rnn.readout.head.weight, BPTT(rnn)
+        objective(inputs).total.backward()
+        with torch.no_grad():  # differences that float32 has no digits for
+            moved = torch.zeros_like(weight)
+            moved[2, 3] = 1e-6
+            both = []
+            for sign in (1, -1):
+                weight += sign * moved
+                both.append(objective(inputs).total)
+                weight -= sign * moved
+        assert weight.grad is not None
+        assert_close((both[0] - both[1]) / 2e-6, weight.grad[2, 3], rtol=1e-5, atol=1e-9)
 
     def test_predict_treats_rows_independently(self, rnn, memory_tokens, memory_dim):
         memories = torch.randn(3, 4, memory_tokens, memory_dim, generator=seeded())

@@ -201,6 +201,15 @@ class TestEquations:
         assert set(first[2:16].tolist()) == {0, 1, 2, 3}
         assert set(first[16:].tolist()) == {3} and not decoded[2:].any()
 
+    def test_the_only_window_of_a_batch_begins_empty_in_one_of_32(self):
+        objective, generator = tiny_smt(timesteps=1, context_length=4, stream=True), seeded()
+        found = []
+        for _ in range(600):
+            steps, _, decoded = objective._states(random_batch(1, 9), generator)
+            found += steps[:, 0].tolist()
+            assert decoded.item() == (found[-1] < 0)  # the empty memory is not decoded
+        assert set(found) == {-1, 3} and 8 < found.count(-1) < 32
+
     @BOTH
     def test_decode_timesteps_is_the_number_of_distinct_decoded_steps(self, encoder):
         objective = tiny_smt(encoder, timesteps=0, decode_timesteps=2)

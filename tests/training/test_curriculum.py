@@ -320,6 +320,13 @@ def test_windows_of_a_stream_in_smt_do_not_grow(stream: Callable, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+def test_segments_fit_the_windows_of_a_stream(stream: Callable, tmp_path: Path):
+    config = stream()  # windows of a context of 6 and a future of 5
+    config = replace(config, smt=replace(config.smt, timesteps=0, dynamics_steps=12))
+    with pytest.raises(MemtrainError, match="sequences of 11 tokens .* needs at least 12; lower"):
+        Run.create(config, tmp_path / "run")
+
+
 # ------------------------------------------------------------------------------------ refusals
 
 

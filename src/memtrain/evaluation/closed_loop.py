@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memtrain.errors import MemtrainError
+from memtrain.models.layers import evaluation_mode
 from memtrain.models.likelihood import Distribution
 from memtrain.models.rnn import RNN
 from memtrain.shapes import Values
@@ -55,10 +56,8 @@ def closed_loop(
     """
     assert isinstance(rnn.space, Values)
     count, rows = 1 if mean else count, rows_together(rnn) if rows is None else rows
-    training = rnn.training
-    rnn.eval()
-    try:
-        found = []
+    found = []
+    with evaluation_mode(rnn):
         for first in range(0, len(inputs), block := max(1, rows // count)):
             part = slice(first, first + block)
             memory = _read(rnn, inputs[part])
@@ -70,8 +69,6 @@ def closed_loop(
                 for some in random.split(max(1, rows // len(memory)))
             ]
             found.append(torch.cat(paths))
-    finally:
-        rnn.train(training)
     every = torch.cat(found, dim=1)
     if not bool((finite := every.isfinite().all(dim=3).all(dim=1).all(dim=0)).all()):
         raise MemtrainError(

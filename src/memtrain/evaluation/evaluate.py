@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memtrain.data.task import Task
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, check_whole
 from memtrain.evaluation.memories import Spread, SpreadAccumulator
 from memtrain.evaluation.naive import naive_baselines, series_format
 from memtrain.evaluation.ngram import Baseline, count_baselines
@@ -22,6 +22,7 @@ from memtrain.evaluation.scores import (
     binned_means,
 )
 from memtrain.losses import squared_error, variance_of
+from memtrain.models.layers import evaluation_mode
 from memtrain.models.rnn import RNN
 from memtrain.models.teacher import Teacher
 from memtrain.shapes import IGNORE_INDEX, Batch, Inputs, count_targets, describe_space
@@ -225,9 +226,10 @@ def evaluate(
             )
     if not isinstance(teacher, Teacher | None):
         raise MemtrainError(f"teacher={type(teacher).__name__}: must be a memtrain.Teacher or None")
-    for name, number, least in (("sequences", sequences, 1), ("skip", skip, 0)):
-        if number < least:
-            raise MemtrainError(f"{name}={number}: must be at least {least}")
+    for name, number, least in (
+        ("sequences", sequences, 1), ("skip", skip, 0), ("seed", seed, -(2**63)),
+    ):  # fmt: skip
+        check_whole(name, number, least)
     if task.space != rnn.space:
         if task.values is None and rnn.vocab_size:
             found = f"its vocab_size={task.vocab_size}, that of the rnn is {rnn.vocab_size}"
@@ -235,18 +237,13 @@ def evaluate(
             found = f"it has {describe_space(task.space)}, the rnn {describe_space(rnn.space)}"
         raise MemtrainError(f"task: {found}; they must be equal")
     device = rnn.readout.head.weight.device if device is None else device
-    training = rnn.training
-    rnn.eval()
-    try:
-        with torch.no_grad():
-            batch = task.held_out(skip + sequences, torch.Generator().manual_seed(seed))
-            batch = batch.map(lambda tensor: tensor[skip:]).to(device) if skip else batch.to(device)
-            if not len(batch.inputs):
-                raise MemtrainError(f"skip={skip}: no held-out sequences are left; skip fewer")
-            found = _baselines(task, batch) if baselines else []
-            return _evaluate(task, batch, rnn, teacher, found)
-    finally:
-        rnn.train(training)
+    with evaluation_mode(rnn), torch.no_grad():
+        batch = task.held_out(skip + sequences, torch.Generator().manual_seed(seed))
+        batch = batch.map(lambda tensor: tensor[skip:]).to(device) if skip else batch.to(device)
+        if not len(batch.inputs):
+            raise MemtrainError(f"skip={skip}: no held-out sequences are left; skip fewer")
+        found = _baselines(task, batch) if baselines else []
+        return _evaluate(task, batch, rnn, teacher, found)
 
 
 def _evaluate(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, check_whole
 
 if TYPE_CHECKING:
     from memtrain.models.rnn import Sampler
@@ -35,11 +35,12 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         for name in ("count", "length"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise MemtrainError(f"{name}={value}: must be at least 1")
+            if value is not None:
+                check_whole(name, value, 1)
         if isinstance(self.label, str) or not all(isinstance(one, str) for one in self.label):
             raise MemtrainError(f"label={self.label!r}: must be a tuple of strings, as ('7',)")
-        if not 0 <= self.seed < 2**63:
+        check_whole("seed", self.seed, 0)
+        if self.seed >= 2**63:
             raise MemtrainError(f"seed={self.seed}: must be at least 0 and below 2**63")
         self.sampler()  # validates the others
 

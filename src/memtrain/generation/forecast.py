@@ -264,7 +264,7 @@ def _numbers(name: str, found: Any, axes: tuple[str, str], width: int) -> Tensor
     shape = f"({', '.join(axes)}, {width})"
     try:
         numbers = torch.as_tensor(found)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, KeyError):  # KeyError: a table of pandas
         kind = type(found).__name__
         raise MemtrainError(f"{name}={kind}: must be numbers of shape {shape}") from None
     if numbers.dim() != 3 or numbers.shape[2] != width or not numbers.numel():

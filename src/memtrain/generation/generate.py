@@ -19,6 +19,7 @@ from memtrain.files import write_output
 from memtrain.generation import GenerateOptions
 from memtrain.generation.memory import Memory
 from memtrain.generation.sampling import sample_chunks
+from memtrain.models.layers import evaluation_mode
 from memtrain.models.rnn import RNN
 from memtrain.plotting.figures import save_grid
 from memtrain.shapes import Values
@@ -263,15 +264,14 @@ def sampling_mode(rnn: RNN) -> Iterator[None]:
     On a GPU torch has no deterministic sum along a row and would refuse. These rows are short and
     summed in one piece, so the result is deterministic.
     """
-    training, strict = rnn.training, torch.are_deterministic_algorithms_enabled()
+    strict = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    rnn.eval()
     if strict:  # setting it needlessly would import torch's compiler, which takes a second
         torch.use_deterministic_algorithms(False)
     try:
-        yield
+        with evaluation_mode(rnn):
+            yield
     finally:
-        rnn.train(training)
         if strict:
             torch.use_deterministic_algorithms(True, warn_only=warned)
 

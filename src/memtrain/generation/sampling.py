@@ -1,13 +1,14 @@
 """Autoregressive sampling: read a prompt, then sample token by token."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, check_whole, did_you_mean
 from memtrain.models.rnn import RNN, Sampler
 
 READ_STEPS = 256
@@ -29,7 +30,22 @@ def sample(
         length: number of tokens to sample.
         generator: the only source of randomness; on the model's device it saves copies.
         options: temperature, top_k, top_p and allowed, as of `Sampler`.
+
+    Raises:
+        MemtrainError: an argument is not what the model takes, or the logits are NaN.
     """
+    if not isinstance(prompt, Tensor) or prompt.shape[1:] != (0,):  # an empty one: refused below
+        rnn.check_tokens("prompt", prompt)
+    check_whole("length", length, 1)
+    if not isinstance(generator, torch.Generator):
+        raise MemtrainError(
+            f"generator={type(generator).__name__}: must be a torch.Generator; "
+            "torch.Generator().manual_seed(0)"
+        )
+    known = [field.name for field in fields(Sampler)]
+    for name in options:
+        if name not in known:
+            raise MemtrainError(f"{name}={options[name]!r}: {did_you_mean(name, known)}")
     # Large chunks, because nobody waits for them: each makes an engine check the weights again.
     chunks = sample_chunks(rnn, prompt, length, generator, Sampler(**options), chunk=256)
     return torch.cat(list(chunks), dim=1)

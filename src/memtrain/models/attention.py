@@ -60,8 +60,8 @@ class AttentionCell(nn.Module):
         else:
             numbers = torch.cat([self._numbers(memory), inputs + 1], dim=1)
             hidden = self._read_masked(numbers[:, 1:])[:, -inputs.shape[1] :]
-        windows = numbers.float().unfold(1, self.span, 1)[:, 1:]  # (B, T, span)
-        return torch.cat([windows, hidden.float()], dim=2)[:, :, None]
+        windows = numbers.unfold(1, self.span, 1)[:, 1:]  # (B, T, span)
+        return _join(windows, hidden)[:, :, None]
 
     def write(
         self,
@@ -72,17 +72,23 @@ class AttentionCell(nn.Module):
     ) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B M D"]]:
         """Sample tokens with a cache of keys and values: the tokens, and the last memory."""
         numbers, cache, tokens = self._numbers(memory), [], []
-        filled = int((numbers > 0).any(dim=0).sum())  # tokens are at the end of the window
+        there = numbers > 0
+        filled = int(there.any(dim=0).sum())  # tokens are at the end of the window
+        equal = bool(there[:, self.span - filled :].all())
         if filled:
             self._read_masked(numbers[:, -filled:], cache)
         hidden = memory[:, :, self.span :]
         for place, uniform in enumerate(uniforms, start=filled):
             tokens.append(choose(predict(F.pad(hidden, (self.span, 0))), uniform))
+            mask = None
+            if not equal:  # rows that have read less do not see what is before their first token
+                seen = F.pad(there, (0, len(tokens)), value=True)
+                mask = seen[:, None, None, -min(self.context, place + 1) :]
             x = self.embedding(tokens[-1])[:, None]
-            hidden = self._layers(x, place, None, cache).float()
+            hidden = self._layers(x, place, mask, cache)
         written = torch.stack(tokens, dim=1)
         numbers = torch.cat([numbers, written + 1], dim=1)[:, -self.span :]
-        return written, torch.cat([numbers.float(), hidden[:, 0]], dim=1)[:, None]
+        return written, _join(numbers, hidden[:, 0])[:, None]
 
     def _numbers(self, memory: Float[Tensor, "B M D"]) -> Int[Tensor, "B R"]:
         return memory[:, 0, : self.span].round().long()
@@ -108,7 +114,7 @@ class AttentionCell(nn.Module):
         self,
         x: Float[Tensor, "B L W"],
         first: int,
-        mask: Bool[Tensor, "B 1 L L"] | None,
+        mask: Bool[Tensor, "#B 1 L _"] | None,
         cache: Cache | None,
     ) -> Float[Tensor, "B L W"]:
         """The stack in plain operations, from position `first`; attends to the cache too."""
@@ -129,6 +135,12 @@ class AttentionCell(nn.Module):
         if cache is not None:
             cache[:] = grown
         return self.stack.norm(x)
+
+
+def _join(numbers: Int[Tensor, "*rows R"], hidden: Float[Tensor, "*rows W"]) -> Tensor:
+    """A memory, which is at least fp32: it holds tokens as numbers."""
+    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    return torch.cat([numbers.to(hidden.dtype), hidden], dim=-1)
 
 
 class AttentionReadout(nn.Module):

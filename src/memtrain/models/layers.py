@@ -5,7 +5,8 @@ accel/fast_paths.py.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +36,20 @@ def refuse_second_derivatives(part: str, remedy: str = "") -> None:
             f"create_graph=True: {part} has no second derivatives; "
             + (remedy or "set rnn.fast to None, or engine.fast off: plain PyTorch has them")
         )
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards every part is in the mode in which it was."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        # By train(), which a part may override; parts come after those that contain them.
+        for part, training in modes.items():
+            if part.training != training:
+                part.train(training)
 
 
 class Replaceable(nn.Module):

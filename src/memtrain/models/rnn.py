@@ -4,6 +4,7 @@ import math
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from memtrain.config import TeacherConfig
 from memtrain.config.validation import config_from
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, check_whole
 from memtrain.models.attention import AttentionCell, AttentionReadout
 from memtrain.models.check_cell import check_cell, check_kind, memory_shape
 from memtrain.models.layers import Replaceable
@@ -65,7 +66,7 @@ class RNN(Replaceable):
             vocab_size: the number of tokens, if no readout is given.
             values: what sequences are, if they are numbers, and no readout is given.
             sizes: width, decoder_layers, heads and other fields of TeacherConfig, if no readout is
-                given.
+                given; an attention cell has none, its readout is linear.
 
         Raises:
             CellContractError: the cell breaks a rule.
@@ -79,6 +80,11 @@ class RNN(Replaceable):
             )
         if isinstance(readout, Decoder | AttentionReadout):
             self._refuse(vocab_size=vocab_size, values=values, **sizes)
+            self._check_width(cell, readout)
+        elif isinstance(cell, AttentionCell):
+            if readout is not None:
+                sizes = {"readout": readout, **sizes}
+            readout = self._attention_readout(cell, vocab_size, values, sizes)
         else:
             if isinstance(readout, Teacher):
                 self._refuse(vocab_size=vocab_size, values=values, **sizes)
@@ -91,12 +97,44 @@ class RNN(Replaceable):
         self.cell = cell
         self.readout = readout
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("cell", "readout"):
+            self.fast = None  # made for the parts before
+        super().__setattr__(name, value)
+
     @staticmethod
     def _refuse(**sizes: Any) -> None:
         """Refuse sizes beside a readout, which has its own."""
         for name, size in sizes.items():
             if size:
                 raise MemtrainError(f"{name}={size!r}: must be left out; the readout has its own")
+
+    @staticmethod
+    def _check_width(cell: nn.Module, readout: Decoder | AttentionReadout) -> None:
+        """Refuse a decoder of memories of another width."""
+        dim = memory_shape(cell)[1]
+        if isinstance(readout, Decoder) and readout.memory_dim != dim:
+            raise MemtrainError(
+                f"readout: reads memory tokens of width {readout.memory_dim}, those of the cell "
+                f"have {dim}; Decoder(memory_dim={dim}, ...)"
+            )
+
+    @staticmethod
+    def _attention_readout(
+        cell: AttentionCell, vocab_size: int, values: Values | None, given: dict[str, Any]
+    ) -> AttentionReadout:
+        """The readout of a plain Transformer, which has no teacher."""
+        own = cell.embedding.num_embeddings
+        for name, value in given.items():
+            raise MemtrainError(
+                f"{name}={value!r}: must be left out; an attention cell has a linear readout and "
+                f"is trained by BPTT alone: RNN(cell, vocab_size={own})"
+            )
+        space = space_of(vocab_size, values)
+        if space != own:
+            name = "values" if isinstance(space, Values) else "vocab_size"
+            raise MemtrainError(f"{name}={space}: the cell reads tokens, vocab_size={own}")
+        return AttentionReadout(cell.embedding.embedding_dim, own)
 
     @property
     def space(self) -> Space:
@@ -116,9 +154,11 @@ class RNN(Replaceable):
         )
 
     def empty_memory(self, batch_size: int) -> Float[Tensor, "B M D"]:
-        """The memory of having read nothing: zeros."""
-        device = self.readout.head.weight.device
-        return torch.zeros(batch_size, *memory_shape(self.cell), device=device)
+        """The memory of having read nothing: zeros, in float64 of a model in float64."""
+        weight = self.readout.head.weight
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        shape = memory_shape(self.cell)
+        return torch.zeros(batch_size, *shape, dtype=exact, device=weight.device)
 
     def step(
         self, memory: Float[Tensor, "B M D"], token: Token
@@ -130,12 +170,12 @@ class RNN(Replaceable):
         """
         self._check_memory(memory)
         try:
-            memory = self.cell(memory, token)
+            after = self.cell(memory, token)
+            return self.predict(after), after
         except Exception:
             # Checked only now: reading the tokens on the host would stall a GPU at every step.
             self.check_tokens("token", token, len(memory))
             raise
-        return self.predict(memory), memory
 
     def forward(self, tokens: Inputs) -> Float[Tensor, "B T V"]:
         """Read sequences from the empty memory: the logits of the target of each token.
@@ -148,18 +188,20 @@ class RNN(Replaceable):
         self.check_tokens("tokens", tokens)
         return self.predict(self.unroll(tokens))
 
-    def _check_memory(self, memory: object) -> None:
-        shape = ", ".join(map(str, memory_shape(self.cell)))
+    def _check_memory(self, memory: object, rows: int | None = None) -> None:
+        shape = ", ".join(map(str, ("B" if rows is None else rows, *memory_shape(self.cell))))
         found = tuple(memory.shape) if isinstance(memory, Tensor) else type(memory).__name__
-        if not isinstance(found, tuple) or found[1:] != memory_shape(self.cell):
+        right = isinstance(found, tuple) and found[1:] == memory_shape(self.cell)
+        if not right or rows not in (None, found[0]):
             raise MemtrainError(
-                f"memory: must be a tensor of shape (B, {shape}), not {found}; "
+                f"memory: must be a tensor of shape ({shape}), not {found}; "
                 "rnn.empty_memory(batch_size) makes one"
             ) from None
 
     def check_tokens(self, name: str, tokens: object, rows: int | None = None) -> None:
         """Refuse anything but a tensor of tokens, (rows,) or, without `rows`, (B, T); of a network
         that reads numbers, anything but (rows, X) or (B, T, X)."""
+        self._check_precision()
         if isinstance(self.space, Values):
             return self._check_values(name, tokens, rows, self.space)
         example = "torch.tensor([[3, 0, 5]])" if rows is None else "torch.tensor([3])"
@@ -183,6 +225,16 @@ class RNN(Replaceable):
         if free_to_read(tokens) and bool((outside := (tokens < 0) | (tokens > last)).any()):
             raise MemtrainError(
                 f"{name}: contains {int(tokens[outside][0])}, outside the vocabulary 0..{last}"
+            ) from None
+
+    def _check_precision(self) -> None:
+        """Refuse weights of 16 bits, which cannot read the memory: it is fp32 at least."""
+        weight = self.readout.head.weight
+        if weight.dtype.itemsize == 2 and not torch.is_autocast_enabled(weight.device.type):
+            kind = weight.device.type
+            raise MemtrainError(
+                f"rnn: its weights are {weight.dtype}, and a memory is float32; take rnn.float() "
+                f"under torch.autocast({kind!r}, {weight.dtype})"
             ) from None
 
     def _check_values(self, name: str, found: object, rows: int | None, values: Values) -> None:
@@ -248,7 +300,20 @@ class RNN(Replaceable):
     def unroll(
         self, inputs: Inputs, memory: Float[Tensor, "B M D"] | None = None
     ) -> Float[Tensor, "B T M D"]:
-        """The memories after each input, step by step, from `memory` or the empty one."""
+        """The memories after each input, step by step, from `memory` or the empty one.
+
+        Raises:
+            MemtrainError: the inputs or the memory are not what the model takes.
+        """
+        try:
+            return self._unroll(inputs, memory)
+        except Exception:  # checked only now, as in `step`
+            self.check_tokens("inputs", inputs)
+            if memory is not None:
+                self._check_memory(memory, len(inputs))
+            raise
+
+    def _unroll(self, inputs: Inputs, memory: Float[Tensor, "B M D"] | None) -> Tensor:
         if isinstance(self.cell, AttentionCell):  # it computes all steps at once
             return self.cell.unroll(inputs, memory)
         if memory is None:
@@ -301,6 +366,10 @@ class Sampler:
     """Only tokens below this number (0: all)."""
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            number = getattr(self, name)
+            if not isinstance(number, Real):
+                raise MemtrainError(f"{name}={number!r}: must be a number")
         if self.temperature and not LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise MemtrainError(
                 f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE} and finite, "
@@ -308,10 +377,8 @@ class Sampler:
             )
         if not 0 < self.top_p <= 1:
             raise MemtrainError(f"top_p={self.top_p}: must be above 0 and at most 1")
-        if self.top_k < 0:
-            raise MemtrainError(f"top_k={self.top_k}: must be at least 0")
-        if self.allowed < 0:
-            raise MemtrainError(f"allowed={self.allowed}: must be at least 0")
+        check_whole("top_k", self.top_k, 0)
+        check_whole("allowed", self.allowed, 0)
 
     @property
     def is_plain(self) -> bool:

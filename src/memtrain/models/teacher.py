@@ -230,6 +230,7 @@ class Decoder(nn.Module):
         memory_dim = _check_sizes(memory_dim or config.width)
         self.space = space = space_of(vocab_size, values)
         self.causal = causal
+        self.memory_dim = memory_dim
         self.from_memory = projection(memory_dim, config.width)
         self.stack = _stack(config, config.decoder_layers)
         if isinstance(space, Values):

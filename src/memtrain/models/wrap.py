@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from memtrain.config import CellConfig
 from memtrain.config.validation import preserve_rng_state
 from memtrain.errors import CellContractError, describe_error
-from memtrain.models.layers import make_embedding
+from memtrain.models.layers import evaluation_mode, make_embedding
 from memtrain.shapes import Token, Values, space_of
 
 ROWS = 7
@@ -129,16 +129,11 @@ def wrap(
             "wrap(cell, vocab_size, input_size=...)"
         )
     weight = next((p for p in cell.parameters() if p.is_floating_point()), torch.empty(0))
-    training = cell.training
-    cell.eval()
-    try:
-        with preserve_rng_state():
-            torch.manual_seed(0)
-            x = torch.randn(ROWS, size, device=weight.device, dtype=weight.dtype)
-            form = _find_form(cell, x, state_sizes)
-            _check_states(cell, x, form)
-    finally:
-        cell.train(training)
+    with evaluation_mode(cell), preserve_rng_state():
+        torch.manual_seed(0)
+        x = torch.randn(ROWS, size, device=weight.device, dtype=weight.dtype)
+        form = _find_form(cell, x, state_sizes)
+        _check_states(cell, x, form)
     embedding = make_embedding(space, size).to(weight.device, weight.dtype)
     return WrappedCell(cell, embedding, form)
 
@@ -248,6 +243,10 @@ def _candidates(
     if sizes is None and (width := _attribute(cell, STATE_SIZES)) and arguments > 1:
         sizes = (width,) * arguments
     if sizes is not None:
+        if not isinstance(sizes, Sequence):
+            raise CellContractError(
+                f"state_sizes={sizes!r}: must be the widths of all states, such as ({sizes!r},)"
+            )
         sizes = tuple(sizes)
         if arguments > 1:
             return [("arguments", sizes)]

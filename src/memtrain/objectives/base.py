@@ -163,12 +163,12 @@ class Objective(nn.Module, ABC):
         """The modules to train, by name; gradients are clipped per module."""
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """The parameters to train, for your optimizer.
+        """The parameters to train, for your optimizer; one that two modules share comes once.
 
         Raises:
             MemtrainError: there are none.
         """
-        every = [p for part in self.trained().values() for p in part.parameters()]
+        every = dict.fromkeys(p for part in self.trained().values() for p in part.parameters())
         if not (trained := [p for p in every if p.requires_grad]):
             raise MemtrainError(
                 f"{type(self).__name__}: requires_grad=False for all {len(every)} parameters, so "

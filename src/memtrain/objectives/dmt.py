@@ -106,10 +106,8 @@ class DMT(Objective):
         self.overlap.join()
         weight = (inside * torch.where(steps > 0, 1.0, config.start_weight))[:, labelled] * counts
         dynamics = dynamics_loss(predicted, labels, weight, self.shard)
-        read_at = self._readout_steps(steps.shape[1], generator, steps.device)
-        readout = readout_loss(
-            self.rnn, rollout[:, read_at].detach(), targets[:, read_at], self.shard
-        )
+        memories, targets = self._read_out(rollout.detach(), targets, generator)
+        readout = readout_loss(self.rnn, memories, targets, self.shard)
         parts = {
             "dynamics": (config.dynamics_weight, dynamics),
             "readout": (config.readout_weight, readout),
@@ -183,26 +181,35 @@ class DMT(Objective):
             first[taught:] = after[taught:, 0] + 1
         return memory, first[:, None] + torch.arange(rollout, device=device)
 
-    def _readout_steps(
-        self, rollout: int, generator: torch.Generator, device: torch.device
-    ) -> slice | Int[Tensor, " S"]:
-        """Every `readout_stride`-th step from a random offset; their number is constant."""
+    def _read_out(
+        self, memories: Float[Tensor, "B R M D"], targets: Tensor, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B S M D"], Tensor]:
+        """Every `readout_stride`-th memory from a random offset, and its targets."""
+        rollout = memories.shape[1]
         stride = min(self.config.readout_stride, rollout)
         if stride == 1:
-            return slice(None)
-        offset = torch.randint(stride, (), generator=generator, device=generator.device)
-        return offset.to(device) + stride * torch.arange(rollout // stride, device=device)
+            return memories, targets
+        read, there = self._every(stride, rollout, generator, targets.device)
+        read = read.clamp(max=rollout - 1)
+        return memories[:, read], keep_targets(targets[:, read], there)
 
     def _labelled(
         self, rollout: int, generator: torch.Generator, device: torch.device
     ) -> tuple[Int[Tensor, " S"], Float[Tensor, " S"]]:
-        """Every `label_stride`-th step from a random offset, and whether it counts.
+        """Every `label_stride`-th step from a random offset, and whether it counts."""
+        stride = min(self.config.label_stride, rollout)
+        labelled, there = self._every(stride, rollout, generator, device)
+        # A segment that would begin before the rollout is moved to its start.
+        labelled = labelled.clamp(self.rollouts.first_label(rollout), rollout - 1)
+        return labelled, there.float()
+
+    def _every(
+        self, stride: int, rollout: int, generator: torch.Generator, device: torch.device
+    ) -> tuple[Int[Tensor, " S"], Bool[Tensor, " S"]]:
+        """Every `stride`-th step from a random offset, and whether it is in the rollout.
 
         Their number is constant, so that the host need not know the offset.
         """
-        stride = min(self.config.label_stride, rollout)
         offset = torch.randint(stride, (), generator=generator, device=generator.device)
-        labelled = offset.to(device) + torch.arange(0, rollout, stride, device=device)
-        counts = (labelled < rollout).float()
-        # A segment that would begin before the rollout is moved to its start.
-        return labelled.clamp(self.rollouts.first_label(rollout), rollout - 1), counts
+        steps = offset.to(device) + torch.arange(0, rollout, stride, device=device)
+        return steps, steps < rollout

@@ -125,6 +125,12 @@ class SMT(Objective):
                 f"tokens={tuple(batch.inputs.shape)}: windows of a stream must have at least "
                 f"{needed} tokens, context and future; or leave out stream=True"
             )
+        steps, least = self.config.dynamics_steps, self.shortest_length()
+        if steps > 1 and batch.inputs.shape[1] < least:
+            raise MemtrainError(
+                f"dynamics_steps={steps}: sequences must have at least {least} tokens, and tokens "
+                f"are {tuple(batch.inputs.shape)}; lower it, or take longer sequences"
+            )
         return batch
 
     def shortest_length(self) -> int:
@@ -270,9 +276,13 @@ class SMT(Objective):
         short = self.empty_start_rows(rows)
         first[:short] = sample_steps(short, 1, context, generator, device)
         decoded = torch.zeros_like(first)
-        if self.config.learn_start:
+        if self.config.learn_start and rows > 1:
             some = max(1, rows // 32)
             first[:some], decoded[:some] = -1, 1
+        elif self.config.learn_start:  # the only row: some of the time, to train other steps too
+            drawn = torch.rand(1, 1, generator=generator, device=generator.device).to(device)
+            decoded = (drawn < 1 / 32).long()
+            first = first.where(decoded == 0, -1)
         return first + torch.arange(self.config.dynamics_steps + 1, device=device), decoded
 
     def _step(

@@ -20,6 +20,7 @@ from memtrain.config import CELLS, CUSTOM_PATH, RunConfig
 from memtrain.data.task import Task
 from memtrain.errors import MemtrainError
 from memtrain.models.check_cell import memory_shape, sample_token
+from memtrain.models.layers import evaluation_mode
 from memtrain.shapes import Batch, Space
 
 SEQUENCES = 3
@@ -158,15 +159,11 @@ def _step(cell: nn.Module, space: Space) -> list[float] | None:
     generator = torch.Generator().manual_seed(0)
     memory = torch.randn(2, *memory_shape(cell), generator=generator).to(device)
     token = sample_token(space, 2, generator).to(device)
-    training = cell.training
-    cell.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluation_mode(cell), torch.no_grad(), torch.random.fork_rng(devices=[]):
             out = torch.func.functional_call(cell, fixed, (memory, token)).double().cpu().flatten()
     except Exception:  # a cell that accepts no other weights: its class and shapes must suffice
         return None
-    finally:
-        cell.train(training)
     if not bool(out.isfinite().all()):
         return None
     return _some(out)

@@ -113,6 +113,8 @@ def make_folder(
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise MemtrainError(f"{folder}: is a file; a run is a folder, name another")
     # Listed once: another process may be creating a run, and files may appear at any moment.
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if "config.json" in names and (folder / "config.json").exists():

@@ -53,9 +53,10 @@ class Curriculum:
                 "ends with; leave that pair out"
             )
         least = self.objective.shortest_length()
-        if not self.task.stream and self.lengths[0] < least:
+        shortest = self.objective.tokens_needed() if self.task.stream else self.lengths[0]
+        if shortest < least:
             raise MemtrainError(
-                f"{name}: sequences of {self.lengths[0]} tokens are too short, "
+                f"{name}: sequences of {shortest} tokens are too short, "
                 f"{name}.dynamics_steps needs at least {least}; lower it"
             )
         for length in () if self.task.stream else shorter:

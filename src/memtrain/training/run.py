@@ -20,7 +20,7 @@ from memtrain.data.codec import TokenCodec
 from memtrain.data.labels import LabelsTask
 from memtrain.data.series_format import SeriesFormat
 from memtrain.data.task import Task, build_task, check_task
-from memtrain.errors import MemtrainError
+from memtrain.errors import MemtrainError, check_whole
 from memtrain.evaluation.evaluate import (
     EVALUATION_SEED,
     Evaluation,
@@ -428,8 +428,7 @@ class Run:
         if data is not None:
             task = self._other_data(Path(data))
         if length is not None:
-            if length < 2:
-                raise MemtrainError(f"length={length}: must be at least 2")
+            check_whole("length", length, 2)
             task = task.windows(length)
             if task.sequence_length != length:
                 raise MemtrainError(
@@ -441,8 +440,6 @@ class Run:
             windows = self.teacher is not None and teacher.encoder != "causal"
             window = teacher.context_length if windows else 1
             sequences = default_sequences(task.sequence_length, window, device)
-        elif sequences < 1:
-            raise MemtrainError(f"sequences={sequences}: must be at least 1")
         models = (self.rnn, self.teacher)
         with self.engine.eval_mode():
             return evaluate(
