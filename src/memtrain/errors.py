@@ -7,6 +7,8 @@ from difflib import get_close_matches
 
 MAX_MESSAGE = 800
 """Characters per message: it may quote a value of any length from a damaged file."""
+MAX_NAMES = 48
+"""Known names that an error about an unknown one lists."""
 
 
 class MemtrainError(ValueError):
@@ -93,10 +95,15 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: a guess, if there is one, then all names."""
+    """The end of an error about an unknown name: a guess, if there is one, then all names; of very
+    many, those that are most alike."""
     known = sorted(known)
     guess = get_close_matches(str(name), known, n=1, cutoff=0.6)
-    ending = f"one of {', '.join(known)}"
+    if len(known) > MAX_NAMES:
+        alike = get_close_matches(str(name), known, n=MAX_NAMES // 4, cutoff=0.0)
+        ending = f"one of {len(known):,} names, such as {', '.join(alike)}"
+    else:
+        ending = f"one of {', '.join(known)}"
     return f"did you mean {guess[0]}? ({ending})" if guess else f"must be {ending}"
 
 
