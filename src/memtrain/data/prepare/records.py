@@ -17,6 +17,7 @@ MAX_ROW = 2**24
 """Bytes per row of JSONL or CSV. Parsing takes up to thirty times as much memory."""
 MAX_JSON = 2**25
 """Bytes of a JSON file, which is parsed in one piece."""
+_MARKS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 
 
 def read_rows(
@@ -120,15 +121,23 @@ def _fields(
                 raise _too_long(where)
             yield line
 
-    place = names.index(column)
-    for number, row in enumerate(csv.reader(measured(), delimiter=mark), 1):
-        length = 0
-        if row and len(row) <= place:
-            raise MemtrainError(
-                f"{where}: row {number} has {len(row)} fields, the header names {len(names)}"
-            )
-        if row:
-            yield row[place]
+    place, number = names.index(column), 0
+    try:
+        # Strict: an open quote would join the rows after it to one text.
+        for number, row in enumerate(csv.reader(measured(), delimiter=mark, strict=True), 1):
+            length = 0
+            if row and (len(row) <= place or any(row[len(names) :])):
+                raise MemtrainError(
+                    f"{where}: row {number} has {len(row)} fields, the header names {len(names)}; "
+                    f"write a text that holds {_MARKS[mark]} in quotes"
+                )
+            if row:
+                yield row[place]
+    except csv.Error as error:
+        raise MemtrainError(
+            f"{where}: row {number + 1}: damaged, or not CSV ({error}); write a text that holds a "
+            "quote in quotes, and that quote twice"
+        ) from None
 
 
 @contextmanager
