@@ -255,6 +255,10 @@ def test_an_array_of_json_is_rows_and_other_json_names_jsonl(tmp_path: Path, mon
     assert documents(read_text(path)) == [b"one\n", b"two"]
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert documents(read_text(path)) == [b"one\n", b"two"]
+    path.write_text('{"text": "one\u2028line"}\r\n{"text": "two\x85"}\n\n', encoding="utf-8")
+    assert documents(read_text(path)) == ["one\u2028line\n".encode(), "two\x85".encode()]
+    path.write_text('{"text": "one\u2028line"}', encoding="utf-8")
+    assert documents(read_text(path)) == ["one\u2028line".encode()]
     assert "write JSONL instead" in refused(path, b'{\n"text": "one"\n}')
     assert "write JSONL instead" in refused(path, b'[{"text": "o')
     assert "item 1: column=text: does not exist" in refused(path, b'[{"body": "one"}]')

@@ -64,14 +64,14 @@ def _json(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None]
     if len(raw) > MAX_JSON:
         raise MemtrainError(f"{where}: is JSON of more than {MAX_JSON:,} bytes; {jsonl}")
     text = _decoded(raw, where)
+    lines = text.strip().split("\n")  # splitlines would split within a text, at U+2028
     try:
         rows = parse_json(text, where)
     except MemtrainError as error:
-        lines = text.splitlines()
         if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
             raise MemtrainError(f"{error}; it is damaged, or {jsonl}") from None
         rows = [parse_json(line, f"{where}: not JSON") for line in lines if line.strip()]
-    if isinstance(rows, dict) and len(text.splitlines()) == 1:
+    if isinstance(rows, dict) and len(lines) == 1:
         rows = [rows]  # JSONL of a single row
     if not isinstance(rows, list):
         raise MemtrainError(f"{where}: must be an array of objects or of strings; {jsonl}")
