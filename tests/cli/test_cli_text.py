@@ -187,7 +187,7 @@ def files(here: Path) -> Path:
         ("data enwik8", "enwik8: has no direct download; get enwik8.zip from"),
         ("data enwik8 --data-dir zip.zip", "zip.zip: is a zip; unpack it first"),
         ("data enwik8 --data-dir pngs", "enwik8: pngs has no enwik8 and no enwik8.gz"),
-        ("data enwik8 --data-dir book.txt --option held_out 0.1", "held_out=0.1: must be a word"),
+        ("data enwik8 --data-dir book.txt --option held_out 0.1", "held_out='0.1': must be one of"),
         (
             "data enwik8 --data-dir book.txt --option held_out all",
             "must be one of test, validation",

@@ -645,7 +645,7 @@ def test_bad_npy_files_are_refused(tmp_path: Path):
         (prepare_images, {"mirror": 1}, "mirror=1: must be true or false"),
         (prepare_text, {"separator": "yes"}, "separator=yes: must be true or false"),
         (prepare_text, {"held_out": "much"}, "held_out=much: must be a number"),
-        (prepare_text, {"mode": 7}, "mode=7: must be a word"),
+        (prepare_text, {"mode": True}, "mode=True: must be a word"),
         (prepare_text, {"seperator": True}, "seperator: text has no such option"),
         (prepare_text, {"overwrite": True}, "overwrite: text has no such option"),
     ],
@@ -660,6 +660,8 @@ def test_options_are_converted_to_their_types():
     assert checked_options(prepare_text, {"separator": "True"}) == {"separator": True}
     (share,) = checked_options(prepare_text, {"held_out": 1}).values()
     assert share == 1.0 and type(share) is float
+    assert checked_options(prepare_text, {"column": 1}) == {"column": "1"}
+    assert checked_options(prepare_images, {"labels": 7}) == {"labels": "7"}
     assert checked_options(prepare_images, {"size": (3, 4), "threshold": None}) == {
         "size": (3, 4),
         "threshold": None,
