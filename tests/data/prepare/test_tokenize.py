@@ -113,6 +113,21 @@ def test_several_texts_are_joined_and_each_keeps_its_held_out_part(tmp_path: Pat
         prepare_text(paths, tmp_path / "short")
 
 
+def test_a_text_that_is_named_twice_is_refused(tmp_path: Path):
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.txt", "b.txt"):
+        (tmp_path / name).write_text(name * 50)
+    folder, a, b = tmp_path / "in", tmp_path / "in" / "a.txt", tmp_path / "b.txt"
+    (tmp_path / "link.txt").symlink_to(b)
+    for paths, message in (
+        ([folder, b, a], "a.txt: is read with .*in too; name each text once"),
+        ([a, b, folder], "in: is read with .*a.txt too"),
+        ([b, a, tmp_path / "link.txt"], "link.txt: is named twice"),
+    ):
+        with pytest.raises(MemtrainError, match=message):
+            prepare_text(paths, tmp_path / "out")
+
+
 def test_two_books_are_evaluated_in_pieces_of_both(tmp_path: Path):
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path in paths:

@@ -65,6 +65,7 @@ def prepare_text(
     check_share(held_out)
     check_tokenizer(tokenizer, vocab)
     paths = [path] if isinstance(path, Path) else list(path)
+    _check_apart(paths)
     parts, notes, has_rows = [], [], False
     for one in paths:
         kind = require_kind(one, "text")
@@ -105,6 +106,16 @@ def prepare_text(
         notes=tuple(notes),
     )
     return write_store(out, meta, splits, tokenizer=saved, overwrite=overwrite)
+
+
+def _check_apart(paths: Sequence[Path]) -> None:
+    """Refuse a text that is named twice: it would be in both training and held-out part."""
+    places = [one.resolve() for one in paths]
+    for number, place in enumerate(places):
+        for other, before in zip(paths, places[:number], strict=False):
+            if place.is_relative_to(before) or before.is_relative_to(place):
+                how = "named twice" if place == before else f"read with {other} too"
+                raise MemtrainError(f"data={paths[number]}: is {how}; name each text once")
 
 
 def _require_utf8(texts: Texts, mode: str, tokenizer: str | None) -> None:
