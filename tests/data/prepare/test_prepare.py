@@ -418,6 +418,18 @@ def test_the_last_documents_of_a_folder_are_held_out(tmp_path: Path):
     assert store.starts("test").tolist() == [0, 8]
 
 
+@pytest.mark.parametrize("options", [{}, {"separator": True}])
+def test_held_out_documents_that_are_in_train_are_counted_in_a_note(tmp_path: Path, options: dict):
+    rows = [f"row {number}" for number in (*range(18), 3, 30)]
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "{row}"}}\n' for row in rows))
+    store = prepare_text(tmp_path / "a.jsonl", tmp_path / "out", **options)
+    assert text(store, "test").replace("\0", "") == "row 3\nrow 30"
+    note = "held-out documents that are in the training part too: 1 of 2; keep one of"
+    assert store.meta.notes[-1].startswith(note)
+    (tmp_path / "b.txt").write_text("row\n" * 40)  # of a single text, equal lines are usual
+    assert prepare_text(tmp_path / "b.txt", tmp_path / "b", **options).meta.notes == ()
+
+
 @given(count=st.integers(2, 30), share=st.floats(0.01, 0.99))
 def test_every_document_is_in_exactly_one_split(count: int, share: float):
     lengths = NOISE.integers(1, 5, count)

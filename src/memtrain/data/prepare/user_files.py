@@ -13,6 +13,7 @@ from memtrain.data.prepare.encode import (
     held_out_names,
     join_splits,
     non_ascii_note,
+    repeated_note,
     split_stream,
 )
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
@@ -91,6 +92,7 @@ def prepare_text(
         )
     mark = SEPARATOR_TOKEN if separator and tokenizer is None else None
     splits, vocab_size, saved = join_splits(parts, mark), TEXT_VOCAB, ""
+    notes += repeated_note(splits)
     if tokenizer is not None:
         chosen = tokenizer_of(tokenizer, vocab, splits["train"])
         splits = tokenize(splits, chosen, separator)
