@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 
 from memtrain.config import Stream
 from memtrain.data.prepare import prepare_text
@@ -36,6 +39,15 @@ def task_of(store: Store, length: int = 8) -> StreamTask:
     task = build_task(Stream(path=str(store.folder), evaluate_length=length))
     assert isinstance(task, StreamTask)
     return task
+
+
+def made(path: Path, model: Any, **parts: Any) -> str:
+    """A tokenizer.json with these parts."""
+    tokenizer = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    tokenizer.save(str(path))
+    return str(path)
 
 
 # --------------------------------------------------------------------------------------- prepare
@@ -73,6 +85,27 @@ def test_the_cut_of_a_single_document_is_between_characters(tmp_path: Path):
     store = prepare_text(path, tmp_path / "a", tokenizer="bpe", vocab=259)
     assert text_of(store, "train") == "é" * 50 + "€" * 42
     assert [store.splits[name].text_bytes for name in ("train", "test")] == [226, 24]
+
+
+def test_what_a_tokenizer_does_not_keep_is_in_notes(book: Path, tmp_path: Path):
+    path = tmp_path / "own.json"
+    level = {"pre_tokenizer": ByteLevel(add_prefix_space=False), "decoder": decoders.ByteLevel()}
+
+    def notes(tokenizer: str) -> tuple[str, ...]:
+        store = prepare_text(book, tmp_path / "out", tokenizer=tokenizer, overwrite=True)
+        return store.meta.notes[1:-1]
+
+    assert notes("bpe") == ()
+    letters = {one: place for place, one in enumerate("abefhilnostyĠĊ0123456789")}
+    dropped = made(path, models.BPE(letters, []), **level)  # é: two bytes that it has not
+    assert notes(dropped) == (
+        "the tokenizer drops or changes 2 different characters of the text: cé",
+    )
+    words = models.WordLevel({"[UNK]": 0, "line": 1, "sea": 2}, unk_token="[UNK]")
+    (note,) = notes(made(path, words, pre_tokenizer=Whitespace()))
+    assert note.startswith("1,200 of 1,600 tokens stand for words or characters that the tokenizer")
+    whole = made(path, models.BPE({**letters, "c": 99, "Ã": 97, "©": 98}, []), **level)
+    assert notes(whole) == ()
 
 
 def test_documents_stay_documents_and_a_separator_has_no_bytes(tmp_path: Path):

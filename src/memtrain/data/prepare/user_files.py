@@ -24,7 +24,7 @@ from memtrain.data.prepare.image_store import reading_notes, write_images
 from memtrain.data.prepare.limits import ignored_note, one_line
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import Texts, read_text
-from memtrain.data.prepare.tokenize import check_tokenizer, tokenize, tokenizer_of
+from memtrain.data.prepare.tokenize import check_tokenizer, loss_notes, tokenize, tokenizer_of
 from memtrain.data.store import Split, Store, StoreMeta
 from memtrain.errors import MemtrainError
 
@@ -95,10 +95,10 @@ def prepare_text(
     notes += repeated_note(splits)
     if tokenizer is not None:
         chosen = tokenizer_of(tokenizer, vocab, splits["train"])
-        splits = tokenize(splits, chosen, separator)
+        texts, splits = splits, tokenize(splits, chosen, separator)
         vocab_size, saved = chosen.vocab_size, chosen.text
         mark = chosen.end_of_text if separator else None
-        notes.append(token_note(splits, vocab_size, vocab))
+        notes += (*loss_notes(texts, splits, chosen), token_note(splits, vocab_size, vocab))
     meta = StoreMeta(
         name=paths[0].resolve().stem,
         vocab_size=vocab_size,
