@@ -418,6 +418,20 @@ def test_the_last_documents_of_a_folder_are_held_out(tmp_path: Path):
     assert store.starts("test").tolist() == [0, 8]
 
 
+@pytest.mark.parametrize(
+    ("divider", "options", "documents"),
+    [("***", {}, 3), ("---", {}, 0), ("§ ", {}, 2), ("§ ", {"mode": "ascii"}, 0)],
+)
+def test_a_divider_that_ends_no_document_is_in_a_note(
+    tmp_path: Path, divider: str, options: dict, documents: int
+):
+    (tmp_path / "a.txt").write_text("one one\n***\ntwo two\n***\nthree\n§ \nfour four\n")
+    store = prepare_text(tmp_path / "a.txt", tmp_path / "out", divider=divider, **options)
+    note = f"no line is the divider {divider}, so it ends no document"
+    assert (note in store.meta.notes) == (not documents)
+    assert sum(info.documents for info in store.splits.values()) == (documents or 2)
+
+
 @pytest.mark.parametrize("options", [{}, {"separator": True}])
 def test_held_out_documents_that_are_in_train_are_counted_in_a_note(tmp_path: Path, options: dict):
     rows = [f"row {number}" for number in (*range(18), 3, 30)]

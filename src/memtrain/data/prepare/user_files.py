@@ -67,7 +67,7 @@ def prepare_text(
     check_tokenizer(tokenizer, vocab)
     paths = [path] if isinstance(path, Path) else list(path)
     _check_apart(paths)
-    parts, notes, has_rows = [], [], False
+    parts, notes, has_rows, dividers = [], [], False, 0
     for one in paths:
         kind = require_kind(one, "text")
         texts = read_text(one, column, split=split, subset=subset)
@@ -79,6 +79,7 @@ def prepare_text(
         found = (*mixed_note(one, kind, "text"), *texts.notes, *non_ascii_note(encoded, ""))
         notes += [begins + note for note in found]
         has_rows |= texts.has_rows
+        dividers += encoded.dividers
         cut = tokenizer is not None
         part = split_stream(encoded.tokens, encoded.starts, held_out, whole_characters=cut)
         if len(paths) > 1 and not all(len(split.tokens) for split in part.values()):
@@ -90,6 +91,8 @@ def prepare_text(
         raise MemtrainError(
             f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
         )
+    if divider and not dividers:
+        notes.append(f"no line is the divider {one_line(divider)}, so it ends no document")
     mark = SEPARATOR_TOKEN if separator and tokenizer is None else None
     splits, vocab_size, saved = join_splits(parts, mark), TEXT_VOCAB, ""
     notes += repeated_note(splits)
