@@ -120,6 +120,12 @@ def test_a_bpe_run_is_evaluated_on_another_text_with_its_own_tokenizer(here: Pat
     )
 
 
+def test_a_line_of_dashes_may_be_the_divider(here: Path, capsys):
+    Path("a.txt").write_text("one one\n---\ntwo two\n---\nthree\n")
+    run(capsys, "data a.txt --out out --option divider ---")
+    assert open_store(Path("out")).splits["train"].documents == 2
+
+
 def test_help_and_docs_list_every_option_of_texts_and_tokens(capsys):
     with pytest.raises(SystemExit):
         main(["data", "book.txt", "--help"])

@@ -265,11 +265,14 @@ def _plain(name: str) -> str:
 
 
 def check_names(arguments: list[str], options: list[Option], program: str) -> None:
-    """Refuse options that do not exist, and options given twice, of which tyro takes the last."""
+    """Refuse options that do not exist, and options given twice, of which tyro takes the last.
+
+    A line of dashes is a value: --option divider ---.
+    """
     known = [option.name for option in options]
     repeatable = {option.name for option in options if ... in get_args(option.kind)}
     given: set[str] = set()
-    for name in (one.partition("=")[0] for one in arguments if re.match(r"-[^\d.]", one)):
+    for name in (one.partition("=")[0] for one in arguments if re.match(r"-(?!--+$)[^\d.]", one)):
         plain = _plain(name)
         if plain not in known:
             guess = nearest_option(name, known)
