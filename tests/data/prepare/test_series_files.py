@@ -38,6 +38,13 @@ def test_csv_with_every_mark_and_every_missing_number(tmp_path, mark):
     assert table.place(4) == "line 7" and table.times is None
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_name_in_quotes_may_hold_a_mark(tmp_path, mark):
+    (tmp_path / "x.csv").write_text(f'"heat, C; in\ta"{mark}t\n1{mark}2\n')
+    table = read_table(tmp_path / "x.csv", Columns(time="t"))
+    assert table.columns.targets == ("heat, C; in\ta",) and table.numbers.tolist() == [[1]]
+
+
 def test_roles_choose_and_order_the_columns(tmp_path):
     table = read(tmp_path, "a,b,c,d\n1,2,3,x\n4,5,6,y\n", targets=("c",), known=("a",))
     assert table.numbers.tolist() == [[3, 1], [6, 4]]
@@ -137,6 +144,8 @@ def test_parquet_has_the_numbers_of_a_csv(tmp_path):
         ("y,y\n0,1\n", {}, ["two columns are called 'y'"]),
         ("y,z\n0,1\n1\n", {}, ["line 3: has 1 fields, the header names 2"]),
         ('y,z\n0,"1\n', {}, ["line 2: damaged, or not CSV"]),
+        ('y,"z\n0,1\n', {}, ["line 1: damaged, or not CSV"]),
+        ('y,"z" a\n0,1\n', {}, ["line 1: damaged, or not CSV"]),
         ("yy,z\n0,1\n", {"targets": ("y",)}, ["data.targets='y'", "no such column", "yy"]),
         (
             "t,y\n1,1\n2,1\n2,1\n",

@@ -108,8 +108,16 @@ def _read_csv(file: BufferedIOBase, where: str, columns: Columns, size: int) -> 
 
 def _header(line: str, where: str) -> tuple[list[str], str]:
     """The names of the columns, and the mark between them: the one that gives the most."""
-    found = {mark: _fields(line, mark, f"{where}: line 1") for mark in MARKS}
-    mark = max(MARKS, key=lambda one: len(found[one]))
+    found: dict[str, list[str]] = {}
+    damage: MemtrainError | None = None
+    for mark in MARKS:
+        try:
+            found[mark] = _fields(line, mark, f"{where}: line 1")
+        except MemtrainError as error:  # a quoted name may hold the right mark
+            damage = damage or error
+    mark = max(found, key=lambda one: len(found[one]), default="")
+    if damage and len(found.get(mark, "")) < 2:
+        raise damage
     names = [name.strip() for name in found[mark]]
     if all(as_number(name) is not None or name.lower() in MISSING for name in names):
         raise MemtrainError(
