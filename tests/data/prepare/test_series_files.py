@@ -132,6 +132,17 @@ def test_parquet_has_the_numbers_of_a_csv(tmp_path):
         read_table(path, Columns())
 
 
+def test_row_numbers_of_pandas_are_not_predicted(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, index = tmp_path / "x.parquet", "__index_level_0__"
+    parquet.write_table(pyarrow.table({"y": [1.5, 2.5], index: [3, 7]}), path)
+    with pytest.raises(MemtrainError, match="row numbers of pandas; .*index=False"):
+        read_table(path, Columns())
+    for columns in (Columns(time=index), Columns(targets=("y",)), Columns(targets=(index, "y"))):
+        assert read_table(path, columns).numbers[:, -1].tolist() == [1.5, 2.5]
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "parts"),
     [

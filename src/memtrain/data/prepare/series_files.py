@@ -1,6 +1,7 @@
 """Read series of numbers from CSV, parquet and .npy files."""
 
 import csv
+import re
 from array import array
 from collections.abc import Iterator
 from io import BufferedIOBase
@@ -30,6 +31,8 @@ LARGEST = 1e30
 CHUNK = 2**13
 """Rows that are converted at once."""
 REMEDY = "take fewer rows or columns"
+_INDEX = re.compile(r"__index_level_\d+__")
+"""The name of a column that pandas adds."""
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".npy": "npy"}
 
 
@@ -199,14 +202,21 @@ def _parquet_table(parquet: Any, where: str, columns: Columns, size: int) -> Tab
     import pyarrow.types as types
 
     kinds = {one.name: one.type for one in parquet.schema_arrow}
+    named = columns.targets
     columns = columns.of(list(kinds), where)
+    right = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
     for name in columns.numbers:
-        right = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
         if not any(is_kind(kinds[name]) for is_kind in right):
             when = types.is_temporal(kinds[name])
             remedy = f"--data.time {name}" if when else "name those of numbers: --data.targets a,b"
             raise MemtrainError(
                 f"{where}: column {name!r} has {kinds[name]}, which are not numbers; {remedy}"
+            )
+        if name in columns.targets and not named and _INDEX.fullmatch(name):
+            raise MemtrainError(
+                f"{where}: column {name!r} is the row numbers of pandas; write the file without "
+                "them (to_parquet(..., index=False)), or name the columns to predict: "
+                "--data.targets a,b"
             )
     texts = [
         name
