@@ -143,6 +143,18 @@ def test_row_numbers_of_pandas_are_not_predicted(tmp_path):
         assert read_table(path, columns).numbers[:, -1].tolist() == [1.5, 2.5]
 
 
+def test_a_time_of_day_is_refused_in_words(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    hours = pyarrow.array([0, 1], pyarrow.time32("s"))
+    parquet.write_table(pyarrow.table({"y": [1.5, 2.5], "t": hours}), path)
+    with pytest.raises(MemtrainError, match=r"'t' has time32.*; a time must be a number, or a"):
+        read_table(path, Columns(time="t"))
+    with pytest.raises(MemtrainError, match="'t' has time32.*--data.targets a,b"):
+        read_table(path, Columns())
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "parts"),
     [

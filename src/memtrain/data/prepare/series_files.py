@@ -207,7 +207,7 @@ def _parquet_table(parquet: Any, where: str, columns: Columns, size: int) -> Tab
     right = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
     for name in columns.numbers:
         if not any(is_kind(kinds[name]) for is_kind in right):
-            when = types.is_temporal(kinds[name])
+            when = types.is_date(kinds[name]) or types.is_timestamp(kinds[name])
             remedy = f"--data.time {name}" if when else "name those of numbers: --data.targets a,b"
             raise MemtrainError(
                 f"{where}: column {name!r} has {kinds[name]}, which are not numbers; {remedy}"
@@ -218,6 +218,12 @@ def _parquet_table(parquet: Any, where: str, columns: Columns, size: int) -> Tab
                 "them (to_parquet(..., index=False)), or name the columns to predict: "
                 "--data.targets a,b"
             )
+    dates = (types.is_date, types.is_timestamp, types.is_string, types.is_large_string)
+    if columns.time and not any(is_kind(kinds[columns.time]) for is_kind in (*right, *dates)):
+        raise MemtrainError(
+            f"{where}: column {columns.time!r} has {kinds[columns.time]}; a time must be a number, "
+            "or a date such as 2024-01-31T12:00"
+        )
     texts = [
         name
         for name in (columns.time, columns.series)
