@@ -161,6 +161,8 @@ def test_a_time_of_day_is_refused_in_words(tmp_path):
         ("y,w\n1,sunny\n", {}, ["line 2", "'w' has 'sunny'", "not a number", "--data.targets a,b"]),
         ("day,y\n2024-01-01,1\n", {}, ["'day' has '2024-01-01'", "--data.time day"]),
         ("a;b\n1;2,5\n", {}, ["'b' has '2,5'", "write decimals with a point"]),
+        ('a,b\n1,"1,000"\n', {}, ["'b' has '1,000'", "and nothing between thousands"]),
+        ('a,b\n1,"1,234.5"\n', {}, ["'b' has '1,234.5'", "and nothing between thousands"]),
         ("y\n1\ninf\n", {}, ["line 3", "'y' has inf", "must lie within 1e+30"]),
         ("1,2\n3,4\n", {}, ["line 1: must name the columns", "add a header"]),
         (",y\n0,1\n", {}, ["line 1: column 1 has no name", "index=False"]),

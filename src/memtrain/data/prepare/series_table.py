@@ -148,9 +148,9 @@ class TableBuilder:
         except ValueError:
             if text.strip().lower() in MISSING:
                 return math.nan
-        is_number = as_number(text.replace(",", ".")) is not None
+        is_number = any(as_number(text.replace(",", mark)) is not None for mark in (".", ""))
         if is_number:
-            remedy = "write decimals with a point"
+            remedy = "write decimals with a point, and nothing between thousands"
         elif as_seconds(text) is not None:
             remedy = f"it looks like a date: --data.time {name}"
         elif self.columns.series:
