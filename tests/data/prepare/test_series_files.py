@@ -197,6 +197,13 @@ def test_mistakes_are_one_line_with_line_column_and_remedy(tmp_path, text, colum
     assert all(part in message for part in parts), message
 
 
+@pytest.mark.parametrize("code", ["LATIN1", "UTF-16"])
+def test_another_encoding_is_refused_with_how_to_convert_it(tmp_path, code):
+    (tmp_path / "x.csv").write_text("größe\n1\n", encoding=code)
+    with pytest.raises(MemtrainError, match=f"line 1: not UTF-8 text .*iconv -f {code} -t UTF-8"):
+        read_table(tmp_path / "x.csv", Columns())
+
+
 def test_files_of_other_kinds_are_refused(tmp_path):
     for name, part in (("x.xlsx", "CSV, parquet or .npy"), ("gone.csv", "no such file")):
         with pytest.raises(MemtrainError, match=part):

@@ -1,5 +1,6 @@
 """Read one text column of JSONL, JSON, CSV, parquet and Arrow files; a row is a document."""
 
+import codecs
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,4 +172,8 @@ def _decoded(raw: bytes, where: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise MemtrainError(f"{where}: not UTF-8 text ({error.reason})") from None
+        code = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
+        raise MemtrainError(
+            f"{where}: not UTF-8 text ({error.reason}); convert it: iconv -f {code} -t UTF-8 FILE "
+            "> NEW"
+        ) from None
