@@ -116,7 +116,7 @@ def test_mixed_folder_has_the_kind_of_most_files_and_both_recipes_read_their_par
     folder = tmp_path / "mixed"
     folder.mkdir()
     for number in range(4):
-        (folder / f"{number}.png").write_bytes(png(np.full((2, 2), number, np.uint8)))
+        (folder / f"{number}.png").write_bytes(png(np.full((2, 2), 250 + number, np.uint8)))
         (folder / f"{number}.txt").write_bytes(TEXT * (number + 1))
     assert kind_of(folder).recipes == ("images", "text")  # as many captions as images
     store = prepare_path(folder, tmp_path / "a")

@@ -487,6 +487,16 @@ def test_user_images_become_a_store(tmp_path: Path):
     assert tall.meta.picture == ImageFormat(height=6, width=2, levels=4)
 
 
+def test_dark_images_of_12_bits_are_in_a_note(tmp_path: Path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(4):
+        deep = NOISE.integers(2048, 4096, (4, 4)).astype(np.uint16)
+        (folder / f"{number}.png").write_bytes(png(deep))
+    notes = prepare_images(folder, tmp_path / "out").meta.notes
+    assert "the brightest pixel is 15 of 255; scale the images if white is another value" in notes
+
+
 def test_colour_images_become_a_store_with_a_palette_of_the_training_images(tmp_path: Path):
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -511,10 +521,10 @@ def test_equal_images_are_on_one_side_of_the_split(tmp_path: Path):
     folder = tmp_path / "mine"
     folder.mkdir()
     for n in range(40):
-        image = Image.fromarray(np.full((4, 6), n % 10, np.uint8))
+        image = Image.fromarray(np.full((4, 6), 99 + n % 10, np.uint8))
         image.save(folder / f"{n:02d}.{('png', 'bmp', 'gif')[n % 3]}")
     store = prepare_images(folder, tmp_path / "out", held_out=0.3)
-    assert rows(store, "train") | rows(store, "test") == {bytes([n] * 24) for n in range(10)}
+    assert rows(store, "train") | rows(store, "test") == {bytes([99 + n] * 24) for n in range(10)}
     assert not rows(store, "train") & rows(store, "test")
     note = "30 images repeat the pixels of another; equal images are all in train or all in test"
     assert store.meta.notes == (note,)

@@ -199,7 +199,7 @@ def prepare_images(
             *reading_notes(images),
             *ignored_note(images.ignored),
             *equal_note(images.digests),
-            *(dark_note(images) if kind.format == "npy" else ()),
+            *dark_note(images),
         ),
         colour=colour,
         levels=levels,
