@@ -98,7 +98,8 @@ def test_unsupported_files_come_with_a_remedy(
         ("images", "a.txt", TEXT, "is text; memtrain train text --data a.txt"),
         ("tokens", "a.csv", TEXT, "is CSV; memtrain train text --data a.csv"),
         ("text", "a.npy", npy(np.arange(99)), "is a NumPy array; memtrain train tokens --data a"),
-        ("text", "a.zip", b"PK\x03\x04", "is a zip; memtrain train images --data a.zip"),
+        ("text", "a.zip", b"PK\x03\x04", "is a zip; memtrain train images --data a.zip; texts in"),
+        ("tokens", "train.bin", b"\0\1", "is nanoGPT's tokens; name its folder, with train.bin"),
         ("text", "a.png", PNG, "is a PNG image; memtrain train images --data FOLDER"),
     ],
 )
