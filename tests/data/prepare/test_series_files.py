@@ -159,6 +159,7 @@ def test_a_time_of_day_is_refused_in_words(tmp_path):
     ("text", "columns", "parts"),
     [
         ("y,w\n1,sunny\n", {}, ["line 2", "'w' has 'sunny'", "not a number", "--data.targets a,b"]),
+        ("y\n1\n-\n", {}, ["line 3", "'y' has '-'", "leave the field empty where a number is"]),
         ("day,y\n2024-01-01,1\n", {}, ["'day' has '2024-01-01'", "--data.time day"]),
         ("a;b\n1;2,5\n", {}, ["'b' has '2,5'", "write decimals with a point"]),
         ('a,b\n1,"1,000"\n', {}, ["'b' has '1,000'", "and nothing between thousands"]),

@@ -153,6 +153,11 @@ class TableBuilder:
             remedy = "write decimals with a point, and nothing between thousands"
         elif as_seconds(text) is not None:
             remedy = f"it looks like a date: --data.time {name}"
+        elif row or self.numbers[self.columns.numbers.index(name)]:  # numbers came before it
+            remedy = (
+                "leave the field empty where a number is missing, or name the columns of numbers: "
+                "--data.targets a,b"
+            )
         elif self.columns.series:
             remedy = "name the columns of numbers: --data.targets a,b"
         else:
