@@ -259,6 +259,7 @@ def test_an_array_of_json_is_rows_and_other_json_names_jsonl(tmp_path: Path, mon
     assert documents(read_text(path)) == ["one\u2028line\n".encode(), "two\x85".encode()]
     path.write_text('{"text": "one\u2028line"}', encoding="utf-8")
     assert documents(read_text(path)) == ["one\u2028line".encode()]
+    assert "line 3: not JSON" in refused(path, b'{"text": "one"}\n\n{"text": "tw')
     assert "write JSONL instead" in refused(path, b'{\n"text": "one"\n}')
     assert "write JSONL instead" in refused(path, b'[{"text": "o')
     assert "item 1: column=text: does not exist" in refused(path, b'[{"body": "one"}]')

@@ -71,7 +71,11 @@ def _json(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None]
     except MemtrainError as error:
         if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
             raise MemtrainError(f"{error}; it is damaged, or {jsonl}") from None
-        rows = [parse_json(line, f"{where}: not JSON") for line in lines if line.strip()]
+        rows = [
+            parse_json(line, f"{where}: line {number}: not JSON")
+            for number, line in enumerate(text.split("\n"), 1)
+            if line.strip()
+        ]
     if isinstance(rows, dict) and len(lines) == 1:
         rows = [rows]  # JSONL of a single row
     if not isinstance(rows, list):
