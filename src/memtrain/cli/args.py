@@ -287,6 +287,14 @@ def check_names(arguments: list[str], options: list[Option], program: str) -> No
             }
             raise MemtrainError(f"{plain}: given twice; {once.get(plain, 'leave one out')}")
         given.add(plain)
+    pairs = {option.name for option in options if get_origin(option.kind) is dict}
+    for index, argument in enumerate(arguments):
+        if _plain(argument) in pairs:
+            values = takewhile(lambda one: not one.startswith("--"), arguments[index + 1 :])
+            names = [*values][::2]
+            if len({*names}) < len(names):
+                twice = max(names, key=names.count)
+                raise MemtrainError(f"{argument} {twice}: given twice; leave one out")
 
 
 def _joined(arguments: list[str], options: list[Option]) -> list[str]:
