@@ -143,6 +143,15 @@ def test_row_numbers_of_pandas_are_not_predicted(tmp_path):
         assert read_table(path, columns).numbers[:, -1].tolist() == [1.5, 2.5]
 
 
+def test_nanoseconds_of_a_time_are_cut(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    times = pyarrow.array(np.array([1_000_000_333, 2_000_001_999], "datetime64[ns]"))
+    parquet.write_table(pyarrow.table({"y": [1.5, 2.5], "t": times}), tmp_path / "x.parquet")
+    table = read_table(tmp_path / "x.parquet", Columns(time="t"))
+    assert table.times is not None and table.times.tolist() == [1.0, 2.000001]
+
+
 def test_a_time_of_day_is_refused_in_words(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -261,7 +261,8 @@ def _floats(column: Any) -> np.ndarray:
 
     per_second = 1.0
     if types.is_date(column.type) or types.is_timestamp(column.type):
-        column, per_second = column.cast(pyarrow.timestamp("us")).cast(pyarrow.int64()), 1e6
+        whole = column.cast(pyarrow.timestamp("us"), safe=False)  # nanoseconds are cut
+        column, per_second = whole.cast(pyarrow.int64()), 1e6
     found = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(found, np.float64) / per_second
 
