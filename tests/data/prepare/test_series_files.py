@@ -177,6 +177,8 @@ def test_a_time_of_day_is_refused_in_words(tmp_path):
         ("1,2\n3,4\n", {}, ["line 1: must name the columns", "add a header"]),
         (",y\n0,1\n", {}, ["line 1: column 1 has no name", "index=False"]),
         ("y,y\n0,1\n", {}, ["two columns are called 'y'"]),
+        ("t,y\n2024-01-01,1\nNaT,1\n", {"time": "t"}, ["line 3", "'NaT'; a time must be an ISO"]),
+        ("t,y\n2024-01-01 00:10 AM,1\n", {"time": "t"}, ["line 2", "a time must be an ISO date"]),
         ("y,z\n0,1\n1\n", {}, ["line 3: has 1 fields, the header names 2"]),
         ('y,z\n0,"1\n', {}, ["line 2: damaged, or not CSV"]),
         ('y,"z\n0,1\n', {}, ["line 1: damaged, or not CSV"]),

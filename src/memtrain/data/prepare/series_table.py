@@ -1,6 +1,7 @@
 """The columns of a file of numbers over time: their roles, and how text becomes numbers."""
 
 import math
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from memtrain.errors import MemtrainError, did_you_mean
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?"})
 """Fields without a number, in any case."""
 MAX_COLUMNS = 2**12
+_MONTH = re.compile(r"\d{4}-\d\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +218,7 @@ def as_seconds(text: str) -> float | None:
     """A date in seconds; without a time zone, as if in UTC."""
     text = text.strip()
     try:
-        date = datetime.fromisoformat(text)
+        date = datetime.fromisoformat(f"{text}-01" if _MONTH.fullmatch(text) else text)
     except ValueError:
-        try:  # a year and a month
-            return float(np.datetime64(text, "us").astype(np.int64)) / 1e6
-        except ValueError:
-            return None
+        return None
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
