@@ -73,6 +73,7 @@ def test_a_missing_argument_has_the_same_name_in_help_and_error(
         ("train digits --smt.steps=1 --smt.steps 2", "--smt.steps: given twice"),
         ("train digits --smt.learning_rate 1 --smt.learning-rate 2", "--smt.learning-rate: given"),
         ("train images --data a --option size 8 --option levels 4", "all pairs go to one"),
+        ("data a --option size 8 levels 4 size 9", "--option size: given twice; leave one out"),
         ("generate x --seed 1 --seed 1", "--seed: given twice"),
     ],
 )

@@ -151,7 +151,7 @@ BAD = {
     "colour true": "mixed sizes, a.png is 2x2 and b.png is 2x3 (height x width); resize them",
     "size 4 labels true": "4 of 4 images are in no folder of a class (a.png, b.png); put",
     "size 4 labels gone.csv": "labels=gone.csv: no such file; true takes the names of folders",
-    "size 4 labels 3": "labels=3: must be true or false or a word",
+    "size 4 labels 3": "labels=3: no such file; true takes the names",
     "size 4 labels some.csv": "2 of 4 images have no class (c.png, d.png); add lines of FILE,CLASS",
 }
 

@@ -120,6 +120,12 @@ def test_a_bpe_run_is_evaluated_on_another_text_with_its_own_tokenizer(here: Pat
     )
 
 
+def test_a_line_of_dashes_may_be_the_divider(here: Path, capsys):
+    Path("a.txt").write_text("one one\n---\ntwo two\n---\nthree\n")
+    run(capsys, "data a.txt --out out --option divider ---")
+    assert open_store(Path("out")).splits["train"].documents == 2
+
+
 def test_help_and_docs_list_every_option_of_texts_and_tokens(capsys):
     with pytest.raises(SystemExit):
         main(["data", "book.txt", "--help"])
@@ -187,7 +193,7 @@ def files(here: Path) -> Path:
         ("data enwik8", "enwik8: has no direct download; get enwik8.zip from"),
         ("data enwik8 --data-dir zip.zip", "zip.zip: is a zip; unpack it first"),
         ("data enwik8 --data-dir pngs", "enwik8: pngs has no enwik8 and no enwik8.gz"),
-        ("data enwik8 --data-dir book.txt --option held_out 0.1", "held_out=0.1: must be a word"),
+        ("data enwik8 --data-dir book.txt --option held_out 0.1", "held_out='0.1': must be one of"),
         (
             "data enwik8 --data-dir book.txt --option held_out all",
             "must be one of test, validation",

@@ -208,6 +208,11 @@ def test_data_that_does_not_fit_is_refused(tmp_path, options, part):
     [
         ("y,z\n" + "1,2\n3,2\n" * 50, "'z' is 2 in the whole training part"),
         ("y,z\n" + "1,\n3,\n" * 50, "'z' has no number in the training part; leave it out: --data"),
+        (
+            "t\n" + "1\n2\n" * 40 + "nan\n" * 20,
+            "'t' has no number in the held-out part, the last 0.2",
+        ),
+        ("y,z\n" + "1,2\n3,4\n" * 40 + "5,\n" * 20, "or the column: --data.targets y"),
         ("y\n" + "0\n1e-20\n" * 40 + "1e29\n" * 20, "too far from those of its training part"),
         ("y\n1\n2\n", "the series is too short, take more rows"),
     ],

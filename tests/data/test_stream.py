@@ -396,6 +396,33 @@ def test_stories_begin_at_their_starts(tmp_path: Path):
     assert same > 0.85 * 40 * 128  # all but what was drawn before, and what that pushes
 
 
+def test_images_of_other_tokens_are_refused_with_the_difference(tmp_path: Path):
+    noise = np.random.default_rng(0).integers(0, 256, (16, 4, 4, 3), np.uint8)
+    labels = {"a": np.arange(16) % 2, "b": 3 + np.arange(16) % 2}
+
+    def prepared(name: str, images: np.ndarray, **options) -> StreamTask:
+        np.save(tmp_path / f"{name}.npy", images)
+        prepare_path(tmp_path / f"{name}.npy", tmp_path / name, held_out=0.4, **options)
+        return StreamTask.from_config(Stream(path=str(tmp_path / name), evaluate_length=16))
+
+    for name, classes in labels.items():
+        np.save(tmp_path / f"{name}-classes.npy", classes)
+    colour = prepared("colour", noise, colour=True, levels=8)
+    grey = prepared("grey", noise, levels=16)
+    few = {"levels": 2, "patch": 2}
+    mine = prepared("a", noise, labels=str(tmp_path / "a-classes.npy"))
+    for run, other, message in (
+        (colour, prepared("inverse", 255 - noise, colour=True, levels=8), "has other colours than"),
+        (grey, prepared("wide", noise[:, :, :2], levels=16), "images of 4x2 pixels, the run learn"),
+        (grey, colour, "has 8 tokens, the run learned 16; prepare it with the same --option"),
+        (grey, prepared("ink", noise, **few), "has tokens of another kind than the run learned"),
+        (mine, prepared("b", noise, labels=str(tmp_path / "b-classes.npy")), "has other classes"),
+    ):
+        with pytest.raises(MemtrainError, match=f"data=other: .*{message}"):
+            run.on(other.store, "other")
+        assert run.on(run.store, "own").store is run.store
+
+
 # ----------------------------------------------------------------------- the folder afterwards
 
 

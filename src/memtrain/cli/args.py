@@ -265,11 +265,14 @@ def _plain(name: str) -> str:
 
 
 def check_names(arguments: list[str], options: list[Option], program: str) -> None:
-    """Refuse options that do not exist, and options given twice, of which tyro takes the last."""
+    """Refuse options that do not exist, and options given twice, of which tyro takes the last.
+
+    A line of dashes is a value: --option divider ---.
+    """
     known = [option.name for option in options]
     repeatable = {option.name for option in options if ... in get_args(option.kind)}
     given: set[str] = set()
-    for name in (one.partition("=")[0] for one in arguments if re.match(r"-[^\d.]", one)):
+    for name in (one.partition("=")[0] for one in arguments if re.match(r"-(?!--+$)[^\d.]", one)):
         plain = _plain(name)
         if plain not in known:
             guess = nearest_option(name, known)
@@ -284,6 +287,14 @@ def check_names(arguments: list[str], options: list[Option], program: str) -> No
             }
             raise MemtrainError(f"{plain}: given twice; {once.get(plain, 'leave one out')}")
         given.add(plain)
+    pairs = {option.name for option in options if get_origin(option.kind) is dict}
+    for index, argument in enumerate(arguments):
+        if _plain(argument) in pairs:
+            values = takewhile(lambda one: not one.startswith("--"), arguments[index + 1 :])
+            names = [*values][::2]
+            if len({*names}) < len(names):
+                twice = max(names, key=names.count)
+                raise MemtrainError(f"{argument} {twice}: given twice; leave one out")
 
 
 def _joined(arguments: list[str], options: list[Option]) -> list[str]:

@@ -39,6 +39,8 @@ class EncodedText:
     dropped_bytes: int
     kept_bytes: int
     """Beyond ASCII, in mode "bytes"."""
+    dividers: int = 0
+    """Lines that are the divider."""
 
 
 def encode_text(
@@ -60,10 +62,11 @@ def encode_text(
     if separator and SEPARATOR_TOKEN in text:
         raise MemtrainError("separator: the text holds byte 0 itself; leave the separator off")
 
-    begins, ends = array("q", [0]), array("q")
+    begins, ends, dividers = array("q", [0]), array("q"), 0
     for line in _document_ends(divider).finditer(text):
         ends.append(line.start())
         begins.append(line.end())
+        dividers += line[0].rstrip() == divider.encode().rstrip()
     ends.append(len(text))
     first, last = np.array(begins, np.int64), np.array(ends, np.int64)  # and not longlong
     first, last = first[first < last], last[first < last]  # empty documents vanish
@@ -81,6 +84,7 @@ def encode_text(
         dropped_characters=characters if dropped else 0,
         dropped_bytes=beyond if dropped else 0,
         kept_bytes=0 if mode == "ascii" else beyond,
+        dividers=dividers,
     )
 
 

@@ -19,7 +19,7 @@ from memtrain.config import Series, columns_of
 from memtrain.data.prepare.series_files import read_table
 from memtrain.data.prepare.series_table import Columns, Table
 from memtrain.data.series_format import ForecastCases
-from memtrain.data.series_scale import GAP, fit_format, log_gaps, model_inputs
+from memtrain.data.series_scale import GAP, check_held_out, fit_format, log_gaps, model_inputs
 from memtrain.data.task import Task
 from memtrain.data.window_starts import WindowSampler
 from memtrain.errors import MemtrainError
@@ -63,6 +63,7 @@ class SeriesTask(Task):
             known = (*known, GAP)
         self.format = fit_format(config, table.columns.targets, known, numbers[training])
         targets = len(self.format.targets)
+        check_held_out(config, self.format.targets, numbers[~training, :targets])
         self.values: Values = Values(numbers.shape[1], targets, config.likelihood)
         self._inputs = torch.from_numpy(model_inputs(numbers, self.format, self._ends))
         if bool(self._inputs.isinf().any()):

@@ -56,6 +56,20 @@ def fit_format(
     )
 
 
+def check_held_out(
+    config: Series, targets: tuple[str, ...], held_out: Float64[np.ndarray, "R Y"]
+) -> None:
+    """Refuse a column without a held-out number: its loss would be 0 of none."""
+    for name, column in zip(targets, held_out.T, strict=True):
+        if np.isnan(column).all():
+            others = _others(name, targets)
+            raise MemtrainError(
+                f"{config.path}: column {name!r} has no number in the held-out part, the last "
+                f"{config.held_out:g} of the rows; leave out the rows after its last number"
+                + (f", or the column{others}" if others else "")
+            )
+
+
 def _others(name: str, targets: tuple[str, ...]) -> str:
     """The option that leaves a column out, if others are left."""
     rest = [one for one in targets if one != name]

@@ -23,6 +23,7 @@ from memtrain.data.store import (
     TOKENIZER_FILE,
     LoadedSplit,
     Store,
+    StoreMeta,
     alphabet_of,
     blocks,
     identity_of,
@@ -120,10 +121,7 @@ class StreamTask(Task):
         mine, other = self.store.meta, store.meta
         kinds = [(one.vocab_size, one.picture, one.classes) for one in (mine, other)]
         if kinds[0] != kinds[1]:
-            raise MemtrainError(
-                f"data={name}: has {other.vocab_size} tokens, the run learned "
-                f"{mine.vocab_size}; prepare it with the same --option (memtrain data)"
-            )
+            raise MemtrainError(f"data={name}: {_difference(mine, other)}")
         if other.tokenizer != mine.tokenizer:
             raise MemtrainError(
                 f"data={name}: was prepared with another tokenizer; name its source, which is then "
@@ -279,6 +277,25 @@ class StreamTask(Task):
         if self.store.meta.text:
             return self.spelling.decode_text(np.array(inputs))
         return super().describe(inputs, targets)
+
+
+def _difference(mine: StoreMeta, other: StoreMeta) -> str:
+    """What the tokens of other data have not in common with a run's, and the remedy."""
+    learned, found = mine.picture, other.picture
+    again = "prepare it with the same --option (memtrain data)"
+    if learned and found and (learned.height, learned.width) != (found.height, found.width):
+        sizes = [f"{one.height}x{one.width}" for one in (found, learned)]
+        return f"has images of {sizes[0]} pixels, the run learned {sizes[1]}; {again}"
+    if mine.vocab_size != other.vocab_size:
+        return f"has {other.vocab_size} tokens, the run learned {mine.vocab_size}; {again}"
+    if mine.classes != other.classes:
+        return "has other classes than the run learned; give them the same names"
+    if learned and found and learned.palette and found.palette:
+        return (
+            "has other colours than the run learned: a palette is that of its own training images; "
+            "put these images into the run's data, or train in grey"
+        )
+    return f"has tokens of another kind than the run learned; {again}"
 
 
 def _opens_on_disk(resident: Resident, store: Store) -> bool:

@@ -13,7 +13,12 @@ import pytest
 
 from memtrain.config import Stream
 from memtrain.data.prepare import cache, prepare_text
-from memtrain.data.prepare.cache import prepare_source, prepared_store, prepared_stream
+from memtrain.data.prepare.cache import (
+    prepare_source,
+    prepared_like,
+    prepared_store,
+    prepared_stream,
+)
 from memtrain.data.store import Store
 from memtrain.data.store_reader import open_store
 from memtrain.errors import MemtrainError
@@ -335,3 +340,14 @@ def test_tokens_and_their_options(book: Path):
     np.save("row.npy", np.arange(300) % 7)
     one, two = ready("row.npy", "tokens"), ready("row.npy", "tokens", vocab_size=9)
     assert one.folder != two.folder and (one.meta.vocab_size, two.meta.vocab_size) == (7, 9)
+
+
+def test_other_tokens_are_prepared_with_the_vocabulary_of_a_run(tmp_path: Path):
+    for name, highest in (("own", 9), ("few", 7), ("more", 12)):
+        np.save(tmp_path / f"{name}.npy", np.arange(60) % (highest + 1))
+    own = prepared_store("tokens", tmp_path / "own.npy", {}, tmp_path / "data")
+    few = prepared_like(own, tmp_path / "few.npy", tmp_path / "data")
+    assert few.meta.vocab_size == own.meta.vocab_size == 10
+    assert prepared_like(own, few.folder, tmp_path / "data").folder == few.folder
+    with pytest.raises(MemtrainError, match="vocab_size=10: .*more.npy holds the token 12"):
+        prepared_like(own, tmp_path / "more.npy", tmp_path / "data")

@@ -98,7 +98,8 @@ def test_unsupported_files_come_with_a_remedy(
         ("images", "a.txt", TEXT, "is text; memtrain train text --data a.txt"),
         ("tokens", "a.csv", TEXT, "is CSV; memtrain train text --data a.csv"),
         ("text", "a.npy", npy(np.arange(99)), "is a NumPy array; memtrain train tokens --data a"),
-        ("text", "a.zip", b"PK\x03\x04", "is a zip; memtrain train images --data a.zip"),
+        ("text", "a.zip", b"PK\x03\x04", "is a zip; memtrain train images --data a.zip; texts in"),
+        ("tokens", "train.bin", b"\0\1", "is nanoGPT's tokens; name its folder, with train.bin"),
         ("text", "a.png", PNG, "is a PNG image; memtrain train images --data FOLDER"),
     ],
 )
@@ -116,8 +117,8 @@ def test_mixed_folder_has_the_kind_of_most_files_and_both_recipes_read_their_par
     folder = tmp_path / "mixed"
     folder.mkdir()
     for number in range(4):
-        (folder / f"{number}.png").write_bytes(png(np.full((2, 2), number, np.uint8)))
-        (folder / f"{number}.txt").write_bytes(TEXT)
+        (folder / f"{number}.png").write_bytes(png(np.full((2, 2), 250 + number, np.uint8)))
+        (folder / f"{number}.txt").write_bytes(TEXT * (number + 1))
     assert kind_of(folder).recipes == ("images", "text")  # as many captions as images
     store = prepare_path(folder, tmp_path / "a")
     assert store.meta.picture is not None
@@ -125,7 +126,7 @@ def test_mixed_folder_has_the_kind_of_most_files_and_both_recipes_read_their_par
         f"read as images; it holds text too: memtrain train text --data {folder}",
         "passed over 4 files: 4 .txt",
     )
-    (folder / "README.md").write_bytes(TEXT)
+    (folder / "README.md").write_bytes(TEXT * 9)
     store = prepare_path(folder, tmp_path / "b")
     assert store.meta.text and store.meta.notes == (
         f"read as text; it holds images too: memtrain train images --data {folder}",

@@ -65,7 +65,7 @@ def test_an_array_becomes_a_store(tmp_path: Path):
 def test_a_dark_array_is_noted(tmp_path: Path):
     store = prepare_images(npy(tmp_path, GRAY // 16), tmp_path / "out")
     assert store.meta.notes == (
-        "the brightest pixel is 15 of 255; scale the array if white is another value",
+        "the brightest pixel is 15 of 255; scale the images if white is another value",
     )
 
 

@@ -68,6 +68,14 @@ def test_the_one_folder_of_a_zip_is_no_class(tmp_path: Path):
     assert store.meta.classes == ("9", "10")  # in the order of numbers
 
 
+def test_the_first_line_of_a_file_with_a_byte_order_mark_is_a_class(tmp_path: Path):
+    folder = put(tmp_path / "in", *(f"{n}.png" for n in range(4)))
+    lines = "".join(f"{n}.png,{'ab'[n % 2]}\n" for n in range(4))
+    (folder / "labels.csv").write_text(lines, encoding="utf-8-sig")
+    store = prepare_images(folder, tmp_path / "out", labels="labels.csv")
+    assert store.meta.classes == ("a", "b")
+
+
 def test_lines_of_a_file_are_classes(tmp_path: Path):
     folder = put(tmp_path / "in", "a.png", "b/c.png", "b/d.png")
     lines = "file,label\na.png,red\nb/c.png,blue\nd.png,red\ngone.png,green\n"

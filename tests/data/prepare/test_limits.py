@@ -108,6 +108,17 @@ def test_hidden_files_are_not_listed_and_other_entries_are_counted(tmp_path: Pat
     assert listing.others == {"broken links": 1, "linked folders": 1, "special files": 1}
 
 
+def test_runs_in_a_folder_are_no_data(tmp_path: Path):
+    files = ("config.json", "metrics.jsonl", "figures/loss.png", "checkpoints/1/state.json")
+    for name in ("a.txt", "other/config.json", *(f"runs/text/{one}" for one in files)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    listing = list_files(tmp_path)
+    assert sorted(listing.names) == ["a.txt", "other/config.json"]
+    assert listing.others == {"runs of memtrain": 1}
+    assert len(list_files(tmp_path / "runs" / "text").names) == 4  # the folder that is named
+
+
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch):
     with pytest.raises(MemtrainError, match="gone: No such file or directory"):
         list_files(tmp_path / "gone")

@@ -418,6 +418,32 @@ def test_the_last_documents_of_a_folder_are_held_out(tmp_path: Path):
     assert store.starts("test").tolist() == [0, 8]
 
 
+@pytest.mark.parametrize(
+    ("divider", "options", "documents"),
+    [("***", {}, 3), ("---", {}, 0), ("§ ", {}, 2), ("§ ", {"mode": "ascii"}, 0)],
+)
+def test_a_divider_that_ends_no_document_is_in_a_note(
+    tmp_path: Path, divider: str, options: dict, documents: int
+):
+    (tmp_path / "a.txt").write_text("one one\n***\ntwo two\n***\nthree\n§ \nfour four\n")
+    store = prepare_text(tmp_path / "a.txt", tmp_path / "out", divider=divider, **options)
+    note = f"no line is the divider {divider}, so it ends no document"
+    assert (note in store.meta.notes) == (not documents)
+    assert sum(info.documents for info in store.splits.values()) == (documents or 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"separator": True}])
+def test_held_out_documents_that_are_in_train_are_counted_in_a_note(tmp_path: Path, options: dict):
+    rows = [f"row {number}" for number in (*range(18), 3, 30)]
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "{row}"}}\n' for row in rows))
+    store = prepare_text(tmp_path / "a.jsonl", tmp_path / "out", **options)
+    assert text(store, "test").replace("\0", "") == "row 3\nrow 30"
+    note = "held-out documents that are in the training part too: 1 of 2; keep one of"
+    assert store.meta.notes[-1].startswith(note)
+    (tmp_path / "b.txt").write_text("row\n" * 40)  # of a single text, equal lines are usual
+    assert prepare_text(tmp_path / "b.txt", tmp_path / "b", **options).meta.notes == ()
+
+
 @given(count=st.integers(2, 30), share=st.floats(0.01, 0.99))
 def test_every_document_is_in_exactly_one_split(count: int, share: float):
     lengths = NOISE.integers(1, 5, count)
@@ -461,6 +487,16 @@ def test_user_images_become_a_store(tmp_path: Path):
     assert tall.meta.picture == ImageFormat(height=6, width=2, levels=4)
 
 
+def test_dark_images_of_12_bits_are_in_a_note(tmp_path: Path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(4):
+        deep = NOISE.integers(2048, 4096, (4, 4)).astype(np.uint16)
+        (folder / f"{number}.png").write_bytes(png(deep))
+    notes = prepare_images(folder, tmp_path / "out").meta.notes
+    assert "the brightest pixel is 15 of 255; scale the images if white is another value" in notes
+
+
 def test_colour_images_become_a_store_with_a_palette_of_the_training_images(tmp_path: Path):
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -485,10 +521,10 @@ def test_equal_images_are_on_one_side_of_the_split(tmp_path: Path):
     folder = tmp_path / "mine"
     folder.mkdir()
     for n in range(40):
-        image = Image.fromarray(np.full((4, 6), n % 10, np.uint8))
+        image = Image.fromarray(np.full((4, 6), 99 + n % 10, np.uint8))
         image.save(folder / f"{n:02d}.{('png', 'bmp', 'gif')[n % 3]}")
     store = prepare_images(folder, tmp_path / "out", held_out=0.3)
-    assert rows(store, "train") | rows(store, "test") == {bytes([n] * 24) for n in range(10)}
+    assert rows(store, "train") | rows(store, "test") == {bytes([99 + n] * 24) for n in range(10)}
     assert not rows(store, "train") & rows(store, "test")
     note = "30 images repeat the pixels of another; equal images are all in train or all in test"
     assert store.meta.notes == (note,)
@@ -645,7 +681,7 @@ def test_bad_npy_files_are_refused(tmp_path: Path):
         (prepare_images, {"mirror": 1}, "mirror=1: must be true or false"),
         (prepare_text, {"separator": "yes"}, "separator=yes: must be true or false"),
         (prepare_text, {"held_out": "much"}, "held_out=much: must be a number"),
-        (prepare_text, {"mode": 7}, "mode=7: must be a word"),
+        (prepare_text, {"mode": True}, "mode=True: must be a word"),
         (prepare_text, {"seperator": True}, "seperator: text has no such option"),
         (prepare_text, {"overwrite": True}, "overwrite: text has no such option"),
     ],
@@ -660,6 +696,8 @@ def test_options_are_converted_to_their_types():
     assert checked_options(prepare_text, {"separator": "True"}) == {"separator": True}
     (share,) = checked_options(prepare_text, {"held_out": 1}).values()
     assert share == 1.0 and type(share) is float
+    assert checked_options(prepare_text, {"column": 1}) == {"column": "1"}
+    assert checked_options(prepare_images, {"labels": 7}) == {"labels": "7"}
     assert checked_options(prepare_images, {"size": (3, 4), "threshold": None}) == {
         "size": (3, 4),
         "threshold": None,

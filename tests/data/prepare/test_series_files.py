@@ -38,6 +38,13 @@ def test_csv_with_every_mark_and_every_missing_number(tmp_path, mark):
     assert table.place(4) == "line 7" and table.times is None
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_name_in_quotes_may_hold_a_mark(tmp_path, mark):
+    (tmp_path / "x.csv").write_text(f'"heat, C; in\ta"{mark}t\n1{mark}2\n')
+    table = read_table(tmp_path / "x.csv", Columns(time="t"))
+    assert table.columns.targets == ("heat, C; in\ta",) and table.numbers.tolist() == [[1]]
+
+
 def test_roles_choose_and_order_the_columns(tmp_path):
     table = read(tmp_path, "a,b,c,d\n1,2,3,x\n4,5,6,y\n", targets=("c",), known=("a",))
     assert table.numbers.tolist() == [[3, 1], [6, 4]]
@@ -125,18 +132,57 @@ def test_parquet_has_the_numbers_of_a_csv(tmp_path):
         read_table(path, Columns())
 
 
+def test_row_numbers_of_pandas_are_not_predicted(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, index = tmp_path / "x.parquet", "__index_level_0__"
+    parquet.write_table(pyarrow.table({"y": [1.5, 2.5], index: [3, 7]}), path)
+    with pytest.raises(MemtrainError, match="row numbers of pandas; .*index=False"):
+        read_table(path, Columns())
+    for columns in (Columns(time=index), Columns(targets=("y",)), Columns(targets=(index, "y"))):
+        assert read_table(path, columns).numbers[:, -1].tolist() == [1.5, 2.5]
+
+
+def test_nanoseconds_of_a_time_are_cut(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    times = pyarrow.array(np.array([1_000_000_333, 2_000_001_999], "datetime64[ns]"))
+    parquet.write_table(pyarrow.table({"y": [1.5, 2.5], "t": times}), tmp_path / "x.parquet")
+    table = read_table(tmp_path / "x.parquet", Columns(time="t"))
+    assert table.times is not None and table.times.tolist() == [1.0, 2.000001]
+
+
+def test_a_time_of_day_is_refused_in_words(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    hours = pyarrow.array([0, 1], pyarrow.time32("s"))
+    parquet.write_table(pyarrow.table({"y": [1.5, 2.5], "t": hours}), path)
+    with pytest.raises(MemtrainError, match=r"'t' has time32.*; a time must be a number, or a"):
+        read_table(path, Columns(time="t"))
+    with pytest.raises(MemtrainError, match="'t' has time32.*--data.targets a,b"):
+        read_table(path, Columns())
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "parts"),
     [
         ("y,w\n1,sunny\n", {}, ["line 2", "'w' has 'sunny'", "not a number", "--data.targets a,b"]),
+        ("y\n1\n-\n", {}, ["line 3", "'y' has '-'", "leave the field empty where a number is"]),
         ("day,y\n2024-01-01,1\n", {}, ["'day' has '2024-01-01'", "--data.time day"]),
         ("a;b\n1;2,5\n", {}, ["'b' has '2,5'", "write decimals with a point"]),
+        ('a,b\n1,"1,000"\n', {}, ["'b' has '1,000'", "and nothing between thousands"]),
+        ('a,b\n1,"1,234.5"\n', {}, ["'b' has '1,234.5'", "and nothing between thousands"]),
         ("y\n1\ninf\n", {}, ["line 3", "'y' has inf", "must lie within 1e+30"]),
         ("1,2\n3,4\n", {}, ["line 1: must name the columns", "add a header"]),
         (",y\n0,1\n", {}, ["line 1: column 1 has no name", "index=False"]),
         ("y,y\n0,1\n", {}, ["two columns are called 'y'"]),
+        ("t,y\n2024-01-01,1\nNaT,1\n", {"time": "t"}, ["line 3", "'NaT'; a time must be an ISO"]),
+        ("t,y\n2024-01-01 00:10 AM,1\n", {"time": "t"}, ["line 2", "a time must be an ISO date"]),
         ("y,z\n0,1\n1\n", {}, ["line 3: has 1 fields, the header names 2"]),
         ('y,z\n0,"1\n', {}, ["line 2: damaged, or not CSV"]),
+        ('y,"z\n0,1\n', {}, ["line 1: damaged, or not CSV"]),
+        ('y,"z" a\n0,1\n', {}, ["line 1: damaged, or not CSV"]),
         ("yy,z\n0,1\n", {"targets": ("y",)}, ["data.targets='y'", "no such column", "yy"]),
         (
             "t,y\n1,1\n2,1\n2,1\n",
@@ -161,6 +207,13 @@ def test_mistakes_are_one_line_with_line_column_and_remedy(tmp_path, text, colum
     message = refused(tmp_path, text, **columns)
     assert str(tmp_path / "x.csv") in message
     assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize("code", ["LATIN1", "UTF-16"])
+def test_another_encoding_is_refused_with_how_to_convert_it(tmp_path, code):
+    (tmp_path / "x.csv").write_text("größe\n1\n", encoding=code)
+    with pytest.raises(MemtrainError, match=f"line 1: not UTF-8 text .*iconv -f {code} -t UTF-8"):
+        read_table(tmp_path / "x.csv", Columns())
 
 
 def test_files_of_other_kinds_are_refused(tmp_path):

@@ -223,6 +223,8 @@ def test_rows_of_csv_and_tsv_are_documents(tmp_path: Path):
     assert csv.field_size_limit() == 131_072
     path.write_text("id;text\r\n1;one, two\r\n")
     assert read_text(path).raw == b"one, two"
+    path.write_text("id,text\n1,one,\n")  # a mark after the last field
+    assert read_text(path).raw == b"one"
     (tmp_path / "a.tsv").write_text("body\tid\none, two\t1\n")
     assert read_text(tmp_path / "a.tsv", "body").raw == b"one, two"
 
@@ -234,6 +236,10 @@ def test_rows_of_csv_and_tsv_are_documents(tmp_path: Path):
         (b"id,body\n1,x\n", "of: id, body"),
         (b"", "column=text: does not exist"),
         (b"id,text\n1\n", "row 1 has 1 fields, the header names 2"),
+        (b"id,text\n1,one\n2,two, three\n", "row 2 has 3 fields, the header names 2; write a text"),
+        (b"text;id\none; two;1\n", "a text that holds a semicolon in quotes"),
+        (b'id,text\n1,one\n2,"two\n3,three\n', "row 2: damaged, or not CSV (unexpected end"),
+        (b'id,text\n1,"one" two\n', "a quote in quotes, and that quote twice"),
         (b'id,text\n1,"' + b"y\n" * 50, "a row of more than 50 bytes"),
         (b'id,text\n1,"' + b'","\n' * 50, "a row of more than 50 bytes"),
     ],
@@ -249,6 +255,11 @@ def test_an_array_of_json_is_rows_and_other_json_names_jsonl(tmp_path: Path, mon
     assert documents(read_text(path)) == [b"one\n", b"two"]
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert documents(read_text(path)) == [b"one\n", b"two"]
+    path.write_text('{"text": "one\u2028line"}\r\n{"text": "two\x85"}\n\n', encoding="utf-8")
+    assert documents(read_text(path)) == ["one\u2028line\n".encode(), "two\x85".encode()]
+    path.write_text('{"text": "one\u2028line"}', encoding="utf-8")
+    assert documents(read_text(path)) == ["one\u2028line".encode()]
+    assert "line 3: not JSON" in refused(path, b'{"text": "one"}\n\n{"text": "tw')
     assert "write JSONL instead" in refused(path, b'{\n"text": "one"\n}')
     assert "write JSONL instead" in refused(path, b'[{"text": "o')
     assert "item 1: column=text: does not exist" in refused(path, b'[{"body": "one"}]')

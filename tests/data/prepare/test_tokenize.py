@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 
 from memtrain.config import Stream
 from memtrain.data.prepare import prepare_text
@@ -36,6 +39,15 @@ def task_of(store: Store, length: int = 8) -> StreamTask:
     task = build_task(Stream(path=str(store.folder), evaluate_length=length))
     assert isinstance(task, StreamTask)
     return task
+
+
+def made(path: Path, model: Any, **parts: Any) -> str:
+    """A tokenizer.json with these parts."""
+    tokenizer = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    tokenizer.save(str(path))
+    return str(path)
 
 
 # --------------------------------------------------------------------------------------- prepare
@@ -75,6 +87,27 @@ def test_the_cut_of_a_single_document_is_between_characters(tmp_path: Path):
     assert [store.splits[name].text_bytes for name in ("train", "test")] == [226, 24]
 
 
+def test_what_a_tokenizer_does_not_keep_is_in_notes(book: Path, tmp_path: Path):
+    path = tmp_path / "own.json"
+    level = {"pre_tokenizer": ByteLevel(add_prefix_space=False), "decoder": decoders.ByteLevel()}
+
+    def notes(tokenizer: str) -> tuple[str, ...]:
+        store = prepare_text(book, tmp_path / "out", tokenizer=tokenizer, overwrite=True)
+        return store.meta.notes[1:-1]
+
+    assert notes("bpe") == ()
+    letters = {one: place for place, one in enumerate("abefhilnostyĠĊ0123456789")}
+    dropped = made(path, models.BPE(letters, []), **level)  # é: two bytes that it has not
+    assert notes(dropped) == (
+        "the tokenizer drops or changes 2 different characters of the text: cé",
+    )
+    words = models.WordLevel({"[UNK]": 0, "line": 1, "sea": 2}, unk_token="[UNK]")
+    (note,) = notes(made(path, words, pre_tokenizer=Whitespace()))
+    assert note.startswith("1,200 of 1,600 tokens stand for words or characters that the tokenizer")
+    whole = made(path, models.BPE({**letters, "c": 99, "Ã": 97, "©": 98}, []), **level)
+    assert notes(whole) == ()
+
+
 def test_documents_stay_documents_and_a_separator_has_no_bytes(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     rows = [f"story {n} of the sea" for n in range(20)]
@@ -111,6 +144,21 @@ def test_several_texts_are_joined_and_each_keeps_its_held_out_part(tmp_path: Pat
     paths[1].write_text("b")
     with pytest.raises(MemtrainError, match=r"b.txt: has 1 bytes, too few to hold a part out"):
         prepare_text(paths, tmp_path / "short")
+
+
+def test_a_text_that_is_named_twice_is_refused(tmp_path: Path):
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.txt", "b.txt"):
+        (tmp_path / name).write_text(name * 50)
+    folder, a, b = tmp_path / "in", tmp_path / "in" / "a.txt", tmp_path / "b.txt"
+    (tmp_path / "link.txt").symlink_to(b)
+    for paths, message in (
+        ([folder, b, a], "a.txt: is read with .*in too; name each text once"),
+        ([a, b, folder], "in: is read with .*a.txt too"),
+        ([b, a, tmp_path / "link.txt"], "link.txt: is named twice"),
+    ):
+        with pytest.raises(MemtrainError, match=message):
+            prepare_text(paths, tmp_path / "out")
 
 
 def test_two_books_are_evaluated_in_pieces_of_both(tmp_path: Path):

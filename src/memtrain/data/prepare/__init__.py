@@ -111,5 +111,7 @@ def _convert(option: str, value: Any, hint: Any) -> Any:
         return value
     if float in kinds and type(value) is int:
         return float(value)
+    if str in kinds and type(value) in (int, float):  # the command line's --option column 1
+        return str(value)
     rule = " or ".join(words for kind, words in _RULES.items() if kind in kinds)
     raise MemtrainError(f"{option}={value}: must be {rule}")

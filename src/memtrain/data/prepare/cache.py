@@ -94,10 +94,13 @@ def prepared_store(
 
 
 def prepared_like(store: Store, path: Path, root: Path) -> Store:
-    """Open the store at a path, or prepare the path with the tokenizer of another store."""
+    """Open the store at a path, or prepare the path with the vocabulary of another store."""
     options: dict[str, Any] = {}
-    if store.meta.tokenizer is not None and not (path / "meta.json").is_file():
-        options["tokenizer"] = str(store.folder / TOKENIZER_FILE)
+    if not (path / "meta.json").is_file():
+        if store.meta.tokenizer is not None:
+            options["tokenizer"] = str(store.folder / TOKENIZER_FILE)
+        elif _kind(store) == "tokens":
+            options["vocab_size"] = store.meta.vocab_size
     return prepared_store(_kind(store), path, options, root)
 
 

@@ -1,12 +1,13 @@
 """Encode texts as tokens, and split texts and images into train and test."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from memtrain.data.codec import EncodedText, encode_text
+from memtrain.data.codec import SEPARATOR_TOKEN, EncodedText, encode_text
 from memtrain.data.prepare.text_files import Texts
 from memtrain.data.store import Split
 from memtrain.errors import MemtrainError
@@ -85,6 +86,29 @@ def _joined(splits: list[Split], separator: int | None) -> Split:
     whole = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
     marks = 0 if separator is None else int(np.count_nonzero(whole == separator))
     return Split(whole, np.concatenate(starts), text_bytes=len(whole) - marks)
+
+
+def repeated_note(splits: Mapping[str, Split]) -> tuple[str, ...]:
+    """A note on held-out documents of bytes that are in the training part too, if there are any."""
+    held = Counter(_digests(splits["test"]))
+    shared = {one for one in _digests(splits["train"]) if one in held}
+    count, total = sum(held[one] for one in shared), held.total()
+    if not count:
+        return ()
+    return (
+        f"held-out documents that are in the training part too: {count:,} of {total:,}; keep one "
+        "of each, they flatter the held-out loss",
+    )
+
+
+def _digests(split: Split) -> Iterator[bytes]:
+    """A checksum of each document, without the line end and the separator that may follow it."""
+    assert split.starts is not None
+    ends = [*split.starts[1:].tolist(), len(split.tokens)]
+    for begin, end in zip(split.starts.tolist(), ends, strict=True):
+        while end > begin and split.tokens[end - 1] in (SEPARATOR_TOKEN, *b"\r\n"):
+            end -= 1
+        yield hashlib.blake2b(split.tokens[begin:end].data, digest_size=16).digest()
 
 
 # ------------------------------------------------------------------------------------- held out

@@ -151,6 +151,10 @@ def detect(name: str, head: bytes) -> Kind:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return _unsupported("UTF-16 text", _UTF16)
     if not looks_like_text(head):
+        if name in NANOGPT:
+            return _unsupported(
+                "nanoGPT's tokens", f"name its folder, with {' and '.join(NANOGPT)}"
+            )
         remedy = "supported: text, JSONL, CSV, parquet, Arrow, .npy, folders or zips of images"
         return _unsupported("neither text nor of another known kind", remedy)
     return _RECORDS.get(suffix, _TEXT)
@@ -185,8 +189,9 @@ def require_kind(path: Path, recipe: str) -> Kind:
     if not kind.recipes:
         raise MemtrainError(f"{path}: is {kind.description}; {kind.remedy}")
     if recipe and recipe not in kind.recipes:
+        unpack = "; texts in it: unpack it first" if (recipe, kind) == ("text", _ZIP) else ""
         raise MemtrainError(
-            f"{path}: is {kind.description}; memtrain train {kind.recipes[0]} --data {path}"
+            f"{path}: is {kind.description}; memtrain train {kind.recipes[0]} --data {path}{unpack}"
         )
     return kind
 

@@ -13,7 +13,7 @@ from memtrain.data.store import open_array
 from memtrain.errors import MemtrainError
 
 DARK = 64
-"""Arrays whose largest byte is below this were perhaps meant as 0..16 or 0..1."""
+"""Images whose largest byte is below this were perhaps meant as 0..16 or 0..1, or have 12 bits."""
 
 
 def read_array(
@@ -53,12 +53,12 @@ def read_array(
 
 
 def dark_note(images: ImageSet) -> tuple[str, ...]:
-    """A note on an array that is so dark that its scale may be another one."""
+    """A note on images that are so dark that their scale may be another one."""
     brightest = int(images.pixels.max())
     if brightest >= DARK:
         return ()
     return (
-        f"the brightest pixel is {brightest} of 255; scale the array if white is another value",
+        f"the brightest pixel is {brightest} of 255; scale the images if white is another value",
     )
 
 

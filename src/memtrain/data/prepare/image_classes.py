@@ -119,7 +119,7 @@ def _of_array(file: Path, count: int) -> Classes:
 def _of_lines(file: Path, names: Sequence[str]) -> Classes:
     where = f"labels={file}"
     try:
-        text = read_text(file, MAX_LABEL_BYTES)
+        text = read_text(file, MAX_LABEL_BYTES).removeprefix("\ufeff")  # of a spreadsheet
         rows = [row for row in csv.reader(text.splitlines(), delimiter=_delimiter(text)) if row]
     except OSError as error:
         raise MemtrainError(f"{where}: {error.strerror or error}") from None

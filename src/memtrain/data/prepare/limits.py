@@ -95,16 +95,23 @@ class Listing:
 
 
 def list_files(folder: Path) -> Listing:
-    """List the regular files under a folder; a link to a file counts, one to a folder does not."""
+    """List the regular files under a folder; a link to a file counts, one to a folder does not.
+
+    Nor do runs in it: their logs and figures are no data.
+    """
     found = Listing([])
     waiting = [""]
     while waiting:
         inside = waiting.pop()
         try:
             with os.scandir(folder / inside) as entries:
-                for entry in entries:
-                    if not entry.name.startswith("."):
-                        _sort(entry, inside + entry.name, found, waiting)
+                seen = [entry for entry in entries if not entry.name.startswith(".")]
+            names = {entry.name for entry in seen}
+            if inside and "config.json" in names and names & {"run.json", "metrics.jsonl"}:
+                found.others["runs of memtrain"] += 1
+                continue
+            for entry in seen:
+                _sort(entry, inside + entry.name, found, waiting)
         except OSError as error:
             raise MemtrainError(f"{folder / inside}: {error.strerror or error}") from None
         if len(found.names) + len(waiting) > MAX_FILES:

@@ -1,5 +1,6 @@
 """Read one text column of JSONL, JSON, CSV, parquet and Arrow files; a row is a document."""
 
+import codecs
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ MAX_ROW = 2**24
 """Bytes per row of JSONL or CSV. Parsing takes up to thirty times as much memory."""
 MAX_JSON = 2**25
 """Bytes of a JSON file, which is parsed in one piece."""
+_MARKS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 
 
 def read_rows(
@@ -63,14 +65,18 @@ def _json(file: BufferedIOBase, where: str, column: str) -> Iterator[str | None]
     if len(raw) > MAX_JSON:
         raise MemtrainError(f"{where}: is JSON of more than {MAX_JSON:,} bytes; {jsonl}")
     text = _decoded(raw, where)
+    lines = text.strip().split("\n")  # splitlines would split within a text, at U+2028
     try:
         rows = parse_json(text, where)
     except MemtrainError as error:
-        lines = text.splitlines()
         if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
             raise MemtrainError(f"{error}; it is damaged, or {jsonl}") from None
-        rows = [parse_json(line, f"{where}: not JSON") for line in lines if line.strip()]
-    if isinstance(rows, dict) and len(text.splitlines()) == 1:
+        rows = [
+            parse_json(line, f"{where}: line {number}: not JSON")
+            for number, line in enumerate(text.split("\n"), 1)
+            if line.strip()
+        ]
+    if isinstance(rows, dict) and len(lines) == 1:
         rows = [rows]  # JSONL of a single row
     if not isinstance(rows, list):
         raise MemtrainError(f"{where}: must be an array of objects or of strings; {jsonl}")
@@ -120,15 +126,23 @@ def _fields(
                 raise _too_long(where)
             yield line
 
-    place = names.index(column)
-    for number, row in enumerate(csv.reader(measured(), delimiter=mark), 1):
-        length = 0
-        if row and len(row) <= place:
-            raise MemtrainError(
-                f"{where}: row {number} has {len(row)} fields, the header names {len(names)}"
-            )
-        if row:
-            yield row[place]
+    place, number = names.index(column), 0
+    try:
+        # Strict: an open quote would join the rows after it to one text.
+        for number, row in enumerate(csv.reader(measured(), delimiter=mark, strict=True), 1):
+            length = 0
+            if row and (len(row) <= place or any(row[len(names) :])):
+                raise MemtrainError(
+                    f"{where}: row {number} has {len(row)} fields, the header names {len(names)}; "
+                    f"write a text that holds {_MARKS[mark]} in quotes"
+                )
+            if row:
+                yield row[place]
+    except csv.Error as error:
+        raise MemtrainError(
+            f"{where}: row {number + 1}: damaged, or not CSV ({error}); write a text that holds a "
+            "quote in quotes, and that quote twice"
+        ) from None
 
 
 @contextmanager
@@ -162,4 +176,8 @@ def _decoded(raw: bytes, where: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise MemtrainError(f"{where}: not UTF-8 text ({error.reason})") from None
+        code = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
+        raise MemtrainError(
+            f"{where}: not UTF-8 text ({error.reason}); convert it: iconv -f {code} -t UTF-8 FILE "
+            "> NEW"
+        ) from None

@@ -1,6 +1,7 @@
 """Read series of numbers from CSV, parquet and .npy files."""
 
 import csv
+import re
 from array import array
 from collections.abc import Iterator
 from io import BufferedIOBase
@@ -30,6 +31,8 @@ LARGEST = 1e30
 CHUNK = 2**13
 """Rows that are converted at once."""
 REMEDY = "take fewer rows or columns"
+_INDEX = re.compile(r"__index_level_\d+__")
+"""The name of a column that pandas adds."""
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".npy": "npy"}
 
 
@@ -108,8 +111,16 @@ def _read_csv(file: BufferedIOBase, where: str, columns: Columns, size: int) -> 
 
 def _header(line: str, where: str) -> tuple[list[str], str]:
     """The names of the columns, and the mark between them: the one that gives the most."""
-    found = {mark: _fields(line, mark, f"{where}: line 1") for mark in MARKS}
-    mark = max(MARKS, key=lambda one: len(found[one]))
+    found: dict[str, list[str]] = {}
+    damage: MemtrainError | None = None
+    for mark in MARKS:
+        try:
+            found[mark] = _fields(line, mark, f"{where}: line 1")
+        except MemtrainError as error:  # a quoted name may hold the right mark
+            damage = damage or error
+    mark = max(found, key=lambda one: len(found[one]), default="")
+    if damage and len(found.get(mark, "")) < 2:
+        raise damage
     names = [name.strip() for name in found[mark]]
     if all(as_number(name) is not None or name.lower() in MISSING for name in names):
         raise MemtrainError(
@@ -191,15 +202,28 @@ def _parquet_table(parquet: Any, where: str, columns: Columns, size: int) -> Tab
     import pyarrow.types as types
 
     kinds = {one.name: one.type for one in parquet.schema_arrow}
+    named = columns.targets
     columns = columns.of(list(kinds), where)
+    right = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
     for name in columns.numbers:
-        right = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
         if not any(is_kind(kinds[name]) for is_kind in right):
-            when = types.is_temporal(kinds[name])
+            when = types.is_date(kinds[name]) or types.is_timestamp(kinds[name])
             remedy = f"--data.time {name}" if when else "name those of numbers: --data.targets a,b"
             raise MemtrainError(
                 f"{where}: column {name!r} has {kinds[name]}, which are not numbers; {remedy}"
             )
+        if name in columns.targets and not named and _INDEX.fullmatch(name):
+            raise MemtrainError(
+                f"{where}: column {name!r} is the row numbers of pandas; write the file without "
+                "them (to_parquet(..., index=False)), or name the columns to predict: "
+                "--data.targets a,b"
+            )
+    dates = (types.is_date, types.is_timestamp, types.is_string, types.is_large_string)
+    if columns.time and not any(is_kind(kinds[columns.time]) for is_kind in (*right, *dates)):
+        raise MemtrainError(
+            f"{where}: column {columns.time!r} has {kinds[columns.time]}; a time must be a number, "
+            "or a date such as 2024-01-31T12:00"
+        )
     texts = [
         name
         for name in (columns.time, columns.series)
@@ -237,7 +261,8 @@ def _floats(column: Any) -> np.ndarray:
 
     per_second = 1.0
     if types.is_date(column.type) or types.is_timestamp(column.type):
-        column, per_second = column.cast(pyarrow.timestamp("us")).cast(pyarrow.int64()), 1e6
+        whole = column.cast(pyarrow.timestamp("us"), safe=False)  # nanoseconds are cut
+        column, per_second = whole.cast(pyarrow.int64()), 1e6
     found = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(found, np.float64) / per_second
 

@@ -1,6 +1,7 @@
 """The columns of a file of numbers over time: their roles, and how text becomes numbers."""
 
 import math
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from memtrain.errors import MemtrainError, did_you_mean
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?"})
 """Fields without a number, in any case."""
 MAX_COLUMNS = 2**12
+_MONTH = re.compile(r"\d{4}-\d\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +150,16 @@ class TableBuilder:
         except ValueError:
             if text.strip().lower() in MISSING:
                 return math.nan
-        is_number = as_number(text.replace(",", ".")) is not None
+        is_number = any(as_number(text.replace(",", mark)) is not None for mark in (".", ""))
         if is_number:
-            remedy = "write decimals with a point"
+            remedy = "write decimals with a point, and nothing between thousands"
         elif as_seconds(text) is not None:
             remedy = f"it looks like a date: --data.time {name}"
+        elif row or self.numbers[self.columns.numbers.index(name)]:  # numbers came before it
+            remedy = (
+                "leave the field empty where a number is missing, or name the columns of numbers: "
+                "--data.targets a,b"
+            )
         elif self.columns.series:
             remedy = "name the columns of numbers: --data.targets a,b"
         else:
@@ -211,10 +218,7 @@ def as_seconds(text: str) -> float | None:
     """A date in seconds; without a time zone, as if in UTC."""
     text = text.strip()
     try:
-        date = datetime.fromisoformat(text)
+        date = datetime.fromisoformat(f"{text}-01" if _MONTH.fullmatch(text) else text)
     except ValueError:
-        try:  # a year and a month
-            return float(np.datetime64(text, "us").astype(np.int64)) / 1e6
-        except ValueError:
-            return None
+        return None
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from memtrain.data.prepare.limits import require_memory
-from memtrain.data.store import Split
+from memtrain.data.prepare.limits import one_line, require_memory
+from memtrain.data.store import Split, blocks
 from memtrain.data.tokenizer import (
     ENDS,
     MAX_TOKENIZER_BYTES,
@@ -94,6 +94,40 @@ def tokenize(
         )
     end = tokenizer.end_of_text if separator else None
     return {name: _tokenize_split(split, tokenizer, end) for name, split in splits.items()}
+
+
+def loss_notes(
+    texts: Mapping[str, Split], splits: Mapping[str, Split], tokenizer: TextTokenizer
+) -> Iterator[str]:
+    """Notes on what the tokens of a text do not keep, if there is anything.
+
+    Args:
+        texts: the splits as bytes.
+        splits: the same as tokens.
+        tokenizer: of the tokens.
+    """
+    unknown, total = tokenizer.unknown, sum(len(split.tokens) for split in splits.values())
+    parts = (block for split in splits.values() for block in blocks(split.tokens))
+    count = 0 if unknown is None else sum(int((block == unknown).sum()) for block in parts)
+    if count:
+        yield (
+            f"{count:,} of {total:,} tokens stand for words or characters that the tokenizer does "
+            "not know; bits per byte are too low by them"
+        )
+    seen: set[str] = set()
+    for split in texts.values():
+        seen = seen.union(*(piece for _, piece in _pieces(split)))
+    characters = sorted(one for one in seen if not one.isspace())
+    encoded = zip(characters, tokenizer.encode(characters), strict=True)
+    lost = [
+        one
+        for one, tokens in encoded
+        if unknown not in tokens and one not in tokenizer.decode(tokens.tolist())
+    ]
+    if lost:
+        what = "1 character" if len(lost) == 1 else f"{len(lost):,} different characters"
+        shown = one_line("".join(lost[:10])) + "..." * (len(lost) > 10)
+        yield f"the tokenizer drops or changes {what} of the text: {shown}"
 
 
 def _tokenize_split(split: Split, tokenizer: TextTokenizer, end: int | None) -> Split:

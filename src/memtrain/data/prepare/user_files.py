@@ -13,6 +13,7 @@ from memtrain.data.prepare.encode import (
     held_out_names,
     join_splits,
     non_ascii_note,
+    repeated_note,
     split_stream,
 )
 from memtrain.data.prepare.file_kind import mixed_note, require_kind
@@ -23,7 +24,7 @@ from memtrain.data.prepare.image_store import reading_notes, write_images
 from memtrain.data.prepare.limits import ignored_note, one_line
 from memtrain.data.prepare.store_writer import check_place, write_store
 from memtrain.data.prepare.text_files import Texts, read_text
-from memtrain.data.prepare.tokenize import check_tokenizer, tokenize, tokenizer_of
+from memtrain.data.prepare.tokenize import check_tokenizer, loss_notes, tokenize, tokenizer_of
 from memtrain.data.store import Split, Store, StoreMeta
 from memtrain.errors import MemtrainError
 
@@ -65,7 +66,8 @@ def prepare_text(
     check_share(held_out)
     check_tokenizer(tokenizer, vocab)
     paths = [path] if isinstance(path, Path) else list(path)
-    parts, notes, has_rows = [], [], False
+    _check_apart(paths)
+    parts, notes, has_rows, dividers = [], [], False, 0
     for one in paths:
         kind = require_kind(one, "text")
         texts = read_text(one, column, split=split, subset=subset)
@@ -77,6 +79,7 @@ def prepare_text(
         found = (*mixed_note(one, kind, "text"), *texts.notes, *non_ascii_note(encoded, ""))
         notes += [begins + note for note in found]
         has_rows |= texts.has_rows
+        dividers += encoded.dividers
         cut = tokenizer is not None
         part = split_stream(encoded.tokens, encoded.starts, held_out, whole_characters=cut)
         if len(paths) > 1 and not all(len(split.tokens) for split in part.values()):
@@ -88,14 +91,17 @@ def prepare_text(
         raise MemtrainError(
             f"column={column}: plain text has no columns; JSONL, CSV and parquet files do"
         )
+    if divider and not dividers:
+        notes.append(f"no line is the divider {one_line(divider)}, so it ends no document")
     mark = SEPARATOR_TOKEN if separator and tokenizer is None else None
     splits, vocab_size, saved = join_splits(parts, mark), TEXT_VOCAB, ""
+    notes += repeated_note(splits)
     if tokenizer is not None:
         chosen = tokenizer_of(tokenizer, vocab, splits["train"])
-        splits = tokenize(splits, chosen, separator)
+        texts, splits = splits, tokenize(splits, chosen, separator)
         vocab_size, saved = chosen.vocab_size, chosen.text
         mark = chosen.end_of_text if separator else None
-        notes.append(token_note(splits, vocab_size, vocab))
+        notes += (*loss_notes(texts, splits, chosen), token_note(splits, vocab_size, vocab))
     meta = StoreMeta(
         name=paths[0].resolve().stem,
         vocab_size=vocab_size,
@@ -105,6 +111,16 @@ def prepare_text(
         notes=tuple(notes),
     )
     return write_store(out, meta, splits, tokenizer=saved, overwrite=overwrite)
+
+
+def _check_apart(paths: Sequence[Path]) -> None:
+    """Refuse a text that is named twice: it would be in both training and held-out part."""
+    places = [one.resolve() for one in paths]
+    for number, place in enumerate(places):
+        for other, before in zip(paths, places[:number], strict=False):
+            if place.is_relative_to(before) or before.is_relative_to(place):
+                how = "named twice" if place == before else f"read with {other} too"
+                raise MemtrainError(f"data={paths[number]}: is {how}; name each text once")
 
 
 def _require_utf8(texts: Texts, mode: str, tokenizer: str | None) -> None:
@@ -183,7 +199,7 @@ def prepare_images(
             *reading_notes(images),
             *ignored_note(images.ignored),
             *equal_note(images.digests),
-            *(dark_note(images) if kind.format == "npy" else ()),
+            *dark_note(images),
         ),
         colour=colour,
         levels=levels,
