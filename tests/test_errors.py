@@ -2,7 +2,13 @@
 
 import pickle
 
-from memtrain.errors import MAX_MESSAGE, CheckpointError, MemtrainError
+from memtrain.errors import (
+    MAX_MESSAGE,
+    MAX_NAMES,
+    CheckpointError,
+    MemtrainError,
+    did_you_mean,
+)
 
 
 def test_long_quoted_values_are_shortened():
@@ -21,3 +27,12 @@ def test_the_command_line_has_its_own_remedy_where_one_is_given():
     assert len(error.command_line) < MAX_MESSAGE + 10 and "\\x1b" in error.command_line
     sent = pickle.loads(pickle.dumps(error))  # to another process
     assert (str(sent), sent.command_line) == (str(error), error.command_line)
+
+
+def test_an_unknown_name_among_very_many_lists_those_that_are_alike():
+    assert did_you_mean("gro", ["gru", "mlp"]) == "did you mean gru? (one of gru, mlp)"
+    assert did_you_mean("xyz", ["gru", "mlp"]) == "must be one of gru, mlp"
+    many = [f"run-{number}" for number in range(2_000)]
+    found = did_you_mean("run-77x", many)
+    assert found.startswith("did you mean run-77? (one of 2,000 names, such as ")
+    assert found.count("run-") == 1 + MAX_NAMES // 4

@@ -21,8 +21,8 @@ JUDGED = [name for name, words in STATED.items() if words in WORDS]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> list[Result]:
     folder = tmp_path_factory.mktemp("raw")
-    parts = [gzip.open(DOCS / "results" / f"2026-11-18-{name}.jsonl.gz").read() for name in RAW]
-    (folder / "results.jsonl").write_bytes(b"".join(parts))
+    packed = [(DOCS / "results" / f"2026-11-18-{name}.jsonl.gz").read_bytes() for name in RAW]
+    (folder / "results.jsonl").write_bytes(b"".join(map(gzip.decompress, packed)))
     return ResultsFile(folder).read()
 
 
