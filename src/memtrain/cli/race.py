@@ -17,11 +17,11 @@ from memtrain.recipes.sizes import size_named
 @dataclass(frozen=True)
 class _RaceOptions:
     """Find out which method is best for your data on this machine. SMT -> DMT, SMT in
-    segments, BPTT with a Transformer cell, a GRU and an LSTM, and a plain causal Transformer are
-    trained one after another for the same time, with equally many parameters and three learning
-    rates each; count models and the compressor PPMd are scored beside them. Start-up and
-    evaluations are outside of the clock. The same command continues a stopped race. docs/RACE.md
-    explains the result."""
+    segments, BPTT with a Transformer cell, a GRU and an LSTM, BPTT in pieces, and a plain causal
+    Transformer are trained one after another for the same time, with equally many parameters and
+    three learning rates each; count models and the compressor PPMd are scored beside them. Start-up
+    and evaluations are outside of the clock. The same command continues a stopped race.
+    docs/RACE.md explains the result."""
 
     data: tyro.conf.Positional[Path]
     """Your text, images or tokens, or prepared data."""
@@ -30,8 +30,8 @@ class _RaceOptions:
     size: str = "small"
     """Size of the networks: paper, medium, small or tiny."""
     methods: str = ""
-    """Which networks, as gru,attention: of smt-dmt, smt, bptt, gru, lstm and attention (default:
-    all)."""
+    """Which networks, as gru,attention: of smt-dmt, smt, bptt, gru, lstm, pieces and attention
+    (default: all)."""
     folder: Path | None = None
     """Folder for the runs, the figure and race.json (default: runs/race-NAME)."""
     option: dict[str, int | float | bool | str] = field(default_factory=dict)

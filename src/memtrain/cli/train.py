@@ -82,7 +82,7 @@ data and model
 --data.known: columns known beforehand, as a,b
 --data.season: steps per season, such as 24 of hourly data
 --size: paper, medium, small or tiny models
---method: smt-dmt, smt (in segments), or bptt
+--method: smt-dmt, smt (in segments), bptt, or pieces
 --cell.kind: also gru, lstm, mlp, attention or module:Class
 --cell.memory-tokens: tokens in a memory
 --teacher.encoder: the paper's, or causal (fast)
@@ -214,11 +214,11 @@ def _parse_train(
         default = replace(default, cell=replace(default.cell, memory_tokens=tokens + 1))
         config = configure(default)
     check_used(config.cell, default.cell)
-    for stage in ("pretrain", "smt", "dmt") if options.method == "bptt" else ():
+    for stage in ("pretrain", "smt", "dmt") if options.method in ("bptt", "pieces") else ():
         if steps := getattr(config, stage).steps:
             raise MemtrainError(
-                f"{stage}.steps={steps} with --method bptt, which is BPTT alone; leave one of "
-                "them out (--bptt.steps without --method adds BPTT as a last stage)"
+                f"{stage}.steps={steps} with --method {options.method}, which is BPTT alone; leave "
+                "one of them out (--bptt.steps without --method adds BPTT as a last stage)"
             )
     if options.resume and options.overwrite:
         raise MemtrainError("--resume and --overwrite: choose one")

@@ -46,8 +46,8 @@ def recipe(
     Args:
         name: one of `RECIPES`.
         size: of the models (`sizes.SIZES`), for real data.
-        method: smt-dmt, or bptt for comparison, for real data and series; smt, SMT in segments
-            without DMT, for real data.
+        method: smt-dmt, or bptt for comparison, for real data and series; for real data also smt,
+            SMT in segments without DMT, and pieces, BPTT in pieces that are trained at once.
         cell: transformer, gru, lstm or mlp, with about as many parameters.
     """
     if name not in RECIPES:

@@ -1,7 +1,7 @@
 """Recipes for real data, at a size that fits the machine (sizes.py).
 
 Sizes with the paper's bidirectional encoder are trained as in the paper, for GPUs; those with the
-causal one in a way that is fast on a CPU. Each can be trained by BPTT instead, for comparison.
+causal one in a way that is fast on a CPU. Each can be trained by BPTT instead, whole or in pieces.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from memtrain.config import (
 from memtrain.errors import MemtrainError, did_you_mean
 from memtrain.recipes.sizes import RECURRENT_CELLS, Size, cell_of_kind, size_named
 
-METHODS = ("smt-dmt", "smt", "bptt")
+METHODS = ("smt-dmt", "smt", "bptt", "pieces")
 TEXT = ("tinystories", "enwik8", "text")
 """Characters need other weights than pixels (docs/RESULTS.md and docs/LOG.md)."""
 
@@ -39,6 +39,8 @@ def _stream(name: str, size: str, method: str, cell: str, evaluate_length: int) 
     chosen = cell_of_kind(shape, cell)
     if method == "bptt":
         return by_bptt(config, chosen)
+    if method == "pieces":
+        return in_pieces(config, chosen, shape)
     if method == "smt":
         return in_segments(config, chosen, shape)
     if cell in RECURRENT_CELLS and make is _laptop and name in TEXT:
@@ -78,6 +80,17 @@ def by_bptt(config: RunConfig, cell: CellConfig | None = None) -> RunConfig:
         engine=config.engine,
         log=replace(config.log, every=10, evaluate_every=250, checkpoint_every=250),
     )
+
+
+def in_pieces(config: RunConfig, cell: CellConfig, size: Size) -> RunConfig:
+    """BPTT whose sequences are trained in pieces of 16 steps, all at once; no teacher.
+
+    A piece starts from the memory that the cell has after the piece before it, read from the empty
+    memory. So little more than 16 tokens of the past are learned from, in few sequential steps.
+    """
+    config = by_bptt(config, cell)
+    stage = replace(config.bptt, truncate=16, sweeps=1, learning_rate=size.segments_rate)
+    return replace(config, name=config.name.replace("-bptt", "-pieces"), bptt=stage)
 
 
 def in_segments(config: RunConfig, cell: CellConfig, size: Size) -> RunConfig:

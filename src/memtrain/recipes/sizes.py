@@ -24,7 +24,8 @@ class Size:
     text_rate: float = 0.0
     """SMT's learning rate on text with the causal encoder; DMT has half of it (docs/LOG.md)."""
     segments_rate: float
-    """That of SMT in segments, without DMT (docs/RESULTS.md); untried at the two large sizes."""
+    """That of SMT in segments and of BPTT in pieces (docs/RESULTS.md); untried at the two large
+    sizes."""
 
 
 SIZES: dict[str, Size] = {

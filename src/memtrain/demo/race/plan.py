@@ -46,7 +46,7 @@ class Contender:
 
     title: str
     method: str
-    """Of the recipe: smt-dmt, smt or bptt."""
+    """Of the recipe: smt-dmt, smt, bptt or pieces."""
     cell: str
 
 
@@ -56,6 +56,7 @@ CONTENDERS = {
     "bptt": Contender("BPTT, Transformer cell", "bptt", "transformer"),
     "gru": Contender("BPTT, GRU", "bptt", "gru"),
     "lstm": Contender("BPTT, LSTM", "bptt", "lstm"),
+    "pieces": Contender("BPTT in pieces, GRU", "pieces", "gru"),
     "attention": Contender("plain Transformer", "bptt", "attention"),
 }
 
