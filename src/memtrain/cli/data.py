@@ -1,6 +1,5 @@
 """memtrain data."""
 
-import shutil
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import tyro
 
-from memtrain.cli.args import parse
+from memtrain.cli.args import help_width, parse
 from memtrain.errors import MemtrainError, did_you_mean, printable
 
 SETS = ("mnist", "tinystories", "enwik8", "sketchy")
@@ -97,7 +96,7 @@ OPTIONS = {
 
 def _describe_options() -> str:
     lines: list[str] = []
-    width = min(shutil.get_terminal_size().columns, 100) - 28
+    width = help_width() - 28
     for kind, options in OPTIONS.items():
         lines += [f"\n--option, for {kind}" if lines else f"--option, for {kind}"]
         for usage, text in options.items():
