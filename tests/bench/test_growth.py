@@ -291,6 +291,7 @@ def test_nonpositive_numbers_are_refused(field: str, timed_cases: list[Case], tm
         (["growth", "--minutes", "0"], "minutes=0.0: must be above 0"),
         (["smt", "--minutes", "3"], "minutes: only for growth"),
         (["--redraw", "growth.json"], "redraw: only for growth"),
+        (["smt", "--figure", "steps.png"], "figure: only for growth; memtrain bench growth"),
         (["growth", "--redraw", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )

@@ -118,6 +118,24 @@ def test_data_shows_samples(name: str, capsys):
     assert capsys.readouterr().out.startswith(f"{name}: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--count 3", "--count: is for a task, and none is named"),
+        ("retrieval --out x", "--out: is for data that is prepared, and retrieval is none"),
+        ("retrieval --option size 8", "--option: is for data that is prepared, and retrieval"),
+        ("mnist --seed 3", "--seed: is for a task, and mnist is none"),
+        ("book.txt --count 3", "--count: is for a task, and book.txt is none; leave it out"),
+        ("book.txt --data-dir here", "--data-dir: is for a data set, and book.txt is none"),
+        ("retreival --count 3", "did you mean retrieval?"),
+    ],
+)
+def test_data_refuses_options_of_something_else(arguments: str, said: str, here: Path, capsys):
+    (here / "book.txt").write_text("It was late.\n" * 99)
+    assert said in refused(capsys, "data", *arguments.split())
+    assert not Path("data").exists()
+
+
 def test_data_lists_every_task_with_what_it_is(capsys):
     assert main(["data"]) == 0
     shown = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]

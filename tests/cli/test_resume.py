@@ -30,6 +30,8 @@ def test_both_commands_lengthen_a_finished_run(here: Path, capsys):
     assert main(["train", "tiny.json", "--folder", "run"]) == 0
     assert main(["resume", "run"]) == 0
     assert "train it longer with: memtrain resume run --smt.steps 24" in capsys.readouterr().out
+    assert main(["resume", "run", "--log.keep", "5"]) == 0
+    assert "not changed, because no step is left: log.keep=5" in capsys.readouterr().out
     assert main(["resume", "run", "--smt.steps", "14"]) == 0
     assert "run: smt.steps is now 14, was 12" in capsys.readouterr().err
     again = ["train", "tiny.json", "--folder", "run", "--resume"]

@@ -179,6 +179,12 @@ def test_windows_of_a_short_text_overlap(text: StreamTask):
     assert len(task.held_out(wanted, seeded()).inputs) == wanted
 
 
+def test_more_windows_than_a_text_has_are_all_of_them_and_take_no_memory(text: StreamTask):
+    task = text.windows(20)
+    windows = len(task.store.tokens("test")) - 20
+    assert len(task.held_out(10**13, seeded()).inputs) == windows
+
+
 @pytest.mark.parametrize(
     ("share", "empty_start_rows", "at_least"), [(1.0, 6, 6), (0.5, 6, 3), (0.0, 6, 0), (1.0, 0, 0)]
 )

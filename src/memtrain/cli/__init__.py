@@ -27,21 +27,21 @@ usage: memtrain COMMAND [OPTIONS]
   demo              compare SMT -> DMT with BPTT on the same cell, in minutes
   train RECIPE      train a recipe, or a config.json, into a run folder
   resume RUN        continue a stopped run, or train a finished one longer
-  label RUN         write the teacher's memories to a file, to train a cell without it
+  label RUN         write the teacher's memories to a file, to train from them
   eval RUN          losses, accuracy, drift and cost of a run
-  generate RUN      sample from the recurrent network: text, or images as a PNG grid
-  remember RUN FILE read any amount of text and write the network's memory to a file
+  generate RUN      sample text, images as a PNG grid, or forecasts
+  remember RUN FILE read any amount of text, write its memory to a file
   export RUN        write the network for Hugging Face, ONNX or a browser
   serve RUN         serve the network over HTTP, as OpenAI's completions
   runs [FOLDER]     list runs: data, method, steps, held-out loss, state
-  compare RUN RUN   runs side by side: settings that differ, losses, costs, a figure
-  race DATA         which method is best for this data, in minutes on this machine
+  compare RUN RUN   runs side by side: settings, losses, costs, a figure
+  race DATA         which method is best for this data here, in minutes
   data [NAME]       list tasks and data sets, show samples, or prepare real data
   bench [SUITE]     time training steps and generation on this machine
-  reproduce FIGURE  train the runs of a figure of the paper, plot it, check its claim
+  reproduce FIGURE  train the runs of a figure of the paper, check its claim
   report [FOLDER]   one HTML page about everything that was reproduced
   env               versions, hardware and fast paths here, for an issue report
-  torchrun COMMAND  train or resume on several GPUs or machines, with torchrun's options
+  torchrun COMMAND  train or resume on several GPUs or machines
 
 Start with
   memtrain demo
@@ -49,8 +49,9 @@ Start with
   memtrain eval runs/digits
   memtrain generate runs/digits
 
-`memtrain COMMAND --help` explains a command. `memtrain train RECIPE --help` lists the options that
-people change first, `memtrain train RECIPE --help-all` all of them.
+`memtrain COMMAND --help` explains a command. `memtrain train RECIPE --help`
+lists the options that people change first, `memtrain train RECIPE --help-all`
+all of them.
 """
 
 COMMANDS = {

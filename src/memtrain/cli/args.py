@@ -134,12 +134,17 @@ def options_of(
     return own + groups + skipped
 
 
+def help_width() -> int:
+    """Columns of help: those of the terminal, from 60 to 100."""
+    return min(max(shutil.get_terminal_size().columns, 60), 100)
+
+
 def show_help(program: str, description: str, options: Iterable[Option], footer: str = "") -> None:
     """Print the help of a command and exit."""
     options = [option for option in options if len(get_args(option.kind)) != 1]
     names = [option.usage() for option in options if option.section == "arguments"]
     print("usage:", program, *names, "[OPTIONS]\n")
-    width = min(shutil.get_terminal_size().columns, 100)
+    width = help_width()
     print(textwrap.fill(" ".join(description.split()), width))
     for section, group in groupby(options, lambda option: option.section):
         print(f"\n{section}")

@@ -75,6 +75,7 @@ def bench(arguments: list[str]) -> int:
     for name, default, suite in (
         ("minutes", math.inf, "growth"),
         ("redraw", None, "growth"),
+        ("figure", _BenchOptions.figure, "growth"),
         ("gigabytes", 3.0, "data"),
         ("folder", None, "data"),
     ):

@@ -1,6 +1,5 @@
 """memtrain data."""
 
-import shutil
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import tyro
 
-from memtrain.cli.args import parse
+from memtrain.cli.args import help_width, parse
 from memtrain.errors import MemtrainError, did_you_mean, printable
 
 SETS = ("mnist", "tinystories", "enwik8", "sketchy")
@@ -97,7 +96,7 @@ OPTIONS = {
 
 def _describe_options() -> str:
     lines: list[str] = []
-    width = min(shutil.get_terminal_size().columns, 100) - 28
+    width = help_width() - 28
     for kind, options in OPTIONS.items():
         lines += [f"\n--option, for {kind}" if lines else f"--option, for {kind}"]
         for usage, text in options.items():
@@ -119,6 +118,7 @@ def data(arguments: list[str]) -> int:
         if name not in ("stream", "labels", "series", "custom")
     }
     if not options.name:
+        _check_used(options)
         width = max(map(len, [*tasks, *SETS])) + 2
         print("Tasks, generated during training (`memtrain data NAME` shows samples):")
         for name, config in tasks.items():
@@ -134,8 +134,30 @@ def data(arguments: list[str]) -> int:
     if others and name in (*tasks, *SETS):
         raise MemtrainError(f"{others[0]!r}: only paths are joined; name {name} alone")
     if name in tasks:
+        _check_used(options, "a task")
         return _show_samples(name, tasks[name], options.count, options.seed)
     return _prepare(options, tasks)
+
+
+USED_BY = {
+    "count": "a task",
+    "seed": "a task",
+    "data_dir": "a data set",
+    "out": "data that is prepared",
+    "overwrite": "data that is prepared",
+    "option": "data that is prepared",
+}
+"""What each option is for."""
+
+
+def _check_used(options: _DataOptions, *kinds: str) -> None:
+    """Refuse options that are for other kinds than what is named."""
+    for name, kind in USED_BY.items():
+        if kind not in kinds and getattr(options, name) != getattr(_DataOptions(), name):
+            named = f"{options.name[0]} is none" if options.name else "none is named"
+            raise MemtrainError(
+                f"--{name.replace('_', '-')}: is for {kind}, and {named}; leave it out"
+            )
 
 
 def _show_samples(name: str, config: Any, count: int, seed: int) -> int:
@@ -162,11 +184,13 @@ def _prepare(options: Any, tasks: dict[str, Any]) -> int:
 
     name, out = options.name[0], options.out
     if name in SETS:
+        _check_used(options, "a data set", "data that is prepared")
         out = out or Path("data") / name
         flags = {"data_dir": options.data_dir, "overwrite": options.overwrite}
         store = prepare(name, out=out, **flags, **options.option)
     else:
         paths = [_checked_path(one, tasks) for one in options.name]
+        _check_used(options, "data that is prepared")
         if out is not None:
             path = paths[0] if len(paths) == 1 else paths
             store = prepare_path(path, out, overwrite=options.overwrite, **options.option)

@@ -64,6 +64,8 @@ def resume(arguments: list[str]) -> int:
         run.group.leave()
         if run.group.main:
             print(f"{options.run}: finished already; see it with: memtrain eval {options.run}")
+            if unused := ", ".join(f"{name}={value}" for name, value in changes.items()):
+                print(f"not changed, because no step is left: {unused}")
             print(f"train it longer with: memtrain resume {options.run} --{_longer(run)}")
         return 0
     return train_and_evaluate(run, reporter, trackers, hooks)

@@ -15,12 +15,14 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 USAGE = """\
 usage: memtrain torchrun [OPTIONS OF TORCHRUN] train|resume ...
 
-Train on several GPUs or machines. Same as `torchrun [OPTIONS] -m memtrain ...`, except that a
-stopped or failed run prints one line and exits with the status of its processes. For example
+Train on several GPUs or machines. Same as `torchrun [OPTIONS] -m memtrain ...`,
+except that a stopped or failed run prints one line and exits with the status of
+its processes. For example
   memtrain torchrun --nproc-per-node 8 train mnist
   memtrain torchrun --nproc-per-node 8 --max-restarts 3 train mnist
   memtrain torchrun --nproc-per-node 8 resume runs/mnist
-`torchrun --help` lists its options; those of train and resume come after the command.
+`torchrun --help` lists its options; those of train and resume come after the
+command.
 """
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +16,7 @@ from memtrain.cli.args import (
     Option,
     check_names,
     command_name,
+    help_width,
     options_of,
     parse,
     parse_known,
@@ -245,11 +247,13 @@ def _list_recipes(arguments: list[str]) -> int:
     print("usage: memtrain train RECIPE [OPTIONS]\n\nRecipes:")
     width = max(map(len, RECIPES)) + 2
     for name, function in RECIPES.items():
-        print(f"  {name:<{width}}{(function.__doc__ or '').splitlines()[0]}")
+        about = (function.__doc__ or "").splitlines()[0]
+        lines = textwrap.wrap(about, help_width() - width - 2, break_on_hyphens=False)
+        print(f"  {name:<{width}}", f"\n{'':{width + 2}}".join(lines), sep="")
     print(
         "\nRECIPE may also be a config.json, for example that of another run."
-        "\n`memtrain train RECIPE --help` lists the options that are changed most, --help-all "
-        "all of\nthem; for example"
+        "\n`memtrain train RECIPE --help` lists the options that are changed most,"
+        "\n--help-all all of them; for example"
         "\n  memtrain train digits --smt.steps 2000 --cell.kind gru --folder runs/gru"
     )
     return 0 if helped else 2

@@ -211,6 +211,7 @@ class StreamTask(Task):
         starts = self._held_out_starts()
         if len(starts) < count and self._has_one_document():
             last = len(self._tokens["test"]) - self.sequence_length - 1
+            count = min(count, last + 1)
             exact = torch.float32 if last < 2**24 else torch.float64
             starts = torch.linspace(0, last, count, dtype=exact).long().unique()
         order = torch.randperm(len(starts), generator=generator)
