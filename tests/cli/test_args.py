@@ -122,9 +122,9 @@ def test_the_help_of_an_option_is_one_paragraph(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["train", "tinystories", "--help-all"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    # The source breaks the lines after "or bptt: the" and "runs/NAME-bptt.".
-    assert "the cell, in runs/NAME-smt; or bptt: the same data," in lines
-    assert "comparison, in runs/NAME-bptt. --bptt.seconds limits" in lines
+    # The source breaks the lines after "bptt: the same" and "--bptt.seconds limits".
+    assert "the cell, in runs/NAME-smt; bptt: the same data," in lines
+    assert "runs/NAME-pieces. --bptt.seconds limits them to the" in lines
 
 
 def test_a_curriculum_is_pairs_in_one_option_or_several(capsys):
@@ -256,6 +256,9 @@ def test_mistakes_are_one_line_with_the_nearest_name(here: Path, capsys):
         ("train retrieval-bptt --lr 0.001", "--bptt.learning-rate"),
         ("train digits --dmt.lr=0.001", "--dmt.learning-rate"),
         ("train digits --epochs 3", "--smt.steps"),
+        ("generate x --max-tokens 5", "--length"),
+        ("generate x --temp 0.5", "--temperature"),
+        ("generate x -n 4", "--count"),
         ("train digits --batch 3", "--smt.batch-size"),
         ("train digits --batch-size 3", "--smt.batch-size"),
         ("train digits --cell.hidden 3", "--cell.width"),
@@ -289,6 +292,13 @@ def test_the_bare_name_of_a_run_suggests_its_folder(here: Path, capsys):
         line = refused(capsys, command, "digits")
         assert "digits: no run there; did you mean runs/digits?" in line
     assert "did you mean" not in refused(capsys, "eval", "digit")
+
+
+def test_what_a_run_keeps_and_a_pretrained_model_lacks_is_said(here: Path, capsys):
+    line = refused(capsys, "resume", "runs/x", "--size", "small")
+    assert "--size: no such option; a run keeps its recipe; memtrain train makes another" in line
+    line = refused(capsys, "eval", "mnist-small")
+    assert "mnist-small: is a pretrained model without data or teacher; memtrain generate" in line
 
 
 def test_every_spelling_of_version_prints_it(capsys):

@@ -105,6 +105,17 @@ def test_smt_in_segments_trains_the_cell_of_the_other_methods_without_dmt(name: 
         assert config.name == f"{name}-smt"
 
 
+@pytest.mark.parametrize("kind", ["transformer", "gru", "lstm"])
+@pytest.mark.parametrize("name", STREAMS)
+def test_bptt_in_pieces_is_bptt_that_trains_pieces_at_once(name: str, kind: str):
+    for size in SIZES:
+        config, bptt = (recipe(name, size, method, kind) for method in ("pieces", "bptt"))
+        stage = config.bptt
+        assert (stage.truncate, stage.sweeps, config.name) == (16, 1, f"{name}-pieces")
+        whole = replace(stage, truncate=0, sweeps=0, learning_rate=bptt.bptt.learning_rate)
+        assert replace(config, name=bptt.name, bptt=whole) == bptt
+
+
 def test_methods_are_named():
     with pytest.raises(MemtrainError, match="method='bpt': did you mean bptt"):
         recipe("text", "tiny", "bpt")

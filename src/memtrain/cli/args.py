@@ -53,8 +53,12 @@ SYNONYMS = {
     **dict.fromkeys(("early-stopping", "early-stop"), "patience"),
     **dict.fromkeys(("scheduler", "lr-schedule", "lr-scheduler"), "schedule"),
     "optim": "optimizer",
+    **dict.fromkeys(("max-tokens", "max-new-tokens", "num-tokens"), "length"),
+    **dict.fromkeys(("temp", "t"), "temperature"),
+    **dict.fromkeys(("n", "num-samples", "samples"), "count"),
 }
 """Names of options in other programs, and ours."""
+RECIPE_OPTIONS = {"--size", "--method"}
 METAVARS = {int: "N", float: "X", Path: "PATH", str: "TEXT", dict: "NAME VALUE ...", ...: "..."}
 
 
@@ -284,6 +288,8 @@ def check_names(arguments: list[str], options: list[Option], program: str) -> No
             hint = f"did you mean {guess}?" if guess else f"see {program} --help"
             if name == "--config":
                 hint = "give a config.json in place of the recipe: memtrain train config.json"
+            elif plain in RECIPE_OPTIONS and program == "memtrain resume":
+                hint = "a run keeps its recipe; memtrain train makes another run"
             raise MemtrainError(f"{name}: no such option; {hint}")
         if plain in given - repeatable:
             once = {

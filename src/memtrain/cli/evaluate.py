@@ -46,12 +46,18 @@ def evaluate(arguments: list[str]) -> int:
     """Losses, accuracy, drift and cost of a run."""
     options = parse(_EvaluateOptions, arguments, "memtrain eval")
 
+    from memtrain.generation.pretrained import pretrained_names
     from memtrain.plotting.figures import save_evaluation_figure, save_training_figure
     from memtrain.plotting.forecasts import save_forecast_figure
     from memtrain.plotting.tables import print_evaluation, print_forecasts
     from memtrain.training.console import make_reporter
     from memtrain.training.run import Run
 
+    if str(options.run) in pretrained_names() and not options.run.exists():
+        raise MemtrainError(
+            f"{options.run}: is a pretrained model without data or teacher; memtrain generate "
+            f"{options.run} uses it, memtrain train {options.run} makes a run to evaluate"
+        )
     run = Run.open(
         options.run, allow_code=options.allow_code, best=options.best, reporter=make_reporter()
     )

@@ -67,9 +67,10 @@ class _StreamOptions(_TrainOptions):
     memtrain data --help lists them."""
     size: str | None = None
     method: str | None = None
-    """smt-dmt; smt: SMT alone, in segments of 16 steps of the cell, in runs/NAME-smt; or bptt: the
-    same data, cell and readout trained by BPTT alone, for comparison, in runs/NAME-bptt.
-    --bptt.seconds limits it to the time that the other took."""
+    """smt-dmt; smt: SMT alone, in segments of 16 steps of the cell, in runs/NAME-smt; bptt: the same
+    data, cell and readout trained by BPTT alone, for comparison, in runs/NAME-bptt; or pieces: by
+    BPTT in pieces of 16 steps that are trained at once, in runs/NAME-pieces. --bptt.seconds limits
+    them to the time that the other took."""
 
 
 FILES = {
@@ -84,7 +85,7 @@ data and model
 --data.known: columns known beforehand, as a,b
 --data.season: steps per season, such as 24 of hourly data
 --size: paper, medium, small or tiny models
---method: smt-dmt, smt (in segments), bptt, or pieces
+--method: smt-dmt, smt, bptt or pieces
 --cell.kind: also gru, lstm, mlp, attention or module:Class
 --cell.memory-tokens: tokens in a memory
 --teacher.encoder: the paper's, or causal (fast)
