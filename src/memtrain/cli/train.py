@@ -67,10 +67,10 @@ class _StreamOptions(_TrainOptions):
     memtrain data --help lists them."""
     size: str | None = None
     method: str | None = None
-    """smt-dmt; smt: SMT alone, in segments of 16 steps of the cell, in runs/NAME-smt; bptt: the same
-    data, cell and readout trained by BPTT alone, for comparison, in runs/NAME-bptt; or pieces: by
-    BPTT in pieces of 16 steps that are trained at once, in runs/NAME-pieces. --bptt.seconds limits
-    them to the time that the other took."""
+    """smt-dmt; smt: SMT alone, in segments of 16 steps of the cell, in runs/NAME-smt; bptt: the
+    same data, cell and readout trained by BPTT alone, for comparison, in runs/NAME-bptt; or pieces:
+    by BPTT in pieces of 16 steps that are trained at once, in runs/NAME-pieces. --bptt.seconds
+    limits them to the time that the other took."""
 
 
 FILES = {
