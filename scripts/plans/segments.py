@@ -5,7 +5,8 @@ before, and is decoded after each; the teacher encodes the ends of segments only
 segments_cpu.py has the same at sizes for a CPU, where the options were chosen (docs/LOG.md).
 Names: data, cell, SMT's rate. The GRU and the LSTM are the recipes', with as many parameters as the
 paper's cell; "4" and "16" are its Transformer cell with as many memory tokens. "bptt" is the GRU by
-BPTT, at two rates. Stages end by the clock: train one run at a time.
+BPTT, at two rates; "pieces" are GRU and Transformer cell by BPTT in pieces of 32 steps that are
+trained at once, without a teacher. Stages end by the clock: train one run at a time.
 `TINYSTORIES`, `ENWIK8`, `MNIST` and `SKETCHY` name the prepared data.
 
     python scripts/many_runs.py scripts/plans/segments.py --folder runs/segments --processes 1 --only RUN ...
@@ -66,11 +67,14 @@ def smt(data: str, cell: str, rate: float, **options) -> RunConfig:
     )
 
 
-def bptt(data: str, rate: float) -> RunConfig:
-    """The recipe's GRU in the same seconds."""
-    config = on_data(recipe(data, "paper", "bptt", "gru"), data)
-    stage = replace(config.bptt, steps=FOREVER, seconds=SECONDS[data], learning_rate=rate)
-    return replace(config, bptt=stage)
+def bptt(data: str, rate: float, cell: str = "gru", **options) -> RunConfig:
+    """The recipe's GRU, or another cell, in the same seconds."""
+    kind = cell if cell in ("gru", "lstm") else "transformer"
+    config = on_data(recipe(data, "paper", "bptt", kind), data)
+    if kind == "transformer":
+        config = replace(config, cell=replace(config.cell, memory_tokens=int(cell)))
+    changes: dict = {"steps": FOREVER, "seconds": SECONDS[data], "learning_rate": rate} | options
+    return replace(config, bptt=replace(config.bptt, **changes))
 
 
 RUNS = {
@@ -95,3 +99,8 @@ RUNS |= {
     }.items()
 }
 RUNS |= {f"{data}-bptt-{rate:g}": bptt(data, rate) for data in SECONDS for rate in (3e-3, 6e-3)}
+RUNS |= {
+    f"{data}-pieces-{cell}-{rate:g}": bptt(data, rate, cell, truncate=32, sweeps=1)
+    for data in SECONDS
+    for cell, rate in (("gru", 3e-3), ("gru", 6e-3), ("4", 1e-3), ("16", 1e-3))
+}

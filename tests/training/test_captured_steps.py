@@ -56,6 +56,7 @@ STAGES: dict[str, StageConfig] = {
     "bptt": BPTTConfig(steps=12, batch_size=4),
     "bptt-truncated": BPTTConfig(steps=12, batch_size=4, truncate=3),
     "bptt-recomputed": BPTTConfig(steps=12, batch_size=4, recompute=3),
+    "bptt-pieces": BPTTConfig(steps=12, batch_size=4, truncate=3, sweeps=2),
 }
 
 BPTT = [name for name in STAGES if name.startswith("bptt")]
