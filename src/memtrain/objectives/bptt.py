@@ -99,7 +99,7 @@ class BPTT(Objective):
         start = self.rnn.empty_memory(rows * count)
         for _ in range(min(self.config.sweeps, count - 1)):
             with torch.no_grad():
-                ended = self.rnn.unroll_last(pieces, start).unflatten(0, (rows, count))
+                ended = self.rnn.unroll(pieces, start)[:, -1].unflatten(0, (rows, count))
             start = torch.cat([empty, ended[:, :-1]], dim=1).flatten(0, 1)
         memories = self.rnn.unroll(pieces, start).unflatten(0, (rows, count))
         return memories.flatten(1, 2)[:, :length]
