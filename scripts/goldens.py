@@ -288,6 +288,7 @@ def _options() -> Iterator[Case]:
     alone = {"smt": {"steps": 0}, "dmt": {"steps": 0}}
     yield _case("task/bptt-alone", alone, {"bptt": {"schedule": "cosine"}})
     yield _case("stream/bptt-alone", ON_STREAM, alone, {"bptt": {"truncate": 5}})
+    yield _case("stream/bptt-pieces", ON_STREAM, alone, {"bptt": {"truncate": 5, "sweeps": 1}})
 
 
 def _without_rest(change: dict[str, Any]) -> dict[str, Any]:
