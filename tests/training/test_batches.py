@@ -158,7 +158,7 @@ def counting(monkeypatch) -> CountingGenerator:
 
 
 def counted_steps(batches: SampledBatches, generator, draws: list[int]) -> list[list[int]]:
-    """The batches of steps that draw so many numbers themselves."""
+    """The batches of steps; each draws its number of `draws` itself, too."""
     seen = []
     for numbers in draws:
         batches.load()

@@ -59,6 +59,7 @@ SYNONYMS = {
 }
 """Names of options in other programs, and ours."""
 RECIPE_OPTIONS = {"--size", "--method"}
+"""Options of memtrain train that choose the models and stages, which a run keeps."""
 METAVARS = {int: "N", float: "X", Path: "PATH", str: "TEXT", dict: "NAME VALUE ...", ...: "..."}
 
 
