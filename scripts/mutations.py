@@ -800,7 +800,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-top-p",
-        "models/rnn.py",
+        "models/sampler.py",
         "probability.cumsum(dim=-1) - probability >= self.top_p",
         "probability.cumsum(dim=-1) >= self.top_p",
         SAMPLING,
@@ -808,7 +808,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-zero",
-        "models/rnn.py",
+        "models/sampler.py",
         "(total <= threshold)",
         "(total < threshold)",
         SAMPLING,
@@ -816,7 +816,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-temperature",
-        "models/rnn.py",
+        "models/sampler.py",
         "logits = logits / self.temperature",
         "logits = logits * self.temperature",
         SAMPLING,
@@ -824,7 +824,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling-top-k",
-        "models/rnn.py",
+        "models/sampler.py",
         "best = logits.topk(self.top_k)",
         "best = logits.topk(self.top_k + 1)",
         SAMPLING,

@@ -23,7 +23,8 @@ from memtrain.accel.fast_paths import loops
 from memtrain.generation.sampling import sample
 from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import Stack
-from memtrain.models.rnn import RNN, Sampler
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Sampler
 
 
 class CountingStack:

@@ -26,7 +26,8 @@ from memtrain.accel.triton.rollout_step import InferenceCell, KernelSampler
 from memtrain.config import CellConfig, TeacherConfig
 from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import Stack
-from memtrain.models.rnn import RNN, Sampler
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Sampler
 from memtrain.models.teacher import Decoder
 
 pytestmark = MARKS

@@ -19,7 +19,7 @@ from memtrain.accel.triton.rollout_step import (
     two_norms,
 )
 from memtrain.models.layers import Stack, normalize_memory
-from memtrain.models.rnn import Sampler
+from memtrain.models.sampler import Sampler
 
 pytestmark = MARKS
 

@@ -21,7 +21,7 @@ from memtrain.deploy.browser.weights import pack
 from memtrain.errors import MemtrainError
 from memtrain.generation.generate import generate
 from memtrain.generation.pretrained import load_pretrained
-from memtrain.models.rnn import Sampler
+from memtrain.models.sampler import Sampler
 
 READ = """
 const network = new Network(given.shape, decodeBase64(given.weights));

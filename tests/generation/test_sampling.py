@@ -7,7 +7,8 @@ from torch.testing import assert_close
 from conftest import VOCAB, random_tokens, seeded, tiny_cell, tiny_rnn
 from memtrain.errors import MemtrainError
 from memtrain.generation.sampling import sample, sample_chunks
-from memtrain.models.rnn import RNN, Sampler
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Sampler
 
 
 class TestRead:

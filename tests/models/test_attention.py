@@ -12,7 +12,8 @@ from memtrain.generation.sampling import sample
 from memtrain.models.attention import AttentionCell
 from memtrain.models.build import build_rnn
 from memtrain.models.cells import make_cell
-from memtrain.models.rnn import RNN, Sampler
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Sampler
 from memtrain.objectives.bptt import BPTT
 from memtrain.recipes import recipe
 from memtrain.recipes.sizes import SIZES

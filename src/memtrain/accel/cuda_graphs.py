@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from memtrain.models.cells import TransformerCell
 from memtrain.models.layers import Stack
-from memtrain.models.rnn import RNN, Choose
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Choose
 from memtrain.objectives.base import Objective, Overlap
 from memtrain.shapes import Batch, Losses
 

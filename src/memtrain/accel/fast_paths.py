@@ -22,7 +22,8 @@ from memtrain.accel.gated_unroll import UnrolledGRU, UnrolledLSTM
 from memtrain.accel.triton import HEAD_DIMS
 from memtrain.models.cells import GRUCell, LSTMCell, TransformerCell
 from memtrain.models.layers import Attention, Block, Lookup, Stack
-from memtrain.models.rnn import RNN, Choose, Sampler
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Choose, Sampler
 from memtrain.models.teacher import Decoder, Teacher
 from memtrain.shapes import Values
 

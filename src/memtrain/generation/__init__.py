@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memtrain.errors import MemtrainError, check_whole
 
 if TYPE_CHECKING:
-    from memtrain.models.rnn import Sampler
+    from memtrain.models.sampler import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class GenerateOptions:
 
     def sampler(self, allowed: int = 0) -> "Sampler":
         """A sampler with these options, of the tokens below `allowed` (0: all)."""
-        from memtrain.models.rnn import Sampler
+        from memtrain.models.sampler import Sampler
 
         return Sampler(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, allowed=allowed

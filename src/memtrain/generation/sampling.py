@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memtrain.errors import MemtrainError, check_whole, did_you_mean
-from memtrain.models.rnn import RNN, Sampler
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Sampler
 
 READ_STEPS = 256
 """Tokens of a prompt that are read at once; only their memories are held."""

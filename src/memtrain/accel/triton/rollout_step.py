@@ -17,7 +17,7 @@ from memtrain.accel.triton.common import LOG2_E
 from memtrain.accel.triton.rollout_linear import LIMITS, Rows, dependent_launch
 from memtrain.accel.triton.rollout_stack import InferenceStack
 from memtrain.models.layers import RMS_EPSILON
-from memtrain.models.rnn import Choose
+from memtrain.models.sampler import Choose
 
 MAX_SYMBOLS = 4096
 """Tokens that one program can choose among."""

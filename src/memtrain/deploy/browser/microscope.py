@@ -10,7 +10,8 @@ from torch import Tensor
 
 from memtrain.data.codec import TokenCodec
 from memtrain.errors import MemtrainError
-from memtrain.models.rnn import RNN, Sampler
+from memtrain.models.rnn import RNN
+from memtrain.models.sampler import Sampler
 
 SEQUENCES = 8
 SAMPLED_STEPS = 256

@@ -9,7 +9,7 @@ from memtrain.data.codec import TokenCodec
 from memtrain.deploy.server.completion_request import CompletionRequest
 from memtrain.deploy.server.sessions import Session
 from memtrain.deploy.server.text import ChoiceText, Piece, Score, score
-from memtrain.models.rnn import Sampler
+from memtrain.models.sampler import Sampler
 
 DRAWN = 16
 """Random numbers drawn at once, as `memtrain.generate` draws them."""
