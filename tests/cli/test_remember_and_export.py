@@ -80,6 +80,9 @@ def test_wrong_commands_are_one_line(here: Path, capsys):
         "export bytes": "no format is chosen; give at least one of --hf, --onnx, --pt2, --html",
         "export bytes --int8": "no format is chosen",
         "export bytes --onnx data": "onnx=data: is a folder; name a file in it",
+        "export bytes --onnx x.txt": "onnx=x.txt: is another kind of file; end the name in .onnx",
+        "export bytes --pt2 x.onnx": "pt2=x.onnx: is another kind of file; end the name in .pt2",
+        "export bytes --html x": "html=x: is another kind of file; end the name in .html",
         "export bytes --pt2 x.pt2 --int8": "--int8: is an option of --onnx",
     }
     for command, message in cases.items():

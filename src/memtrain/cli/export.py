@@ -17,6 +17,8 @@ FORMATS: dict[str, str] = {
 }
 """Function of `memtrain.deploy` that writes each format, as module:function. It takes the model,
 the path and the options of this command, and returns the lines to print."""
+ENDINGS = {"onnx": (".onnx",), "pt2": (".pt2",), "html": (".html", ".htm")}
+"""How the file of each format must end, by which other programs know it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,14 @@ class Export:
         if not any(getattr(self, name) for name in FORMATS):
             names = ", ".join(f"--{name}" for name in FORMATS)
             raise MemtrainError(f"no format is chosen; give at least one of {names}")
-        for name in ("onnx", "pt2", "html"):
+        for name, endings in ENDINGS.items():
             path = getattr(self, name)
             if path is not None and path.is_dir():
                 raise MemtrainError(f"{name}={path}: is a folder; name a file in it")
+            if path is not None and path.suffix.lower() not in endings:
+                raise MemtrainError(
+                    f"{name}={path}: is another kind of file; end the name in {endings[0]}"
+                )
         for option, given, needed in (
             (f"push {self.push}", self.push is not None, "hf"),
             ("int8", self.int8, "onnx"),

@@ -15,7 +15,6 @@ from memtrain.data.codec import TokenCodec
 from memtrain.deploy.browser.microscope import describe_memories, sample_memories
 from memtrain.deploy.browser.vocabulary import describe_vocabulary
 from memtrain.deploy.browser.weights import PackedNetwork, Precision, check_network, pack
-from memtrain.errors import MemtrainError
 from memtrain.files import write_output
 from memtrain.generation.pretrained import Pretrained
 from memtrain.models.check_cell import memory_shape
@@ -52,10 +51,6 @@ def write_html(model: Pretrained, path: Path, options: PageOptions) -> list[str]
         MemtrainError: the page cannot run the model, or would be too large.
     """
     check_network(model)
-    if path.is_dir():
-        raise MemtrainError(f"--html {path}: is a folder; name a file in it, ending in .html")
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise MemtrainError(f"--html {path}: is a web page; end the name in .html")
     packed = pack(model, options.html_weights)
     page, tokens = _render(model, packed)
     write_output(path, page)
